@@ -1,0 +1,49 @@
+# Two commands do everything: `make demo` and `make test`. Both set up a virtual environment first; the set-up is
+# cached (uv keeps every downloaded wheel) and resumable (run it again after an interruption).
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ais-loader-ready
+PROTOS := protos/ais_batch.proto protos/ais_objects.proto
+
+.PHONY: help setup demo test test-slow check protos clean
+
+help:
+	@echo "make demo       set up, then train a small speech model through GetBatch on real data"
+	@echo "make test       set up, then run the tests"
+	@echo "make test-slow  set up, then run the long tests"
+	@echo "make check      set up, then lint, type-check, and compare the generated protobuf modules"
+	@echo "make protos     write the generated protobuf modules anew"
+	@echo "VENV=DIR uses an environment elsewhere, PYTHON=... another interpreter (3.11 or newer)"
+
+setup: $(STAMP)
+
+$(STAMP): setup.cfg setup.py pyproject.toml storage_node/store/_native.c
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or run make PYTHON=python3"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ echo "python venv could not be made; on Debian: apt-get install python3-venv"; exit 1; }
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
+	@echo "Installing the packages into $(VENV) (the first time downloads several GB with torch; a re-run resumes)"
+	$(BIN)/uv pip install --python $(BIN)/python --editable '.[dev]'
+	@$(BIN)/python -m storage_node.store.batch_read
+	@touch $@
+
+demo: setup
+	$(BIN)/python -m examples.speech.train
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m protos.generate --check
+
+protos: setup
+	$(BIN)/python -m protos.generate
+
+clean:
+	rm -rf build *.egg-info storage_node/store/*.so .pytest_cache .mypy_cache .ruff_cache

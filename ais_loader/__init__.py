@@ -1,0 +1,59 @@
+"""ais-loader: training data where the batch is the storage request.
+
+`connect` gives a client of an embedded store or of storage nodes; `Client.get_batch` fetches any samples in exactly the
+order asked, with one request; `MapDataset` and `BatchIterableDataset` put that under a PyTorch DataLoader. This list is
+the whole public promise; importing it loads neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ais_loader import errors
+from ais_loader.batch import Batch
+from ais_loader.client import Bucket, Client, connect
+from ais_loader.entry import Entry, Item, ObjectInfo, Status
+from ais_loader.errors import LoaderError
+from ais_loader.packed import PackedBatch
+from ais_loader.requests import BatchOptions
+
+if TYPE_CHECKING:
+    from ais_loader.datasets import BatchIterableDataset, BatchLoader, MapDataset
+    from ais_loader.plan import ShufflePlan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "BatchIterableDataset",
+    "BatchLoader",
+    "BatchOptions",
+    "Bucket",
+    "Client",
+    "Entry",
+    "Item",
+    "LoaderError",
+    "MapDataset",
+    "ObjectInfo",
+    "PackedBatch",
+    "ShufflePlan",
+    "Status",
+    "connect",
+    "errors",
+]
+
+_LAZY = {
+    "BatchIterableDataset": "ais_loader.datasets",
+    "BatchLoader": "ais_loader.datasets",
+    "MapDataset": "ais_loader.datasets",
+    "ShufflePlan": "ais_loader.plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Datasets need torch, which takes seconds to import and is not everybody's.
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'ais_loader' has no attribute {name!r}")

@@ -1,0 +1,205 @@
+"""A batch in flight: frames come in from a transport, items go out, in the order of the entries.
+
+Nothing is buffered here beyond the frame being delivered, and the pieces of the one large entry being put together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ais_loader.entry import EntryLike, Item, Status, entry_error
+from ais_loader.errors import Closed, InvalidRequest, LoaderError
+from ais_loader.packed import PackedBatch, pack
+from ais_loader.requests import OnError
+from ais_loader.transport.base import FrameStream
+from protos import ais_batch_pb2 as pb
+from protos.frame import EntryFault, Frame
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_PARTS_IN_FLIGHT = 2
+_NO_DATA = memoryview(b"")
+_NO_FAULT = EntryFault("")
+
+
+class Batch:
+    """One ordered answer. Iterate it, or take it whole with `tobytes()` or `packed()`; each entry comes once.
+
+    With on_error="raise" the first entry that failed raises its error (items before it stay valid) and the batch is
+    over; other batches of the session go on. `close()`, leaving the `with` block, or dropping the batch abandons the
+    rest. Belongs to one thread at a time.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[EntryLike],
+        requests: Sequence[pb.BatchRequest],
+        open_stream: Callable[[pb.BatchRequest], FrameStream],
+        on_error: OnError,
+    ) -> None:
+        self._entries = entries
+        self._open_stream = open_stream
+        self._waiting = deque(requests)
+        self._streams: deque[FrameStream] = deque()
+        self._raising = on_error == "raise"
+        self._items: Iterator[Item] | None = None
+        self._closed = False
+        self._expected = 0
+        self._pieces: bytearray | None = None
+        self._advance()
+
+    def __len__(self) -> int:
+        """How many entries the batch has."""
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        if self._items is None:
+            self._items = self._deliver()
+        return next(self._items)
+
+    def _deliver(self) -> Iterator[Item]:
+        entries = self._entries
+        for frame in self._whole_frames():
+            start, data = 0, frame.payload
+            stops = frame.size.cumsum().tolist()
+            if frame.status.any():
+                yield from self._deliver_marked(frame, stops)
+                continue
+            for index, stop in zip(frame.index.tolist(), stops, strict=True):
+                yield Item(index, entries[index], Status.OK, data[start:stop], None)
+                start = stop
+
+    def _deliver_marked(self, frame: Frame, stops: list[int]) -> Iterator[Item]:
+        start = 0
+        for index, status, stop in zip(frame.index.tolist(), frame.status.tolist(), stops, strict=True):
+            if status == Status.OK:
+                yield Item(index, self._entries[index], Status.OK, frame.payload[start:stop], None)
+            else:
+                yield Item(index, self._entries[index], _known(status), _NO_DATA, self._fault(frame, index, status))
+            start = stop
+
+    def _fault(self, frame: Frame, index: int, status: int) -> LoaderError:
+        """The error of a failed entry; raised right here, and the batch ended, when the caller asked for that."""
+        fault = frame.errors.get(index, _NO_FAULT)
+        message = f"entry {index}: {fault.message or _known(status).name.lower().replace('_', ' ')}"
+        error = entry_error(status, message, fault.kind)
+        if self._raising:
+            self.close()
+            raise error
+        return error
+
+    def _whole_frames(self) -> Iterator[Frame]:
+        """Frames in index order; pieces of a large entry arrive here as one frame."""
+        while self._streams:
+            for frame in self._streams[0]:
+                if self._closed:
+                    return
+                if frame.piece is not None and (whole := self._join(frame)) is None:
+                    continue
+                if frame.piece is not None:
+                    assert whole is not None
+                    frame = whole
+                self._pieces = None
+                self._check_order(frame)
+                yield frame
+                if self._closed:
+                    return
+            self._streams.popleft()
+            self._advance()
+        if not self._closed and self._expected != len(self._entries):
+            raise LoaderError(f"the answer ended after {self._expected:,} of {len(self._entries):,} entries")
+
+    def _join(self, frame: Frame) -> Frame | None:
+        piece = frame.piece
+        assert piece is not None
+        if piece.offset == 0:
+            self._pieces = bytearray(piece.entry_size)
+        if self._pieces is None or len(self._pieces) != piece.entry_size:
+            raise LoaderError(f"a piece at {piece.offset:,} of an entry whose beginning never came")
+        self._pieces[piece.offset : piece.offset + len(frame.payload)] = frame.payload
+        if not frame.completes_entry:
+            return None
+        size = frame.size.copy()
+        size[0] = piece.entry_size
+        whole = memoryview(self._pieces).toreadonly()
+        return Frame(frame.index, size, frame.checksum, frame.status, frame.checksum_kind, whole, None, frame.errors)
+
+    def _check_order(self, frame: Frame) -> None:
+        count = len(frame.index)
+        if count:
+            first, last = int(frame.index[0]), int(frame.index[-1])
+            if first != self._expected or last != first + count - 1:
+                raise LoaderError(f"got entries {first} to {last} where {self._expected} was due")
+            self._expected += count
+
+    def _advance(self) -> None:
+        """Keep the next part under way while this one is being consumed."""
+        while self._waiting and len(self._streams) < _PARTS_IN_FLIGHT:
+            self._streams.append(self._open_stream(self._waiting.popleft()))
+
+    def tobytes(self) -> list[bytes | None]:
+        """All items as bytes of their own, in order; None for a failed one (only with on_error="placeholder")."""
+        result: list[bytes | None] = []
+        for frame in self._take_frames():
+            start, data = 0, frame.payload
+            stops = frame.size.cumsum().tolist()
+            if frame.status.any():
+                for index, status, stop in zip(frame.index.tolist(), frame.status.tolist(), stops, strict=True):
+                    if status:
+                        self._fault(frame, index, status)
+                    result.append(None if status else bytes(data[start:stop]))
+                    start = stop
+            else:
+                for stop in stops:
+                    result.append(bytes(data[start:stop]))
+                    start = stop
+        return result
+
+    def packed(self) -> PackedBatch:
+        """All items end to end in one array; see PackedBatch."""
+        frames = []
+        for frame in self._take_frames():
+            if self._raising and frame.status.any():
+                at = int(frame.status.argmax())
+                self._fault(frame, int(frame.index[at]), int(frame.status[at]))
+            frames.append(frame)
+        return pack(frames)
+
+    def _take_frames(self) -> Iterator[Frame]:
+        if self._items is not None:
+            raise InvalidRequest("this batch is being iterated already: take it whole, or item by item, not both")
+        if self._closed:
+            raise Closed("this batch has been closed")
+        self._items = iter(())
+        return self._whole_frames()
+
+    def close(self) -> None:
+        """Abandon what has not been delivered. Items that were delivered stay valid."""
+        self._closed = True
+        self._waiting.clear()
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_streams", None):
+            self.close()
+
+
+def _known(status: int) -> Status:
+    try:
+        return Status(status)
+    except ValueError:  # a status that a later node added
+        return Status.FAILED

@@ -1,0 +1,259 @@
+"""The client: connect to a store, and name what you want from it."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+from ais_loader import errors
+from ais_loader.batch import Batch
+from ais_loader.content import Content, Source
+from ais_loader.entry import EntryLike, ObjectInfo
+from ais_loader.requests import BatchOptions, requests_for_entries, requests_for_names
+from ais_loader.transport.base import BucketInfo, PutSpec, Transport
+
+URL_VARIABLE = "AIS_LOADER_URL"
+
+
+def connect(
+    url: str | os.PathLike[str] | None = None,
+    *,
+    mode: Literal["a", "r"] = "a",
+    durability: Literal["process", "power"] = "process",
+    retry_s: float = 10.0,
+    verify_payload: bool = False,
+) -> Client:
+    """A client of the store at `url`.
+
+    Args:
+        url: `file:///data/store` or a plain path: an embedded store, made there if `mode` is "a". Several folders,
+            comma separated, are its drives. `grpc://host:7480`: a storage node; several endpoints, comma separated, are
+            tried in turn. Without it, the environment variable AIS_LOADER_URL says.
+        mode: embedded only: "a" reads and writes and holds the store alone; "r" never locks, beside any writer.
+        durability: embedded only: "process" (an acknowledged write survives this process) or "power" (and a power cut).
+        retry_s: gRPC only: how long to go on trying to reach a node that does not answer.
+        verify_payload: gRPC only: compare every entry with its checksum again where it arrives.
+
+    Raises:
+        InvalidRequest: no URL, or one that says nothing.
+        StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: from an embedded store, at once. A gRPC connection is
+            made at the first call.
+    """
+    text = os.fspath(url) if url is not None else os.environ.get(URL_VARIABLE, "")
+    if not text:
+        raise errors.InvalidRequest(f"no store named: pass a URL or a path, or set {URL_VARIABLE}")
+    if text.startswith("grpc://"):
+        from ais_loader.transport.grpc import GrpcTransport
+
+        return Client(GrpcTransport(text, retry_s=retry_s, verify_payload=verify_payload))
+    if "://" in text and not text.startswith("file://"):
+        scheme = text.partition("://")[0]
+        raise errors.InvalidRequest(f"{text!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port")
+    from ais_loader.transport.embedded import EmbeddedTransport
+
+    paths = [part.removeprefix("file://") for part in text.split(",")]
+    if not all(paths):
+        raise errors.InvalidRequest(f"{text!r} names an empty path")
+    return Client(EmbeddedTransport(paths, mode=mode, durability=durability))
+
+
+class Client:
+    """One store. Thread-safe; pickles as its address; after a fork it connects anew by itself."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @property
+    def url(self) -> str:
+        return self._transport.url
+
+    def __repr__(self) -> str:
+        return f"ais_loader.connect({self.url!r})"
+
+    # -- buckets
+
+    def create_bucket(self, name: str, *, exist_ok: bool = False, copies: int = 1) -> Bucket:
+        """Make a bucket. Raises BucketExists (unless `exist_ok`), InvalidName, StoreReadOnly."""
+        self._transport.create_bucket(name, copies=copies, exist_ok=exist_ok)
+        return Bucket(self, name)
+
+    def bucket(self, name: str) -> Bucket:
+        """A bucket by name. Nothing is asked of the store: a missing one shows at its first use."""
+        return Bucket(self, name)
+
+    def buckets(self) -> list[BucketInfo]:
+        """All buckets, by name."""
+        return self._transport.buckets()
+
+    def delete_bucket(self, name: str, *, force: bool = False) -> int:
+        """Delete an empty bucket, or with `force` its objects too. Returns how many objects went.
+
+        Raises BucketNotFound, BucketNotEmpty, StoreReadOnly.
+        """
+        return self._transport.delete_bucket(name, force=force)
+
+    # -- batches
+
+    def get_batch(self, entries: Sequence[EntryLike], **options: Any) -> Batch:
+        """Fetch many entries with one request, in exactly this order.
+
+        Args:
+            entries: N >= 0 Entry values or ais:// URLs, of any buckets. Repeated ones are delivered each time. More
+                than 10,000 are sent in parts; the answer is one all the same.
+            options: the fields of `BatchOptions`: on_error, timeout_s, ordered, streaming, assembly, colocation,
+                verify_ranges.
+
+        Returns:
+            A Batch that yields N Items. It is lazy: a slow consumer slows the store down instead of filling memory.
+
+        Raises:
+            InvalidRequest, TypeError: here. Errors of entries and of the connection come while iterating: with
+            on_error="raise" ObjectNotFound, BucketNotFound, RangeError, CorruptObject, NodeUnavailable, EntryFailed;
+            always NodeUnavailable, SilenceTimeout, Overloaded when the batch itself cannot go on.
+        """
+        chosen = BatchOptions(**options)
+        parsed, requests = requests_for_entries(entries, chosen)
+        return self._batch(parsed, requests, chosen)
+
+    def _batch(self, entries: Sequence[EntryLike], requests: list[Any], options: BatchOptions) -> Batch:
+        transport, timeout_s = self._transport, options.timeout_s
+        return Batch(
+            entries, requests, lambda request: transport.open_batch(request, timeout_s=timeout_s), options.on_error
+        )
+
+    def get_batches(
+        self, batches: Iterable[Sequence[EntryLike]], *, in_flight: int = 3, **options: Any
+    ) -> Iterator[Batch]:
+        """One Batch after another, with the next ones already under way on the same session.
+
+        `batches` may be endless: it is drawn `in_flight` ahead. A batch that fails, or is dropped half-read, does no
+        harm to the others.
+        """
+        if in_flight < 1:
+            raise errors.InvalidRequest(f"in_flight={in_flight}: need at least 1")
+        under_way: deque[Batch] = deque()
+        try:
+            for entries in batches:
+                under_way.append(self.get_batch(entries, **options))
+                if len(under_way) >= in_flight:
+                    yield under_way.popleft()
+            while under_way:
+                yield under_way.popleft()
+        finally:
+            for batch in under_way:
+                batch.close()
+
+    # -- life
+
+    def describe(self) -> dict[str, object]:
+        """What is at the other end: drives and their state, the batch reader in use. For people; JSON-able."""
+        return self._transport.describe()
+
+    def close(self) -> None:
+        """Let go of the store or the connection. Batches in flight end with an error; may be called again."""
+        self._transport.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Bucket:
+    """The objects under one bucket's name. Cheap to make; holds nothing."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client = client
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"{self.client!r}.bucket({self.name!r})"
+
+    @property
+    def _transport(self) -> Transport:
+        return self.client._transport
+
+    def info(self) -> BucketInfo:
+        """Raises BucketNotFound."""
+        return self._transport.bucket(self.name)
+
+    def put(
+        self, name: str, data: Content, *, metadata: dict[str, str] | None = None, checksum: int | None = None
+    ) -> ObjectInfo:
+        """Store an object, replacing one of the same name; visible whole, or not at all.
+
+        Args:
+            name: 1 to 1,024 bytes of UTF-8, see README.
+            data: bytes-like, a path (the file's contents), or a binary file object. Never a str.
+            metadata: at most 4 KiB of strings.
+            checksum: CRC-32C that the bytes must have.
+
+        Raises InvalidName, BucketNotFound, ContentMismatch, DriveFull, StoreReadOnly, NodeUnavailable, TypeError.
+        """
+        source = Source(data)
+        return self._transport.put(_put_spec(self.name, name, source, metadata, checksum), source)
+
+    def put_many(
+        self, objects: Iterable[tuple[str, Content]], *, on_error: Literal["raise", "yield"] = "raise"
+    ) -> Iterator[ObjectInfo]:
+        """Store many objects with few requests. Yields their infos in order, each when it is stored.
+
+        Lazy: iterate it (or call `list`) or nothing happens. With on_error="raise" the first failure raises, and what
+        was sent with it may have been stored; with "yield" the error is yielded in the failed object's place.
+        """
+        pairs = ((_put_spec(self.name, name, source, None, None), source) for name, source in _sources(objects))
+        for result in self._transport.put_many(pairs):
+            if isinstance(result, errors.LoaderError) and on_error == "raise":
+                raise result
+            yield result  # type: ignore[misc]  # errors only where the caller asked for them
+
+    def get(
+        self, name: str, *, start: int = 0, length: int | None = None, member: str | None = None,
+        verify: bool = False, timeout_s: float = 30.0,
+    ) -> bytes:  # fmt: skip
+        """An object's bytes, or `length` of them from `start` (None: to the end).
+
+        A whole object is always compared with its stored checksum; a range when `verify` is set.
+        Raises ObjectNotFound, BucketNotFound, RangeError, CorruptObject, NodeUnavailable, SilenceTimeout.
+        """
+        chunks = self._transport.get(
+            self.name, name, start=start, length=length, member=member, verify=verify, timeout_s=timeout_s
+        )
+        return b"".join(chunks)
+
+    def head(self, name: str) -> ObjectInfo:
+        """Raises ObjectNotFound, BucketNotFound."""
+        return self._transport.head(self.name, name)
+
+    def delete(self, name: str) -> None:
+        """Raises ObjectNotFound, BucketNotFound, StoreReadOnly."""
+        self._transport.delete(self.name, name)
+
+    def objects(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[ObjectInfo]:
+        """Objects whose name begins with `prefix`, in the order of their names' UTF-8 bytes; fetched page by page."""
+        if page_size < 1:
+            raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
+        return self._transport.objects(self.name, prefix=prefix, page_size=page_size)
+
+    def get_batch(self, names: Sequence[str], **options: Any) -> Batch:
+        """The columnar short form of `Client.get_batch`: whole objects of this bucket; `item.entry` is the name."""
+        chosen = BatchOptions(**options)
+        return self.client._batch(names, requests_for_names(self.name, names, chosen), chosen)
+
+
+def _put_spec(
+    bucket: str, name: str, source: Source, metadata: dict[str, str] | None, checksum: int | None
+) -> PutSpec:
+    if not isinstance(name, str):
+        raise TypeError(f"an object's name is a str, got {type(name).__name__}")
+    return PutSpec(
+        bucket=bucket, name=name, metadata=dict(metadata or {}), size_bytes=source.size_bytes, checksum=checksum
+    )
+
+
+def _sources(objects: Iterable[tuple[str, Content]]) -> Iterator[tuple[str, Source]]:
+    for name, data in objects:
+        yield name, Source(data)

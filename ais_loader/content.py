@@ -1,0 +1,70 @@
+"""What `put` accepts as an object's bytes, and how it is cut into chunks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TypeAlias
+
+from ais_loader.errors import InvalidRequest
+
+CHUNK_BYTES = 1 << 20
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Content: TypeAlias = Buffer | os.PathLike[str] | IO[bytes]
+
+
+class Source:
+    """Bytes that can be read as chunks; `replayable` says whether that can be done again after a failure."""
+
+    def __init__(self, data: Content) -> None:
+        if isinstance(data, str):
+            raise TypeError("data is a str: pass bytes, or pathlib.Path(...) to store a file's contents")
+        self._data = data
+        self._position: int | None = None
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            self.size_bytes: int | None = memoryview(data).nbytes
+        elif isinstance(data, os.PathLike):
+            path = Path(data)
+            if not path.is_file():
+                raise InvalidRequest(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
+            self.size_bytes = path.stat().st_size
+        elif hasattr(data, "read"):
+            self.size_bytes = None
+            if getattr(data, "seekable", lambda: False)():
+                self._position = data.tell()
+        else:
+            try:
+                self._data = memoryview(data)  # numpy arrays, mmap: anything that exports its bytes
+                self.size_bytes = self._data.nbytes
+            except TypeError:
+                raise TypeError(f"data is a {type(data).__name__}: need bytes, a path, or a binary file") from None
+
+    @property
+    def replayable(self) -> bool:
+        return self.size_bytes is not None or self._position is not None
+
+    def chunks(self) -> Iterator[Buffer]:
+        """The bytes, from the beginning. A second call needs `replayable`."""
+        data = self._data
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            view = memoryview(data)
+            if not view.c_contiguous:
+                view = memoryview(view.tobytes())
+            view = view.cast("B")
+            for at in range(0, len(view), CHUNK_BYTES):
+                yield view[at : at + CHUNK_BYTES]
+        elif isinstance(data, os.PathLike):
+            with open(data, "rb") as file:
+                yield from _read(file)
+        else:
+            if self._position is not None:
+                data.seek(self._position)
+            yield from _read(data)
+
+
+def _read(file: IO[bytes]) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
+        if not isinstance(chunk, bytes):
+            raise TypeError("the file was opened in text mode: open it with 'rb'")
+        yield chunk

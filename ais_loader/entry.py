@@ -1,0 +1,104 @@
+"""What a batch is made of: Entry (what to fetch), Item (what came), Status (how it went)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ais_loader import errors
+
+
+class Status(enum.IntEnum):
+    """How an entry fared. The numbers are wire format: appended to, never changed."""
+
+    OK = 0
+    NOT_FOUND = 1
+    MEMBER_NOT_FOUND = 2
+    RANGE = 3
+    CORRUPT = 4
+    TIMEOUT = 5
+    UNAVAILABLE = 6
+    FAILED = 7
+
+
+_ERROR_OF_STATUS: dict[int, type[errors.LoaderError]] = {
+    Status.NOT_FOUND: errors.ObjectNotFound,
+    Status.MEMBER_NOT_FOUND: errors.MemberNotFound,
+    Status.RANGE: errors.RangeError,
+    Status.CORRUPT: errors.CorruptObject,
+    Status.TIMEOUT: errors.SilenceTimeout,
+    Status.UNAVAILABLE: errors.NodeUnavailable,
+    Status.FAILED: errors.EntryFailed,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing to fetch: an object, a byte range of it, or a member of an archive.
+
+    `name` is taken literally and never split. `length=None` reads to the end. `version` accepts only that version of
+    the object. `opaque` is yours: it stays in this process and comes back as `item.entry.opaque`.
+    """
+
+    bucket: str
+    name: str
+    member: str | None = None
+    start: int = 0
+    length: int | None = None
+    version: str | None = None
+    opaque: Any = field(default=None, compare=False)
+
+
+EntryLike: TypeAlias = Entry | str
+"""An Entry, or `ais://bucket/name`, or `ais://bucket/shard.tar/member`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """An object as the store knows it."""
+
+    bucket: str
+    name: str
+    size_bytes: int
+    version: str
+    checksum: int
+    """CRC-32C of the whole object."""
+    modified_ns: int
+    """Wall clock at commit, nanoseconds since the epoch. For people: nothing is ordered by it."""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+class Item:
+    """One answer, in the place of its entry.
+
+    `data` is a read-only memoryview, valid for as long as it is kept; it keeps its whole frame (about 1 MiB) alive, so
+    copy with `tobytes()` what outlives the batch. It is empty when `status` is not OK; `error` then says why.
+    """
+
+    __slots__ = ("data", "entry", "error", "index", "status")
+
+    def __init__(
+        self, index: int, entry: EntryLike, status: Status, data: memoryview, error: errors.LoaderError | None
+    ) -> None:
+        self.index = index
+        self.entry = entry
+        self.status = status
+        self.data = data
+        self.error = error
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    def tobytes(self) -> bytes:
+        return bytes(self.data)
+
+    def __repr__(self) -> str:
+        return f"Item(index={self.index}, entry={self.entry!r}, status={self.status.name}, {len(self.data):,} bytes)"
+
+
+def entry_error(status: int, message: str, kind: str) -> errors.LoaderError:
+    """The typed error of an entry that failed with this status."""
+    cls = errors.BY_KIND.get(kind) if kind else None
+    return (cls or _ERROR_OF_STATUS.get(status, errors.EntryFailed))(message)

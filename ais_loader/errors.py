@@ -1,0 +1,145 @@
+"""Everything that ais_loader raises on purpose, as a tree by what the caller does next.
+
+    LoaderError
+    ├── NotFound (LookupError)          the name is wrong, or the data is gone: BucketNotFound, ObjectNotFound, MemberNotFound
+    ├── InvalidRequest (ValueError)     the call is wrong: InvalidName, RangeError, ItemTooLarge, BucketExists, ...
+    ├── CorruptObject                   the stored bytes are damaged: restore them, see `ais-loader doctor`
+    ├── StoreError                      the store or a drive needs an operator: StoreLocked, DriveFull, ...
+    ├── NodeUnavailable (ConnectionError)   retryable: nobody answers
+    ├── Overloaded                      retryable: the node asked to come back later, again and again
+    ├── SilenceTimeout (TimeoutError)   retryable: nothing arrived for timeout_s
+    └── EntryFailed                     an entry of a batch failed in a way that has no class of its own
+
+Each class has a `kind`, which travels on the wire: kinds are added, never renamed. Every error takes one string and
+pickles, so it crosses a DataLoader worker's boundary as itself.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class LoaderError(Exception):
+    """Root of everything raised on purpose. One string argument; pickles."""
+
+    kind: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+
+class NotFound(LoaderError, LookupError):
+    kind = "not-found"
+
+
+class BucketNotFound(NotFound):
+    kind = "bucket-not-found"
+
+
+class ObjectNotFound(NotFound):
+    kind = "object-not-found"
+
+
+class MemberNotFound(NotFound):
+    kind = "member-not-found"
+
+
+class InvalidRequest(LoaderError, ValueError):
+    kind = "invalid-request"
+
+
+class InvalidName(InvalidRequest):
+    kind = "invalid-name"
+
+
+class RangeError(InvalidRequest):
+    kind = "range"
+
+
+class ItemTooLarge(InvalidRequest):
+    kind = "item-too-large"
+
+
+class Unsupported(InvalidRequest):
+    kind = "unsupported"
+
+
+class BucketExists(InvalidRequest):
+    kind = "bucket-exists"
+
+
+class BucketNotEmpty(InvalidRequest):
+    kind = "bucket-not-empty"
+
+
+class ContentMismatch(InvalidRequest):
+    """A PUT whose bytes differ from the size or checksum announced; nothing was stored."""
+
+    kind = "content-mismatch"
+
+
+class CorruptObject(LoaderError):
+    kind = "corrupt-object"
+
+
+class StoreError(LoaderError):
+    kind = "store"
+
+
+class StoreNotFound(StoreError, LookupError):
+    kind = "store-not-found"
+
+
+class StoreLocked(StoreError):
+    kind = "store-locked"
+
+
+class StoreReadOnly(StoreError):
+    kind = "store-read-only"
+
+
+class StoreFormatError(StoreError):
+    kind = "store-format"
+
+
+class DriveFull(StoreError):
+    kind = "drive-full"
+
+
+class DriveFailed(StoreError):
+    kind = "drive-failed"
+
+
+class Closed(LoaderError):
+    """The client, store or batch was closed before this call."""
+
+    kind = "closed"
+
+
+class NodeUnavailable(LoaderError, ConnectionError):
+    kind = "node-unavailable"
+    retryable = True
+
+
+class Overloaded(LoaderError):
+    kind = "overloaded"
+    retryable = True
+
+
+class SilenceTimeout(LoaderError, TimeoutError):
+    kind = "timeout"
+    retryable = True
+
+
+class EntryFailed(LoaderError):
+    kind = "entry-failed"
+
+
+def _subclasses(cls: type[LoaderError]) -> list[type[LoaderError]]:
+    return [cls, *(found for child in cls.__subclasses__() for found in _subclasses(child))]
+
+
+def from_kind(kind: str, message: str) -> LoaderError:
+    """The error that a store or node means by `kind`; LoaderError itself for a kind of a later version."""
+    return BY_KIND.get(kind, LoaderError)(message)
+
+
+BY_KIND = {cls.kind: cls for cls in _subclasses(LoaderError)}

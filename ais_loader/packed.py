@@ -1,0 +1,80 @@
+"""A whole batch in one array: what a collate function or a copy to a device wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from protos.frame import Frame
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """n items end to end. Item i is `values[offsets[i]:offsets[i + 1]]`; a failed one is empty.
+
+    Shapes: values (total_bytes,) uint8, offsets (n + 1,) int64, status (n,) uint8 (numbers of `Status`).
+    Read-only numpy arrays; `torch()` gives tensors.
+    """
+
+    values: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+    status: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.status)
+
+    def __getitem__(self, index: int) -> npt.NDArray[np.uint8]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
+        index %= len(self)
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
+    def torch(self) -> PackedTensors:
+        """The same as tensors of their own."""
+        import torch
+
+        return PackedTensors(*(torch.from_numpy(array.copy()) for array in (self.values, self.offsets, self.status)))
+
+    def pin_memory(self) -> PackedTensors:
+        """Tensors in page-locked memory; DataLoader(pin_memory=True) calls this. Needs an accelerator."""
+        return self.torch().pin_memory()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensors:
+    """A PackedBatch as torch tensors, same shapes and dtypes."""
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+    status: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.status)
+
+    def pin_memory(self) -> PackedTensors:
+        return PackedTensors(self.values.pin_memory(), self.offsets.pin_memory(), self.status.pin_memory())
+
+    def to(self, *args: Any, **kwargs: Any) -> PackedTensors:
+        """`torch.Tensor.to` on each tensor."""
+        return PackedTensors(
+            self.values.to(*args, **kwargs), self.offsets.to(*args, **kwargs), self.status.to(*args, **kwargs)
+        )
+
+
+def pack(frames: Sequence[Frame]) -> PackedBatch:
+    """Frames of whole entries, in order, as one PackedBatch. A single frame's payload is used without a copy."""
+    payloads = [np.frombuffer(frame.payload, np.uint8) for frame in frames]
+    values = payloads[0] if len(payloads) == 1 else np.concatenate([np.empty(0, np.uint8), *payloads])
+    sizes = np.concatenate([np.zeros(1, np.int64), *(frame.size.astype(np.int64) for frame in frames)])
+    status = np.concatenate([np.empty(0, np.uint8), *(frame.status for frame in frames)])
+    offsets = sizes.cumsum()
+    for array in (values, offsets, status):
+        array.setflags(write=False)
+    return PackedBatch(values, offsets, status)

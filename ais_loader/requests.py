@@ -1,0 +1,108 @@
+"""From entries to requests: pure functions. A request is columns; more entries than one carries are cut into parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ais_loader.entry import Entry, EntryLike
+from ais_loader.errors import InvalidRequest
+from ais_loader.urls import to_entry
+from protos import ais_batch_pb2 as pb
+
+MAX_ENTRIES_PER_REQUEST = 10_000
+OnError: TypeAlias = Literal["raise", "placeholder"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """How a batch is fetched. None of these changes which bytes an entry has."""
+
+    on_error: OnError = "raise"
+    """"raise" stops at the first entry that fails; "placeholder" delivers it in its place, with its status."""
+    timeout_s: float = 30.0
+    """The longest silence between two arrivals, in seconds. Not a limit for the whole batch."""
+    ordered: bool = True
+    streaming: bool = True
+    """False has the node collect the whole answer before it sends any of it."""
+    assembly: Literal["auto", "target", "direct"] = "auto"
+    colocation: Literal["none", "owner", "shard"] = "none"
+    verify_ranges: bool = False
+    """Compare byte ranges with the stored block checksums, at the price of reading whole blocks."""
+
+    def __post_init__(self) -> None:
+        choices = {
+            "on_error": ("raise", "placeholder"),
+            "assembly": ("auto", "target", "direct"),
+            "colocation": ("none", "owner", "shard"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise InvalidRequest(f"{name}={getattr(self, name)!r}: one of {', '.join(map(repr, allowed))}")
+        if not 0 < self.timeout_s < float("inf"):
+            raise InvalidRequest(f"timeout_s={self.timeout_s!r}: need a number of seconds above 0")
+
+
+def requests_for_entries(entries: Sequence[EntryLike], options: BatchOptions) -> tuple[list[Entry], list[pb.BatchRequest]]:
+    """The entries, URLs parsed, and the requests that ask for them. Raises InvalidRequest, TypeError."""
+    parsed = [entry if type(entry) is Entry else to_entry(entry) for entry in entries]
+    requests = []
+    for first in range(0, len(parsed), MAX_ENTRIES_PER_REQUEST):
+        part = parsed[first : first + MAX_ENTRIES_PER_REQUEST]
+        request = _request(first, options)
+        names = [entry.name for entry in part]
+        _set_names(request, names)
+        buckets = [entry.bucket for entry in part]
+        table = dict.fromkeys(buckets)
+        if not all(isinstance(bucket, str) for bucket in table):
+            raise InvalidRequest("Entry.bucket must be a string")
+        request.bucket.extend(table)
+        if len(table) > 1:
+            position = {bucket: at for at, bucket in enumerate(table)}
+            request.bucket_index.extend([position[bucket] for bucket in buckets])
+        if any(entry.member is not None for entry in part):
+            request.member.extend([entry.member or "" for entry in part])
+        if any(entry.start or entry.length is not None for entry in part):
+            request.start.extend([_int64(entry.start) for entry in part])
+            # -1 means "to the end" on the wire; a caller's own -1 must not.
+            request.length.extend([-1 if e.length is None else -2 if e.length < 0 else _int64(e.length) for e in part])
+        if any(entry.version is not None for entry in part):
+            request.version.extend([entry.version or "" for entry in part])
+        requests.append(request)
+    return parsed, requests
+
+
+def requests_for_names(bucket: str, names: Sequence[str], options: BatchOptions) -> list[pb.BatchRequest]:
+    """The columnar short form: whole objects of one bucket."""
+    if isinstance(names, str):
+        raise TypeError("names is one string; pass a list of names")
+    requests = []
+    for first in range(0, len(names), MAX_ENTRIES_PER_REQUEST):
+        request = _request(first, options)
+        request.bucket.append(bucket)
+        _set_names(request, names[first : first + MAX_ENTRIES_PER_REQUEST])
+        requests.append(request)
+    return requests
+
+
+def _request(first: int, options: BatchOptions) -> pb.BatchRequest:
+    return pb.BatchRequest(
+        first_index=first,
+        fail_fast=options.on_error == "raise",
+        ordered=options.ordered,
+        buffered=not options.streaming,
+        verify_ranges=options.verify_ranges,
+    )
+
+
+def _set_names(request: pb.BatchRequest, names: Sequence[str]) -> None:
+    try:
+        request.name.extend(names)
+    except (TypeError, UnicodeEncodeError, ValueError) as error:
+        raise InvalidRequest(f"names must be strings with a UTF-8 form: {error}") from error
+
+
+def _int64(value: int) -> int:
+    # Anything past the largest object is as far out of range as the largest number.
+    return max(-(2**63), min(value, 2**63 - 1))

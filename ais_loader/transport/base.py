@@ -1,0 +1,80 @@
+"""The contract between the client and whatever reaches a store for it; one conformance suite tests every transport.
+
+A transport connects lazily, may be used from any thread, raises only `ais_loader.errors`, and is bound to the process
+that uses it: after a fork it connects anew. Pickled, it carries its address, never a connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from ais_loader.content import Buffer, Source
+from ais_loader.entry import ObjectInfo
+from ais_loader.errors import LoaderError
+from protos import ais_batch_pb2 as pb
+from protos.frame import Frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutSpec:
+    """What is to be stored, and what its bytes must be found to be."""
+
+    bucket: str
+    name: str
+    metadata: dict[str, str]
+    size_bytes: int | None = None
+    checksum: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketInfo:
+    """A bucket as the store knows it."""
+
+    name: str
+    uuid: str
+    copies: int
+
+
+class FrameStream(Protocol):
+    """The frames of one batch, in request order; exhausted only when the answer has been found whole.
+
+    `__next__` blocks, for `timeout_s` at most. Raises LoaderError; entries received before stay valid.
+    """
+
+    def __iter__(self) -> Iterator[Frame]: ...
+    def __next__(self) -> Frame: ...
+    def close(self) -> None:
+        """Abandon what is left. Never blocks, may be called again, and from any thread."""
+
+
+class Transport(Protocol):
+    """Everything that the client asks of a store."""
+
+    url: str
+
+    def create_bucket(self, name: str, *, copies: int, exist_ok: bool) -> BucketInfo: ...
+    def bucket(self, name: str) -> BucketInfo: ...
+    def buckets(self) -> list[BucketInfo]: ...
+    def delete_bucket(self, name: str, *, force: bool) -> int: ...
+
+    def put(self, spec: PutSpec, source: Source) -> ObjectInfo: ...
+    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | LoaderError]:
+        """One result per object, in order; a failed object does not stop the others."""
+
+    def get(
+        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        timeout_s: float,
+    ) -> Iterator[Buffer]: ...  # fmt: skip
+    def head(self, bucket: str, name: str) -> ObjectInfo: ...
+    def delete(self, bucket: str, name: str) -> None: ...
+    def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]: ...
+
+    def open_batch(self, request: pb.BatchRequest, *, timeout_s: float) -> FrameStream:
+        """Begin one batch. Returns at once; the stream's first frame may be waited for."""
+
+    def describe(self) -> dict[str, object]:
+        """What is at the other end, for people: JSON-able."""
+
+    def close(self) -> None: ...

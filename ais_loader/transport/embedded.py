@@ -1,0 +1,256 @@
+"""The store in this process: the same code that a node runs, without a network.
+
+A writer ("a") holds the store alone. In a forked child, and after unpickling, a writer's transport becomes a reader
+beside it: one writer, any number of readers. The single module of ais_loader that loads storage_node, lazily.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from ais_loader import errors
+from ais_loader.content import Buffer, Source
+from ais_loader.entry import ObjectInfo
+from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
+from protos import ais_batch_pb2 as pb
+from protos.frame import Frame
+
+if TYPE_CHECKING:
+    from storage_node.store.format import Record
+    from storage_node.store.record import BucketRecord
+    from storage_node.store.store import Store
+
+_COMMIT_TOGETHER = 128
+_COMMIT_TOGETHER_BYTES = 8 << 20
+
+
+class EmbeddedTransport:
+    """A `Transport` on drives of this machine."""
+
+    def __init__(
+        self,
+        paths: list[str],
+        *,
+        mode: Literal["a", "r"] = "a",
+        durability: Literal["process", "power"] = "process",
+    ) -> None:
+        self._paths = [os.path.abspath(path) for path in paths]
+        self.url = ",".join("file://" + path for path in self._paths)
+        self._mode = mode
+        self._durability = durability
+        self._lock = threading.Lock()
+        self._store: Store | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        self._store_here()  # a wrong path or a held lock is told at once
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reader, (self._paths,)
+
+    def _store_here(self) -> Store:
+        if self._closed:
+            raise errors.Closed(f"the connection to {self.url} has been closed")
+        if self._store is not None and self._pid == os.getpid():
+            return self._store
+        from storage_node.store.store import Store
+
+        if self._pid != os.getpid():
+            # Inherited through fork: a lock held by a thread that is not here would never be released.
+            self._lock, self._pid, self._store, self._mode = threading.Lock(), os.getpid(), None, "r"
+        with self._lock:
+            if self._store is None:
+                with translated():
+                    self._store = Store.open(self._paths, mode=self._mode, durability=self._durability)
+            return self._store
+
+    # -- buckets
+
+    def create_bucket(self, name: str, *, copies: int, exist_ok: bool) -> BucketInfo:
+        with translated():
+            return _bucket_info(name, self._store_here().create_bucket(name, copies=copies, exist_ok=exist_ok))
+
+    def bucket(self, name: str) -> BucketInfo:
+        with translated():
+            return _bucket_info(name, self._store_here().bucket(name))
+
+    def buckets(self) -> list[BucketInfo]:
+        with translated():
+            return [_bucket_info(name, record) for name, record in sorted(self._store_here().buckets().items())]
+
+    def delete_bucket(self, name: str, *, force: bool) -> int:
+        with translated():
+            return self._store_here().delete_bucket(name, force=force)
+
+    # -- objects
+
+    def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
+        from storage_node.store.writes import stage_object
+
+        with translated():
+            upload = stage_object(
+                self._store_here(), spec.bucket, spec.name, source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
+            )
+            return _object_info(spec.bucket, spec.name, upload.commit())
+
+    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
+        from storage_node.store.errors import StoreError
+        from storage_node.store.store import Upload
+        from storage_node.store.writes import stage_object
+
+        store = self._store_here()
+        group: list[tuple[PutSpec, Upload | StoreError]] = []
+        group_bytes = 0
+        try:
+            for spec, source in objects:
+                try:
+                    upload = stage_object(
+                        store, spec.bucket, spec.name, source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
+                    )
+                    group_bytes += upload.size_bytes
+                    group.append((spec, upload))
+                except StoreError as error:
+                    group.append((spec, error))
+                if len(group) >= _COMMIT_TOGETHER or group_bytes >= _COMMIT_TOGETHER_BYTES:
+                    yield from _commit_group(store, group)
+                    group, group_bytes = [], 0
+            yield from _commit_group(store, group)
+            group = []
+        finally:
+            for _, left in group:
+                if isinstance(left, Upload):
+                    left.abort()
+
+    def get(
+        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        timeout_s: float,
+    ) -> Iterator[Buffer]:  # fmt: skip
+        from storage_node.store.reads import open_object
+
+        with translated():
+            reader = open_object(self._store_here(), bucket, name, start=start, length=length, member=member or "", verify=verify)
+        return _translated_chunks(reader)
+
+    def head(self, bucket: str, name: str) -> ObjectInfo:
+        with translated():
+            return _object_info(bucket, name, self._store_here().head(bucket, name))
+
+    def delete(self, bucket: str, name: str) -> None:
+        with translated():
+            self._store_here().delete(bucket, name)
+
+    def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
+        # In pages, as over a network: an iterator that is left lying holds no snapshot of the catalog.
+        after = ""
+        while True:
+            with translated():
+                page = list(self._store_here().objects(bucket, prefix, after, page_size))
+            for name, record in page:
+                yield _object_info(bucket, name, record)
+            if len(page) < page_size:
+                return
+            after = page[-1][0]
+
+    # -- batches
+
+    def open_batch(self, request: pb.BatchRequest, *, timeout_s: float) -> FrameStream:
+        return _EmbeddedStream(self._store_here(), request)
+
+    def describe(self) -> dict[str, object]:
+        from storage_node.store.batch_read import IMPLEMENTATION
+
+        store = self._store_here()
+        return {
+            "url": self.url,
+            "store_uuid": store.store_uuid,
+            "mode": self._mode,
+            "batch_reader": IMPLEMENTATION,
+            "drives": [
+                {
+                    "uuid": state.uuid, "path": state.path, "state": state.problem or "ok",
+                    "objects": state.objects_estimate, "free_bytes": state.free_bytes, "size_bytes": state.size_bytes,
+                }
+                for state in store.states()
+            ],
+        }  # fmt: skip
+
+    def close(self) -> None:
+        self._closed = True
+        if self._store is not None and self._pid == os.getpid():
+            self._store.close()
+        self._store = None
+
+
+def _reader(paths: list[str]) -> EmbeddedTransport:
+    return EmbeddedTransport(paths, mode="r")
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn the store's errors into the client's, by kind."""
+    from storage_node.store.errors import StoreError
+
+    try:
+        yield
+    except StoreError as error:
+        raise errors.from_kind(error.kind, str(error)) from error
+
+
+def _commit_group(store: Store, group: list[Any]) -> Iterator[ObjectInfo | errors.LoaderError]:
+    results = store.commit_many([upload for _, upload in group])
+    for (spec, _), result in zip(group, results, strict=True):
+        if isinstance(result, Exception):
+            yield errors.from_kind(result.kind, str(result))
+        else:
+            yield _object_info(spec.bucket, spec.name, result)
+
+
+def _translated_chunks(chunks: Iterator[bytes]) -> Iterator[Buffer]:
+    with translated():
+        yield from chunks
+
+
+def _bucket_info(name: str, record: BucketRecord) -> BucketInfo:
+    return BucketInfo(name, record.uuid, record.copies)
+
+
+def _object_info(bucket: str, name: str, record: Record) -> ObjectInfo:
+    return ObjectInfo(
+        bucket, name, record.size_bytes, str(record.version), record.checksum, record.modified_ns, record.metadata
+    )
+
+
+class _EmbeddedStream:
+    """Frames read when they are asked for, in the caller's thread."""
+
+    def __init__(self, store: Store, request: pb.BatchRequest) -> None:
+        self._frames = _read_frames(store, request)
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self
+
+    def __next__(self) -> Frame:
+        return next(self._frames)
+
+    def close(self) -> None:
+        # A generator that is running in another thread refuses to close; it then ends with its consumer.
+        if not self._frames.gi_running:
+            self._frames.close()
+
+
+def _read_frames(store: Store, request: pb.BatchRequest) -> Any:
+    from storage_node.store.batch import StoreBatch
+
+    with translated():
+        batch = StoreBatch(store, request)
+        try:
+            for span in batch.spans():
+                frame = batch.read(span)
+                yield frame
+                if request.fail_fast and frame.status.any():
+                    return
+        finally:
+            batch.close()

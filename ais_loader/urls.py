@@ -1,0 +1,44 @@
+"""`ais://bucket/name` and `ais://bucket/shard.tar/member`: parsing, and nothing else.
+
+The rest of the URL is taken literally: `#`, `?` and `%` are ordinary characters of object names.
+"""
+
+from __future__ import annotations
+
+from ais_loader.entry import Entry, EntryLike
+from ais_loader.errors import InvalidRequest
+
+SCHEME = "ais://"
+ARCHIVE_EXTENSIONS = (".tar", ".tar.gz", ".tgz", ".tar.lz4", ".tar.zst", ".zip")
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Bucket and everything after it. Raises InvalidRequest."""
+    if not url.startswith(SCHEME):
+        raise InvalidRequest(f"{url!r}: need an Entry, or a URL like ais://bucket/name")
+    bucket, slash, name = url[len(SCHEME) :].partition("/")
+    if not bucket or not slash or not name:
+        raise InvalidRequest(f"{url!r}: need both a bucket and a name, as in ais://bucket/name")
+    return bucket, name
+
+
+def split_member(name: str) -> tuple[str, str | None]:
+    """Object and member: the name is cut after the first component that ends in an archive's extension."""
+    at = name.find("/")
+    while at != -1:
+        component = name[name.rfind("/", 0, at) + 1 : at]
+        if component.endswith(ARCHIVE_EXTENSIONS) and at + 1 < len(name):
+            return name[:at], name[at + 1 :]
+        at = name.find("/", at + 1)
+    return name, None
+
+
+def to_entry(entry: EntryLike) -> Entry:
+    """The Entry that a URL means; an Entry is returned as it is. Raises InvalidRequest, TypeError."""
+    if isinstance(entry, Entry):
+        return entry
+    if not isinstance(entry, str):
+        raise TypeError(f"need an Entry or an ais:// URL, got {type(entry).__name__}")
+    bucket, rest = split_url(entry)
+    name, member = split_member(rest)
+    return Entry(bucket, name, member)

@@ -1,0 +1,274 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Bucket(_message.Message):
+    __slots__ = ("name", "uuid", "copies")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    uuid: bytes
+    copies: int
+    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ...) -> None: ...
+
+class CreateBucketRequest(_message.Message):
+    __slots__ = ("name", "copies", "exist_ok")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    EXIST_OK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    copies: int
+    exist_ok: bool
+    def __init__(self, name: _Optional[str] = ..., copies: _Optional[int] = ..., exist_ok: bool = ...) -> None: ...
+
+class GetBucketRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ListBucketsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListBucketsResponse(_message.Message):
+    __slots__ = ("bucket",)
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    bucket: _containers.RepeatedCompositeFieldContainer[Bucket]
+    def __init__(self, bucket: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ...) -> None: ...
+
+class DeleteBucketRequest(_message.Message):
+    __slots__ = ("name", "force")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    force: bool
+    def __init__(self, name: _Optional[str] = ..., force: bool = ...) -> None: ...
+
+class DeleteBucketResponse(_message.Message):
+    __slots__ = ("deleted_objects",)
+    DELETED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    deleted_objects: int
+    def __init__(self, deleted_objects: _Optional[int] = ...) -> None: ...
+
+class ObjectInfo(_message.Message):
+    __slots__ = ("bucket", "name", "size_bytes", "version", "checksum", "modified_ns", "metadata")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    MODIFIED_NS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    name: str
+    size_bytes: int
+    version: str
+    checksum: int
+    modified_ns: int
+    metadata: _containers.ScalarMap[str, str]
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., version: _Optional[str] = ..., checksum: _Optional[int] = ..., modified_ns: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class PutRequest(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: PutHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[PutHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PutHeader(_message.Message):
+    __slots__ = ("bucket", "name", "metadata", "size_bytes", "checksum")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    name: str
+    metadata: _containers.ScalarMap[str, str]
+    size_bytes: int
+    checksum: int
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class PutManyRequest(_message.Message):
+    __slots__ = ("object",)
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    object: _containers.RepeatedCompositeFieldContainer[SmallObject]
+    def __init__(self, object: _Optional[_Iterable[_Union[SmallObject, _Mapping]]] = ...) -> None: ...
+
+class SmallObject(_message.Message):
+    __slots__ = ("bucket", "name", "checksum", "metadata", "data")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    name: str
+    checksum: int
+    metadata: _containers.ScalarMap[str, str]
+    data: bytes
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., checksum: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PutManyResponse(_message.Message):
+    __slots__ = ("result",)
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    result: _containers.RepeatedCompositeFieldContainer[PutResult]
+    def __init__(self, result: _Optional[_Iterable[_Union[PutResult, _Mapping]]] = ...) -> None: ...
+
+class PutResult(_message.Message):
+    __slots__ = ("info", "error")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    info: ObjectInfo
+    error: Error
+    def __init__(self, info: _Optional[_Union[ObjectInfo, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("kind", "message")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    message: str
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("bucket", "name", "member", "start", "length", "version", "verify_range")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_RANGE_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    name: str
+    member: str
+    start: int
+    length: int
+    version: str
+    verify_range: bool
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., member: _Optional[str] = ..., start: _Optional[int] = ..., length: _Optional[int] = ..., version: _Optional[str] = ..., verify_range: bool = ...) -> None: ...
+
+class GetResponse(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: GetHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[GetHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class GetHeader(_message.Message):
+    __slots__ = ("info", "length")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    info: ObjectInfo
+    length: int
+    def __init__(self, info: _Optional[_Union[ObjectInfo, _Mapping]] = ..., length: _Optional[int] = ...) -> None: ...
+
+class HeadRequest(_message.Message):
+    __slots__ = ("bucket", "name")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    name: str
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DeleteRequest(_message.Message):
+    __slots__ = ("bucket", "name")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    name: str
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DeleteResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("bucket", "prefix", "start_after", "page_size")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    START_AFTER_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    prefix: str
+    start_after: str
+    page_size: int
+    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., start_after: _Optional[str] = ..., page_size: _Optional[int] = ...) -> None: ...
+
+class ListResponse(_message.Message):
+    __slots__ = ("object", "more")
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    object: _containers.RepeatedCompositeFieldContainer[ObjectInfo]
+    more: bool
+    def __init__(self, object: _Optional[_Iterable[_Union[ObjectInfo, _Mapping]]] = ..., more: bool = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("version", "store_uuid", "drive", "batch_reader", "pid", "open_sessions", "active_batches", "reserved_bytes")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STORE_UUID_FIELD_NUMBER: _ClassVar[int]
+    DRIVE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_READER_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    OPEN_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    store_uuid: str
+    drive: _containers.RepeatedCompositeFieldContainer[Drive]
+    batch_reader: str
+    pid: int
+    open_sessions: int
+    active_batches: int
+    reserved_bytes: int
+    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., batch_reader: _Optional[str] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ...) -> None: ...
+
+class Drive(_message.Message):
+    __slots__ = ("uuid", "path", "state", "objects", "free_bytes", "size_bytes")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    uuid: str
+    path: str
+    state: str
+    objects: int
+    free_bytes: int
+    size_bytes: int
+    def __init__(self, uuid: _Optional[str] = ..., path: _Optional[str] = ..., state: _Optional[str] = ..., objects: _Optional[int] = ..., free_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...

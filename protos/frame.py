@@ -1,0 +1,274 @@
+"""Frames: the message of the hot path, built and read without copying its payload.
+
+On the wire a frame is ordinary protobuf (`Frame` in ais_batch.proto, inside a `SessionResponse`), so any gRPC client
+can read it. Its packed fixed-width arrays are little-endian memory, and its payload is the last field: Python can
+therefore compute everything that stands before the payload, let the batch reader put the bytes right behind it, and on
+the other side slice arrays and payload out of the received buffer.
+
+    08 <batch_id>  7A <length of the frame>
+        0A <4n> index...   12 <4n> size...   1A <4n> checksum...   22 <n> status...   2A <n> checksum_kind...
+        [32 piece]  [3A error]...  7A <payload length> payload
+
+Source of the encoding: https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from protos import ais_batch_pb2 as pb
+
+U32: TypeAlias = npt.NDArray[np.uint32]
+U8: TypeAlias = npt.NDArray[np.uint8]
+
+WIRE_U32 = np.dtype("<u4")
+TARGET_PAYLOAD_BYTES = 1 << 20
+"""A frame is closed when its payload reaches this size: large enough that the cost per message vanishes, small enough
+that several fit in flight and a consumer that keeps one small view keeps little alive."""
+
+_TAG_BATCH_ID = 0x08
+_TAG_FRAME = 0x7A
+_TAG_INDEX, _TAG_SIZE, _TAG_CHECKSUM, _TAG_STATUS, _TAG_KIND, _TAG_PIECE, _TAG_ERROR, _TAG_PAYLOAD = (
+    0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32, 0x3A, 0x7A,
+)  # fmt: skip
+
+
+class FrameError(ValueError):
+    """The bytes are not a frame; the connection that delivered them cannot be trusted further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where a frame that carries part of one large entry lies within it."""
+
+    offset: int
+    entry_size: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFault:
+    """Why one entry failed; `kind` is a stable name of ais_loader.errors, or empty."""
+
+    message: str
+    kind: str = ""
+
+
+@dataclass(slots=True)
+class Frame:
+    """n entries, or one piece of one entry. Arrays have shape (n,); the payload holds the entries end to end."""
+
+    index: U32
+    size: U32
+    checksum: U32
+    status: U8
+    checksum_kind: U8
+    payload: memoryview
+    piece: Piece | None = None
+    errors: dict[int, EntryFault] = field(default_factory=dict)
+    """By index, for entries that failed with more to say than their status."""
+
+    @property
+    def completes_entry(self) -> bool:
+        """False while further pieces of this frame's only entry are to come."""
+        piece = self.piece
+        return piece is None or self.status[0] != pb.OK or piece.offset + len(self.payload) == piece.entry_size
+
+
+def encode_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise FrameError("varint longer than 64 bits")
+
+
+def _section(tag: int, content: bytes) -> bytes:
+    return b"" if not content else bytes((tag,)) + encode_varint(len(content)) + content
+
+
+def encode_prefix(
+    batch_id: int,
+    *,
+    index: U32,
+    size: U32,
+    checksum: U32,
+    status: U8,
+    checksum_kind: U8,
+    payload_bytes: int,
+    piece: Piece | None = None,
+    errors: dict[int, EntryFault] | None = None,
+) -> tuple[bytes, int]:
+    """Everything of a SessionResponse that stands before the payload.
+
+    Returns the bytes, and where in them the checksum array starts: a reader that learns the checksums only while it
+    reads overwrites them there (four bytes each, little-endian).
+    """
+    before = _section(_TAG_INDEX, index.astype(WIRE_U32, copy=False).tobytes()) + _section(
+        _TAG_SIZE, size.astype(WIRE_U32, copy=False).tobytes()
+    )
+    raw_checksums = checksum.astype(WIRE_U32, copy=False).tobytes()
+    checksums = _section(_TAG_CHECKSUM, raw_checksums)
+    after = _section(_TAG_STATUS, status.tobytes()) + _section(_TAG_KIND, checksum_kind.tobytes())
+    if piece is not None:
+        message = pb.Piece(offset=piece.offset, entry_size=piece.entry_size, version=piece.version)
+        # An empty message is still a message: its presence is what says "piece".
+        content = message.SerializeToString()
+        after += bytes((_TAG_PIECE,)) + encode_varint(len(content)) + content
+    for at, fault in (errors or {}).items():
+        error = pb.EntryError(index=at, message=fault.message, kind=fault.kind)
+        after += _section(_TAG_ERROR, error.SerializeToString())
+    after += bytes((_TAG_PAYLOAD,)) + encode_varint(payload_bytes)
+    frame_bytes = len(before) + len(checksums) + len(after) + payload_bytes
+    head = b"\x08" + encode_varint(batch_id) + bytes((_TAG_FRAME,)) + encode_varint(frame_bytes) + before
+    return head + checksums + after, len(head) + len(checksums) - len(raw_checksums)
+
+
+def encode_frame(batch_id: int, frame: Frame) -> bytes:
+    """A whole SessionResponse, with one copy of the payload."""
+    prefix, _ = encode_prefix(
+        batch_id,
+        index=frame.index,
+        size=frame.size,
+        checksum=frame.checksum,
+        status=frame.status,
+        checksum_kind=frame.checksum_kind,
+        payload_bytes=len(frame.payload),
+        piece=frame.piece,
+        errors=frame.errors,
+    )
+    return b"".join((prefix, frame.payload))
+
+
+def decode_response(data: bytes) -> tuple[int, Frame | pb.End | pb.Reject | None]:
+    """Batch id and content of a serialized SessionResponse; a frame's payload and arrays are views of `data`.
+
+    Raises FrameError on bytes that are not what a node sends.
+    """
+    try:
+        if data[:1] == b"\x08":
+            batch_id, at = _decode_varint(data, 1)
+            if at < len(data) and data[at] == _TAG_FRAME:
+                length, at = _decode_varint(data, at + 1)
+                if at + length != len(data):
+                    raise FrameError(f"frame of {length:,} bytes in a message that has room for {len(data) - at:,}")
+                return batch_id, decode_frame(data, at)
+        response = pb.SessionResponse.FromString(data)
+    except IndexError:
+        raise FrameError("message ends in the middle of a field") from None
+    except FrameError:
+        raise
+    except Exception as error:  # noqa: BLE001 - protobuf's DecodeError has no public common base
+        raise FrameError(f"not a SessionResponse: {error}") from error
+    event = response.WhichOneof("event")
+    if event == "end":
+        return response.batch_id, response.end
+    if event == "reject":
+        return response.batch_id, response.reject
+    if event == "frame":  # written by an encoder that orders or splits fields in another way
+        return response.batch_id, _from_message(response.frame)
+    return response.batch_id, None
+
+
+_EMPTY_U32: U32 = np.empty(0, WIRE_U32)
+_EMPTY_U8: U8 = np.empty(0, np.uint8)
+
+
+def decode_frame(data: bytes, at: int) -> Frame:
+    """The frame that fills `data` from `at` to its end."""
+    arrays: dict[int, tuple[int, int]] = {}
+    piece: Piece | None = None
+    errors: dict[int, EntryFault] = {}
+    payload = memoryview(b"")
+    end = len(data)
+    while at < end:
+        tag = data[at]
+        length, at = _decode_varint(data, at + 1)
+        stop = at + length
+        if tag & 7 != 2 or stop > end:
+            raise FrameError(f"field with tag {tag:#x} and length {length:,} does not fit a frame")
+        if tag == _TAG_PAYLOAD:
+            payload = memoryview(data)[at:stop]
+        elif tag == _TAG_PIECE:
+            message = pb.Piece.FromString(data[at:stop])
+            piece = Piece(message.offset, message.entry_size, message.version)
+        elif tag == _TAG_ERROR:
+            error = pb.EntryError.FromString(data[at:stop])
+            errors[error.index] = EntryFault(error.message, error.kind)
+        else:
+            arrays[tag] = (at, length)
+        at = stop
+    return _checked(
+        Frame(
+            index=_u32(data, arrays.get(_TAG_INDEX)),
+            size=_u32(data, arrays.get(_TAG_SIZE)),
+            checksum=_u32(data, arrays.get(_TAG_CHECKSUM)),
+            status=_u8(data, arrays.get(_TAG_STATUS)),
+            checksum_kind=_u8(data, arrays.get(_TAG_KIND)),
+            payload=payload,
+            piece=piece,
+            errors=errors,
+        )
+    )
+
+
+def _u32(data: bytes, span: tuple[int, int] | None) -> U32:
+    if span is None:
+        return _EMPTY_U32
+    if span[1] % 4:
+        raise FrameError(f"array of 32-bit values has {span[1]:,} bytes")
+    return np.frombuffer(data, WIRE_U32, span[1] // 4, span[0])
+
+
+def _u8(data: bytes, span: tuple[int, int] | None) -> U8:
+    return _EMPTY_U8 if span is None else np.frombuffer(data, np.uint8, span[1], span[0])
+
+
+def _from_message(message: pb.Frame) -> Frame:
+    return _checked(
+        Frame(
+            index=np.array(message.index, np.uint32),
+            size=np.array(message.size, np.uint32),
+            checksum=np.array(message.checksum, np.uint32),
+            status=np.frombuffer(message.status, np.uint8),
+            checksum_kind=np.frombuffer(message.checksum_kind, np.uint8),
+            payload=memoryview(message.payload),
+            piece=(
+                Piece(message.piece.offset, message.piece.entry_size, message.piece.version)
+                if message.HasField("piece")
+                else None
+            ),
+            errors={error.index: EntryFault(error.message, error.kind) for error in message.error},
+        )
+    )
+
+
+def _checked(frame: Frame) -> Frame:
+    lengths = {len(frame.index), len(frame.size), len(frame.checksum), len(frame.status), len(frame.checksum_kind)}
+    if len(lengths) != 1:
+        raise FrameError(f"arrays of different lengths: {sorted(lengths)}")
+    if int(frame.size.sum(dtype=np.uint64)) != len(frame.payload):
+        raise FrameError(f"sizes add up to {int(frame.size.sum()):,}, payload has {len(frame.payload):,} bytes")
+    if frame.piece is not None and (
+        len(frame.index) != 1 or frame.piece.offset + len(frame.payload) > frame.piece.entry_size
+    ):
+        raise FrameError(f"a piece that is not part of one entry: {frame.piece}")
+    return frame

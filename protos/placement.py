@@ -1,0 +1,61 @@
+"""Placement: which of several drives (or nodes, or hosts) owns an object, as a pure function of their identities.
+
+Rendezvous hashing: every candidate draws a number from the object and its own identity, the highest wins. When a
+candidate comes or goes, only the objects that it wins or held move. Clients and nodes must compute the same owner, so
+the hash and its inputs are part of the wire contract.
+
+Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); weights as in Schindelhauer
+and Schomaker, "Weighted distributed hash tables" (2005).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One place that can own objects. `weight` is relative, usually its capacity; 0 owns nothing."""
+
+    uuid: bytes
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if len(self.uuid) != 16 or not 0 <= self.weight < math.inf:
+            raise ValueError(f"need a 16-byte uuid and a finite weight >= 0, got {self}")
+
+
+def object_hash(bucket_uuid: bytes, name: str) -> int:
+    """64-bit identity of an object for placement."""
+    return xxhash.xxh3_64_intdigest(bucket_uuid + name.encode())
+
+
+def _score(object_hash_value: int, candidate: Candidate) -> float:
+    drawn = xxhash.xxh3_64_intdigest(candidate.uuid, seed=object_hash_value)
+    # -weight / ln(u), with u uniform in (0, 1): the odds of the highest score are proportional to the weights.
+    # 52 bits leave room for the half that keeps u inside the open interval.
+    return -candidate.weight / math.log(((drawn >> 12) + 0.5) / 2.0**52)
+
+
+def ranked(bucket_uuid: bytes, name: str, candidates: Sequence[Candidate]) -> list[int]:
+    """Positions of the candidates that may own the object, best first. Ties go to the smaller uuid."""
+    value = object_hash(bucket_uuid, name)
+    eligible = [position for position, candidate in enumerate(candidates) if candidate.weight > 0]
+    return sorted(eligible, key=lambda at: (-_score(value, candidates[at]), candidates[at].uuid))
+
+
+def owner(bucket_uuid: bytes, name: str, candidates: Sequence[Candidate]) -> int:
+    """Position of the candidate that owns the object.
+
+    Raises ValueError when no candidate has weight.
+    """
+    if len(candidates) == 1 and candidates[0].weight > 0:
+        return 0
+    order = ranked(bucket_uuid, name, candidates)
+    if not order:
+        raise ValueError("no candidate with a weight above 0")
+    return order[0]

@@ -1,0 +1,88 @@
+"""What can go wrong in a store. The `kind` of an error is part of the wire contract: add kinds, never rename one.
+
+Clients raise their own tree (`ais_loader.errors`), chosen by `kind`, whether the store is in their process or not.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StoreError(Exception):
+    """Root of everything that a store raises on purpose. One string argument; pickles."""
+
+    kind: ClassVar[str] = "internal"
+
+
+class InvalidName(StoreError):
+    kind = "invalid-name"
+
+
+class InvalidRequest(StoreError):
+    kind = "invalid-request"
+
+
+class BucketNotFound(StoreError):
+    kind = "bucket-not-found"
+
+
+class BucketExists(StoreError):
+    kind = "bucket-exists"
+
+
+class BucketNotEmpty(StoreError):
+    kind = "bucket-not-empty"
+
+
+class ObjectNotFound(StoreError):
+    kind = "object-not-found"
+
+
+class RangeError(StoreError):
+    """A byte range that does not lie within its object."""
+
+    kind = "range"
+
+
+class CorruptObject(StoreError):
+    """The bytes on the drive are not the bytes that were put."""
+
+    kind = "corrupt-object"
+
+
+class ContentMismatch(StoreError):
+    """A PUT whose bytes differ from the length or checksum that came with them; nothing was stored."""
+
+    kind = "content-mismatch"
+
+
+class StoreNotFound(StoreError):
+    kind = "store-not-found"
+
+
+class StoreLocked(StoreError):
+    kind = "store-locked"
+
+
+class StoreReadOnly(StoreError):
+    kind = "store-read-only"
+
+
+class FormatError(StoreError):
+    """A drive whose contents this version cannot use: another format, a damaged identity, a foreign folder."""
+
+    kind = "store-format"
+
+
+class DriveFull(StoreError):
+    kind = "drive-full"
+
+
+class DriveFailed(StoreError):
+    """The operating system refused to read or write a drive."""
+
+    kind = "drive-failed"
+
+
+class StoreClosed(StoreError):
+    kind = "closed"

@@ -1,0 +1,180 @@
+"""Catalog keys and values, and the identity that travels with each file. Pure functions; FORMAT.md has the prose."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import xxhash
+
+from storage_node.store.errors import FormatError
+
+FORMAT_VERSION = 1
+BLOCK_BYTES = 256 << 10
+"""Objects larger than one block have a checksum for each, so that a range can be verified without the rest."""
+BLOCKS_PER_CHUNK = 1024
+"""Block checksums are stored in values of this many: 4 KiB for each 256 MiB of object."""
+
+OBJECT_PREFIX = b"o"
+INTENT_PREFIX = b"i"
+GARBAGE_PREFIX = b"g"
+BLOCKS_PREFIX = b"b"
+COUNTER_KEY = b"m:counter"
+
+XATTR_NAME = "user.ais_loader"
+MAX_XATTR_BYTES = 1536
+
+_OBJECT_KIND = 1  # 2 is reserved for tombstones, which copies on several nodes need
+_VALUE = struct.Struct("<BBHIQIQIQQH")
+_IDENTITY = struct.Struct("<B16sIQIQIQHB")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """Order of the states of one object. No clock: the epoch of the store, a counter of the drive, the node."""
+
+    epoch: int
+    counter: int
+    node: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.counter}.{self.node}"
+
+
+class Record(NamedTuple):
+    """What the catalog knows of one object. A tuple, because batches decode thousands of them."""
+
+    epoch: int
+    counter: int
+    node: int
+    size_bytes: int
+    checksum: int
+    """CRC-32C of the whole object."""
+    modified_ns: int
+    offset: int
+    """Where the object begins in its file."""
+    path: bytes
+    """The file, relative to the drive's `objects` folder."""
+    raw_metadata: bytes
+
+    @property
+    def version(self) -> Version:
+        return Version(self.epoch, self.counter, self.node)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return decode_metadata(self.raw_metadata)
+
+
+def object_key(bucket_uuid: bytes, name: str) -> bytes:
+    return OBJECT_PREFIX + bucket_uuid + name.encode()
+
+
+def name_of_key(key: bytes) -> str:
+    return key[17:].decode()
+
+
+def bucket_of_key(key: bytes) -> bytes:
+    return key[1:17]
+
+
+def generation_key(prefix: bytes, counter: int) -> bytes:
+    return prefix + counter.to_bytes(8, "big")
+
+
+def blocks_key(counter: int, chunk: int) -> bytes:
+    return BLOCKS_PREFIX + counter.to_bytes(8, "big") + chunk.to_bytes(4, "big")
+
+
+def file_path(bucket_uuid: bytes, name: str, counter: int) -> bytes:
+    """Two levels of 64 folders each, then a hash of the identity and the generation: never reused, never escaping."""
+    digest = xxhash.xxh3_128_digest(bucket_uuid + name.encode())
+    return b"%02x/%02x/%s.%x" % (digest[0] & 63, digest[1] & 63, digest[2:].hex().encode(), counter)
+
+
+def counter_of_path(path: bytes) -> int:
+    """The generation that a file's name ends in; FormatError when it is not a name of ours."""
+    try:
+        return int(path.rpartition(b".")[2], 16)
+    except ValueError:
+        raise FormatError(f"{path!r} is not the name of an object file") from None
+
+
+def encode_record(record: Record) -> bytes:
+    head = _VALUE.pack(FORMAT_VERSION, _OBJECT_KIND, 0, *record[:7], len(record.path))
+    return head + record.path + record.raw_metadata
+
+
+def decode_record(value: bytes) -> Record:
+    """Raises FormatError on a value that this version did not write."""
+    try:
+        fields = _VALUE.unpack_from(value)
+    except struct.error as error:
+        raise FormatError(f"damaged catalog value of {len(value)} bytes: {error}") from error
+    end = _VALUE.size + fields[10]
+    if fields[0] != FORMAT_VERSION or fields[1] != _OBJECT_KIND or len(value) < end:
+        raise FormatError(
+            f"catalog value of format {fields[0]}, kind {fields[1]}, {len(value)} bytes; "
+            f"this version reads format {FORMAT_VERSION}"
+        )
+    return Record(*fields[3:10], value[_VALUE.size : end], value[end:])
+
+
+def encode_metadata(metadata: dict[str, str]) -> bytes:
+    return json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode() if metadata else b""
+
+
+def decode_metadata(raw: bytes) -> dict[str, str]:
+    """Raises FormatError on anything that encode_metadata did not write."""
+    try:
+        metadata: dict[str, str] = json.loads(raw) if raw else {}
+    except ValueError as error:
+        raise FormatError(f"damaged metadata: {error}") from error
+    return metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a file says of itself, so that a lost catalog can be rebuilt from the files."""
+
+    bucket_uuid: bytes
+    name: str
+    version: Version
+    size_bytes: int
+    checksum: int
+    modified_ns: int
+    metadata: dict[str, str] | None
+    """None when it did not fit: a rebuilt catalog has lost it, and says so."""
+
+
+def encode_identity(identity: Identity) -> bytes:
+    """At most MAX_XATTR_BYTES: metadata that does not fit is left out, and its absence noted."""
+    name = identity.name.encode()
+    metadata = encode_metadata(identity.metadata or {})
+    fits = identity.metadata is not None and _IDENTITY.size + len(name) + len(metadata) <= MAX_XATTR_BYTES
+    version = identity.version
+    head = _IDENTITY.pack(
+        FORMAT_VERSION, identity.bucket_uuid, version.epoch, version.counter, version.node, identity.size_bytes,
+        identity.checksum, identity.modified_ns, len(name), fits,
+    )  # fmt: skip
+    return head + name + (metadata if fits else b"")
+
+
+def decode_identity(value: bytes) -> Identity:
+    """Raises FormatError on anything that encode_identity did not write."""
+    try:
+        format_version, bucket_uuid, epoch, counter, node, size, checksum, modified, name_bytes, complete = (
+            _IDENTITY.unpack_from(value)
+        )
+        if format_version != FORMAT_VERSION:
+            raise FormatError(f"file identity of format {format_version}; this version reads {FORMAT_VERSION}")
+        end = _IDENTITY.size + name_bytes
+        if len(value) < end:
+            raise FormatError("file identity ends within the name")
+        metadata = decode_metadata(value[end:]) if complete else None
+        name = value[_IDENTITY.size : end].decode()
+        return Identity(bucket_uuid, name, Version(epoch, counter, node), size, checksum, modified, metadata)
+    except (struct.error, ValueError) as error:
+        raise FormatError(f"damaged file identity of {len(value)} bytes: {error}") from error

@@ -1,0 +1,45 @@
+"""Which names buckets and objects may have. Pure functions; the reason for a refusal is in the message."""
+
+from __future__ import annotations
+
+import re
+
+from storage_node.store.errors import InvalidName
+
+MAX_OBJECT_NAME_BYTES = 1024
+_BUCKET = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,63}\Z")
+
+
+def check_bucket_name(name: str) -> None:
+    """Raise InvalidName unless `name` may name a bucket."""
+    if not _BUCKET.match(name):
+        raise InvalidName(
+            f"bucket name {name!r}: need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot"
+        )
+
+
+def object_name_fault(name: str) -> str | None:
+    """What is wrong with an object's name; None when nothing is."""
+    try:
+        size_bytes = len(name.encode())
+    except UnicodeEncodeError:
+        return "it is not valid Unicode (a lone surrogate has no UTF-8 form)"
+    if not 1 <= size_bytes <= MAX_OBJECT_NAME_BYTES:
+        return f"it has {size_bytes:,} bytes of UTF-8, 1 to {MAX_OBJECT_NAME_BYTES:,} are allowed"
+    if "\0" in name:
+        return "it contains a NUL character"
+    if name[0] == "/" or name[-1] == "/":
+        return "it begins or ends with '/'"
+    # The common name has no dot component and no empty one: one scan of the string decides.
+    if "//" in name or "." in name:
+        for component in name.split("/"):
+            if component in ("", ".", ".."):
+                return f"it has the component {component!r}" if component else "it contains '//'"
+    return None
+
+
+def check_object_name(name: str) -> None:
+    """Raise InvalidName unless `name` may name an object."""
+    if fault := object_name_fault(name):
+        shown = name if len(name) <= 80 else name[:77] + "..."
+        raise InvalidName(f"object name {shown!r}: {fault}")

@@ -1,0 +1,225 @@
+"""Object files: the only code that creates, names or removes the bytes of objects.
+
+A file is staged (one writer, invisible), then published under its final name, and read-only for ever; its name is
+never used again. Names are bytes relative to the drive's `objects` folder and are resolved from an open descriptor of
+that folder, so a drive that is renamed or covered by a mount meanwhile cannot be mixed up with another.
+
+Threads: a StagedFile belongs to one thread; everything else may be called from any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from storage_node.store.checksum import crc32c
+from storage_node.store.errors import DriveFailed, DriveFull, StoreError, StoreReadOnly
+from storage_node.store.format import BLOCK_BYTES, XATTR_NAME
+
+RESERVE_BYTES = 64 << 20
+"""Objects may not take the last of a drive (64 MiB, or an eighth of a smaller one)."""
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def drive_error(error: OSError, drive: os.PathLike[str], doing: str) -> StoreError:
+    """The store's error for what the operating system said of a drive."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DriveFull(f"{drive}: no space left while {doing}; free space on it, or delete objects")
+    if error.errno == errno.EROFS:
+        return StoreReadOnly(f"{drive}: the file system is mounted read-only ({doing})")
+    if not os.path.isdir(drive):
+        return DriveFailed(f"{drive}: the folder is gone ({doing}); mount or restore it, then open the store again")
+    return DriveFailed(f"{drive}: {doing}: {error.strerror or error} (errno {error.errno})")
+
+
+def require_space(fd: int, need_bytes: int) -> None:
+    """Raise ENOSPC before a drive is really full: the catalog must always be able to write its log."""
+    found = os.fstatvfs(fd)
+    reserve_bytes = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // 8)
+    if found.f_bavail * found.f_frsize < need_bytes + reserve_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class StagedFile:
+    """Bytes of an object on their way in: checksums are computed as they pass."""
+
+    def __init__(self, staging_fd: int, name: str, make_room: Callable[[], bool]) -> None:
+        self._staging_fd = staging_fd
+        self._make_room = make_room
+        self.name = name
+        self.fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=staging_fd)
+        self.size_bytes = 0
+        self.checksum = 0
+        self._blocks: list[int] = []
+        self._open_block = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append; after an OSError the file can only be discarded."""
+        view = memoryview(data).cast("B")
+        self.checksum = crc32c(view, self.checksum)
+        if self.size_bytes + len(view) > BLOCK_BYTES:
+            self._update_blocks(view)
+        elif view:
+            self._open_block = self.checksum
+        self.size_bytes += len(view)
+        while view:
+            try:
+                require_space(self.fd, len(view))
+                view = view[os.write(self.fd, view) :]
+            except OSError as error:
+                # Dead files wait for late readers; a full drive cannot afford that.
+                if error.errno != errno.ENOSPC or not self._make_room():
+                    raise
+
+    def _update_blocks(self, view: memoryview) -> None:
+        at = self.size_bytes
+        while view:
+            part = view[: BLOCK_BYTES - at % BLOCK_BYTES]
+            self._open_block = crc32c(part, 0 if at % BLOCK_BYTES == 0 else self._open_block)
+            at += len(part)
+            view = view[len(part) :]
+            if at % BLOCK_BYTES == 0:
+                self._blocks.append(self._open_block)
+
+    def block_checksums(self) -> list[int]:
+        """One per block of BLOCK_BYTES; empty for objects of at most one block."""
+        if self.size_bytes <= BLOCK_BYTES:
+            return []
+        return self._blocks if self.size_bytes % BLOCK_BYTES == 0 else [*self._blocks, self._open_block]
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def discard(self) -> None:
+        """Remove the file; harmless once it has been published."""
+        self.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.name, dir_fd=self._staging_fd)
+
+
+class RawFiles:
+    """The folders `objects` and `staging` of one drive."""
+
+    def __init__(self, root: Path, *, writable: bool) -> None:
+        self.root = root
+        self._closed = False
+        if writable:
+            (root / "objects").mkdir(exist_ok=True)
+            (root / "staging").mkdir(exist_ok=True)
+        self.objects_fd = os.open(root / "objects", _DIRECTORY)
+        self.staging_fd = os.open(root / "staging", _DIRECTORY) if writable else -1
+        self.keeps_identity = writable and self._try_xattr()
+
+    def _try_xattr(self) -> bool:
+        """Whether this file system stores extended attributes; without them a lost catalog cannot be rebuilt."""
+        try:
+            os.setxattr(self.staging_fd, XATTR_NAME, b"probe")
+            os.removexattr(self.staging_fd, XATTR_NAME)
+        except OSError as error:
+            if error.errno in (errno.ENOTSUP, errno.EPERM, errno.EACCES):
+                return False
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return True  # a full drive says nothing about the file system
+            raise
+        return True
+
+    def stage(self, name: str, make_room: Callable[[], bool]) -> StagedFile:
+        """A new invisible file; `make_room` is asked when the drive is full and says whether it freed anything."""
+        return StagedFile(self.staging_fd, name, make_room)
+
+    def set_identity(self, fd: int, identity: bytes) -> None:
+        if self.keeps_identity:
+            os.setxattr(fd, XATTR_NAME, identity)
+
+    def publish(self, staged: StagedFile, path: bytes, *, sync: bool) -> None:
+        """Give the staged file its final name; with `sync` the name survives a power cut on return."""
+        try:
+            os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
+        except FileNotFoundError:
+            self._make_folders(path, sync=sync)
+            os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
+        if sync:
+            self._sync_folder(os.path.dirname(path))
+
+    def _make_folders(self, path: bytes, *, sync: bool) -> None:
+        outer, inner = os.path.dirname(os.path.dirname(path)), os.path.dirname(path)
+        for folder, parent in ((outer, b"."), (inner, outer)):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, dir_fd=self.objects_fd)
+            if sync:
+                # Also when the folder was there: whoever made it may not have synced it yet.
+                self._sync_folder(parent)
+
+    def _sync_folder(self, folder: bytes) -> None:
+        fd = os.open(folder, _DIRECTORY, dir_fd=self.objects_fd)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def open(self, path: bytes) -> int:
+        """A descriptor for reading; the caller closes it. Raises OSError."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.objects_fd)
+
+    def size_bytes(self, path: bytes) -> int:
+        return os.stat(path, dir_fd=self.objects_fd, follow_symlinks=False).st_size
+
+    def identity(self, path: bytes) -> bytes | None:
+        """What the file says of itself; None when it says nothing."""
+        fd = self.open(path)
+        try:
+            return os.getxattr(fd, XATTR_NAME)
+        except OSError as error:
+            if error.errno in (errno.ENODATA, errno.ENOTSUP):
+                return None
+            raise
+        finally:
+            os.close(fd)
+
+    def disown(self, path: bytes) -> None:
+        """Take a dead file's identity away, so that rebuilding the catalog cannot bring a deleted object back."""
+        if self.keeps_identity:
+            with contextlib.suppress(OSError):  # it may be gone already; its removal is due anyway
+                fd = self.open(path)
+                try:
+                    os.removexattr(fd, XATTR_NAME)
+                finally:
+                    os.close(fd)
+
+    def unlink(self, path: bytes) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path, dir_fd=self.objects_fd)
+
+    def clear_staging(self) -> int:
+        """Remove what earlier writers left unfinished; returns how many files there were."""
+        names = os.listdir(self.staging_fd)
+        for name in names:
+            os.unlink(name, dir_fd=self.staging_fd)
+        return len(names)
+
+    def walk(self) -> Iterator[bytes]:
+        """Paths of all published files, in no particular order."""
+        for outer in os.scandir(self.objects_fd):
+            if not outer.is_dir(follow_symlinks=False):
+                yield os.fsencode(outer.name)
+                continue
+            outer_fd = os.open(outer.name, _DIRECTORY, dir_fd=self.objects_fd)
+            try:
+                for folder, _, files, _ in os.fwalk(".", dir_fd=outer_fd):
+                    for name in files:
+                        yield os.path.normpath(os.path.join(os.fsencode(outer.name), os.fsencode(folder), os.fsencode(name)))
+            finally:
+                os.close(outer_fd)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            os.close(self.objects_fd)
+            if self.staging_fd >= 0:
+                os.close(self.staging_fd)

@@ -1,0 +1,122 @@
+"""The cluster record: which drives form the store, and its buckets. Small, whole, on every drive.
+
+A change counts once a majority of the drives holds it; opening takes the highest (epoch, revision) found. One JSON
+file per drive, replaced atomically and synced, with a checksum of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from storage_node.store.checksum import crc32c
+from storage_node.store.errors import FormatError
+from storage_node.store.failpoints import failpoint
+from storage_node.store.format import FORMAT_VERSION
+
+FILE_NAME = "record.json"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRecord:
+    """A bucket's lasting settings. Deleted and made again, it has another uuid."""
+
+    uuid: str
+    copies: int = 1
+
+    @property
+    def uuid_bytes(self) -> bytes:
+        return bytes.fromhex(self.uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """Immutable; every change is a new record with a higher revision."""
+
+    store_uuid: str
+    drives: tuple[str, ...]
+    """Uuids (hex) of all drives, in the order in which placement numbers them."""
+    epoch: int = 1
+    revision: int = 1
+    buckets: Mapping[str, BucketRecord] = field(default_factory=dict)
+    purging: tuple[str, ...] = ()
+    """Uuids of deleted buckets whose objects may not all be gone yet."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.epoch, self.revision
+
+    def with_bucket(self, name: str, copies: int) -> ClusterRecord:
+        bucket = BucketRecord(uuid.uuid4().hex, copies)
+        return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
+
+    def without_bucket(self, name: str) -> ClusterRecord:
+        left = {other: bucket for other, bucket in self.buckets.items() if other != name}
+        return replace(
+            self, revision=self.revision + 1, buckets=left, purging=(*self.purging, self.buckets[name].uuid)
+        )
+
+    def purged(self, bucket_uuid: str) -> ClusterRecord:
+        left = tuple(other for other in self.purging if other != bucket_uuid)
+        return replace(self, revision=self.revision + 1, purging=left)
+
+    def next_epoch(self) -> ClusterRecord:
+        """After a catalog was lost: versions given from now on rank above all that were ever given."""
+        return replace(self, epoch=self.epoch + 1, revision=self.revision + 1)
+
+
+def encode(record: ClusterRecord) -> bytes:
+    body = json.dumps(asdict(record), sort_keys=True)
+    return json.dumps({"format": FORMAT_VERSION, "checksum": crc32c(body.encode()), "record": body}).encode()
+
+
+def decode(data: bytes, source: Path) -> ClusterRecord:
+    """Raises FormatError on anything that `encode` did not write."""
+    try:
+        outer = json.loads(data)
+        if outer["format"] != FORMAT_VERSION:
+            raise FormatError(f"{source}: format {outer['format']}; this version reads format {FORMAT_VERSION}")
+        if crc32c(outer["record"].encode()) != outer["checksum"]:
+            raise FormatError(f"{source}: the checksum does not match, the file is damaged")
+        fields = json.loads(outer["record"])
+        fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
+        fields["drives"], fields["purging"] = tuple(fields["drives"]), tuple(fields["purging"])
+        return ClusterRecord(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{source}: not a cluster record: {error}") from error
+
+
+def write(folder: Path, record: ClusterRecord) -> None:
+    """Replace the record of one drive; whole and lasting on return. Raises OSError."""
+    write_atomically(folder / FILE_NAME, encode(record), before_rename=lambda: failpoint("record.staged"))
+    failpoint("record.one_drive")
+
+
+def read(folder: Path) -> ClusterRecord | None:
+    """The record on one drive, or None where there is none yet."""
+    path = folder / FILE_NAME
+    try:
+        return decode(path.read_bytes(), path)
+    except FileNotFoundError:
+        return None
+
+
+def write_atomically(path: Path, data: bytes, before_rename: Callable[[], None] | None = None) -> None:
+    """Write, sync, rename, sync the folder: afterwards the file is either the old one or the new one, whole."""
+    staged = path.with_name(path.name + ".new")
+    with staged.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    if before_rename is not None:
+        before_rename()
+    os.rename(staged, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

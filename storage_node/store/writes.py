@@ -1,0 +1,36 @@
+"""Taking in one object: stage its bytes, and refuse it when they are not what was announced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from storage_node.store.errors import ContentMismatch
+from storage_node.store.store import Store, Upload
+
+
+def stage_object(
+    store: Store,
+    bucket: str,
+    name: str,
+    chunks: Iterable[bytes | bytearray | memoryview],
+    metadata: dict[str, str],
+    size_bytes: int | None = None,
+    checksum: int | None = None,
+) -> Upload:
+    """Stage an object from its chunks; the caller commits it.
+
+    Raises ContentMismatch when the bytes do not have the size or the CRC-32C given, and what `begin_put` and
+    `Upload.write` raise; nothing is left behind then.
+    """
+    upload = store.begin_put(bucket, name, metadata)
+    try:
+        for chunk in chunks:
+            upload.write(chunk)
+        if size_bytes is not None and upload.size_bytes != size_bytes:
+            raise ContentMismatch(f"{bucket}/{name}: announced {size_bytes:,} bytes, got {upload.size_bytes:,}")
+        if checksum is not None and upload.checksum != checksum:
+            raise ContentMismatch(f"{bucket}/{name}: announced CRC-32C {checksum:08x}, got {upload.checksum:08x}")
+    except BaseException:
+        upload.abort()
+        raise
+    return upload
