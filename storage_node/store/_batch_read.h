@@ -1,0 +1,169 @@
+/* The batch reader without Python: many pieces of many files, each into its place.
+ *
+ * It only opens, reads and sums; it parses nothing that came from a drive or from the network. There
+ * is no lock and no state between calls, so threads may call at will and a fork inherits nothing to
+ * repair. Every descriptor opened here is closed before job_read returns, whatever happened.
+ *
+ * Cold data. Each read first asks for cached bytes only (RWF_NOWAIT): when they are there, that is
+ * the one system call of the read. At the first refusal the rest of the job runs cold: a window of
+ * entries is opened and announced (POSIX_FADV_WILLNEED) ahead of the blocking reads, because a drive
+ * wants a queue. A file system that knows no RWF_NOWAIT (tmpfs, overlayfs, many network ones) is
+ * treated as cold. The verdict lasts for one job, as the next may be about another drive.
+ *
+ * Include after Python.h or after defining _GNU_SOURCE.
+ */
+#ifndef AIS_LOADER_BATCH_READ_H
+#define AIS_LOADER_BATCH_READ_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "_crc32c.h"
+
+enum { FAIL_OPEN = 1, FAIL_READ = 2, FAIL_SHORT = 3, FAIL_CHECKSUM = 4 };
+enum { WINDOW_ENTRIES = 32, ANNOUNCE_BYTES = 1 << 20 }; /* bounds of what runs ahead of a cold read */
+enum { STEP_BYTES = 256 << 10 };                        /* read and summed while it is still in the L2 cache */
+
+struct entry {
+    const char *path; /* "": dirfd is itself the file, and not ours to close */
+    uint8_t *dest;
+    off_t offset;
+    size_t length;
+    int dirfd;
+    int fd; /* open descriptor of this entry, or -1 */
+    uint32_t expected;
+    uint8_t verify;
+    uint8_t same; /* the same file as the entry before, whose descriptor is handed on */
+};
+
+struct job {
+    struct entry *entries;
+    ptrdiff_t count;
+    ptrdiff_t ahead; /* entries before this one need no announcement any more */
+    int cold;
+    uint8_t *sums; /* where the checksums go, little-endian; or NULL */
+    ptrdiff_t failed_at;
+    int code, error; /* of the failure; code 0: none */
+};
+
+static int entry_open(const struct entry *entry)
+{
+    int fd;
+    if (!*entry->path)
+        return entry->dirfd;
+    do
+        fd = openat(entry->dirfd, entry->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+/* Hand the descriptor on to the next entry, or close it: it never belongs to two entries. */
+static void entry_release(const struct job *job, ptrdiff_t i)
+{
+    struct entry *entry = &job->entries[i];
+    if (i + 1 < job->count && entry[1].same)
+        entry[1].fd = entry->fd;
+    else if (*entry->path)
+        close(entry->fd); /* read only: nothing is lost when close fails */
+    entry->fd = -1;
+}
+
+/* Open and announce up to a window of entries from `i` on. A failed open ends the window: the entry
+ * is tried again, and reported, when its turn comes, and where descriptors are scarce those that are
+ * free go to the entries that are read first. */
+static void look_ahead(struct job *job, ptrdiff_t i)
+{
+    const ptrdiff_t stop = job->count - i < WINDOW_ENTRIES ? job->count : i + WINDOW_ENTRIES;
+    if (job->ahead < i)
+        job->ahead = i;
+    for (; job->ahead < stop; job->ahead++) {
+        struct entry *entry = &job->entries[job->ahead];
+        if (entry->fd < 0)
+            entry->fd = entry->same ? entry[-1].fd : entry_open(entry);
+        if (entry->fd < 0)
+            return;
+        if (entry->length)
+            posix_fadvise(entry->fd, entry->offset,
+                          entry->length < ANNOUNCE_BYTES ? (off_t)entry->length : ANNOUNCE_BYTES, POSIX_FADV_WILLNEED);
+    }
+}
+
+static ssize_t read_some(struct job *job, ptrdiff_t i, size_t done, size_t size)
+{
+    const struct entry *entry = &job->entries[i];
+    struct iovec piece = {entry->dest + done, size};
+    const off_t offset = entry->offset + (off_t)done;
+    for (;;) {
+        ssize_t got;
+#ifdef RWF_NOWAIT
+        if (!job->cold) {
+            got = preadv2(entry->fd, &piece, 1, offset, RWF_NOWAIT);
+            if (got < 0 && (errno == EAGAIN || errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)) {
+                job->cold = 1;
+                look_ahead(job, i);
+                continue;
+            }
+        } else
+#endif
+            got = pread(entry->fd, piece.iov_base, size, offset);
+        if (got >= 0 || errno != EINTR)
+            return got;
+    }
+}
+
+static int read_entry(struct job *job, ptrdiff_t i)
+{
+    struct entry *entry = &job->entries[i];
+    const int sum = entry->verify || job->sums;
+    uint32_t crc = 0xFFFFFFFFu;
+    if (entry->fd < 0)
+        entry->fd = entry_open(entry);
+    if (entry->fd < 0 && *entry->path) {
+        job->error = errno;
+        return FAIL_OPEN;
+    }
+    for (size_t done = 0; done < entry->length;) {
+        const size_t left = entry->length - done;
+        const ssize_t got = read_some(job, i, done, left < STEP_BYTES ? left : STEP_BYTES);
+        if (got < 0)
+            job->error = errno;
+        if (got <= 0)
+            return got ? FAIL_READ : FAIL_SHORT;
+        if (sum)
+            crc = crc_update(crc, entry->dest + done, (size_t)got);
+        done += (size_t)got;
+    }
+    crc = ~crc;
+    if (entry->verify && crc != entry->expected)
+        return FAIL_CHECKSUM;
+    if (job->sums)
+        for (int byte = 0; byte < 4; byte++)
+            job->sums[4 * i + byte] = (uint8_t)(crc >> 8 * byte);
+    return 0;
+}
+
+static void job_read(struct job *job)
+{
+    ptrdiff_t i = 0;
+#ifndef RWF_NOWAIT
+    job->cold = 1;
+#endif
+    for (; i < job->count && !job->code; i++) {
+        if (job->cold)
+            look_ahead(job, i);
+        job->code = read_entry(job, i);
+        job->failed_at = i;
+        if (job->entries[i].fd >= 0)
+            entry_release(job, i);
+    }
+    for (; i < job->count; i++) /* after a failure: what was opened ahead, or handed on */
+        if (job->entries[i].fd >= 0)
+            entry_release(job, i);
+}
+
+#endif

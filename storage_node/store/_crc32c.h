@@ -1,0 +1,128 @@
+/* CRC-32C (RFC 3720, appendix B.4: polynomial 0x1EDC6F41, used bit-reversed) in three ways.
+ *
+ * crc_choose() builds the tables and points crc_update at the fastest way that this processor has;
+ * call it once before anything else. The functions advance a raw register: the inversions at both
+ * ends of a checksum belong to the caller. Knows nothing of Python.
+ */
+#ifndef AIS_LOADER_CRC32C_H
+#define AIS_LOADER_CRC32C_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#include <wmmintrin.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#ifndef HWCAP_CRC32
+#define HWCAP_CRC32 (1 << 7)
+#endif
+#endif
+
+#define POLYNOMIAL 0x82F63B78u
+
+static uint32_t table[8][256]; /* table[k][b]: the register after byte b and then k zero bytes */
+
+static uint32_t crc_table(uint32_t crc, const uint8_t *data, size_t size)
+{
+    for (; size >= 8; data += 8, size -= 8) {
+        crc ^= (uint32_t)data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24;
+        crc = table[7][crc & 255] ^ table[6][crc >> 8 & 255] ^ table[5][crc >> 16 & 255] ^ table[4][crc >> 24]
+            ^ table[3][data[4]] ^ table[2][data[5]] ^ table[1][data[6]] ^ table[0][data[7]];
+    }
+    for (; size; data++, size--)
+        crc = crc >> 8 ^ table[0][(crc ^ *data) & 255];
+    return crc;
+}
+
+static uint32_t (*crc_update)(uint32_t crc, const uint8_t *data, size_t size) = crc_table;
+
+#if defined(__x86_64__)
+/* The instruction takes 3 cycles but one may start in each, so three lanes advance together. To join
+ * them the first two move past the bytes that follow: a carry-less product with x^(8n - 33) mod P
+ * (33 = the 32 bits that the instruction multiplies by, and one bit lost in a reflected product). */
+enum { LANE_SIZES = 3 };
+static const size_t lane_bytes[LANE_SIZES] = {1024, 256, 64};
+static uint64_t past_one[LANE_SIZES], past_two[LANE_SIZES];
+
+static inline uint64_t load64(const uint8_t *data)
+{
+    uint64_t word;
+    memcpy(&word, data, sizeof word);
+    return word;
+}
+
+__attribute__((target("sse4.2,pclmul"))) static uint32_t crc_sse42(uint32_t crc, const uint8_t *data, size_t size)
+{
+    uint64_t first = crc;
+    for (int k = 0; k < LANE_SIZES; k++) {
+        const size_t lane = lane_bytes[k];
+        for (; size >= 3 * lane; size -= 3 * lane, data += 2 * lane) {
+            uint64_t second = 0, third = 0;
+            for (const uint8_t *end = data + lane; data < end; data += 8) {
+                first = _mm_crc32_u64(first, load64(data));
+                second = _mm_crc32_u64(second, load64(data + lane));
+                third = _mm_crc32_u64(third, load64(data + 2 * lane));
+            }
+            const __m128i factors = _mm_set_epi64x((long long)past_one[k], (long long)past_two[k]);
+            const __m128i a = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)first), factors, 0x00);
+            const __m128i b = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)second), factors, 0x10);
+            first = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(_mm_xor_si128(a, b))) ^ third;
+        }
+    }
+    for (; size >= 8; data += 8, size -= 8)
+        first = _mm_crc32_u64(first, load64(data));
+    for (; size; data++, size--)
+        first = _mm_crc32_u8((uint32_t)first, *data);
+    return (uint32_t)first;
+}
+
+static uint32_t power_of_x(size_t exponent) /* x^exponent mod P; bit 31 is the coefficient of x^0 */
+{
+    uint32_t value = 0x80000000u;
+    while (exponent--)
+        value = value >> 1 ^ (value & 1 ? POLYNOMIAL : 0);
+    return value;
+}
+#elif defined(__aarch64__)
+static uint32_t crc_armv8(uint32_t crc, const uint8_t *data, size_t size)
+{
+    for (; size >= 8; data += 8, size -= 8) {
+        uint64_t word;
+        memcpy(&word, data, sizeof word);
+        __asm__(".arch_extension crc\n\tcrc32cx %w0, %w0, %x1" : "+r"(crc) : "r"(word));
+    }
+    for (; size; data++, size--)
+        __asm__(".arch_extension crc\n\tcrc32cb %w0, %w0, %w1" : "+r"(crc) : "r"((uint32_t)*data));
+    return crc;
+}
+#endif
+
+static void crc_choose(void)
+{
+    for (unsigned b = 0; b < 256; b++) {
+        uint32_t value = b;
+        for (int bit = 0; bit < 8; bit++)
+            value = value >> 1 ^ (value & 1 ? POLYNOMIAL : 0);
+        table[0][b] = value;
+    }
+    for (unsigned b = 0; b < 256; b++)
+        for (int k = 1; k < 8; k++)
+            table[k][b] = table[k - 1][b] >> 8 ^ table[0][table[k - 1][b] & 255];
+#if defined(__x86_64__)
+    for (int k = 0; k < LANE_SIZES; k++) {
+        past_one[k] = power_of_x(8 * lane_bytes[k] - 33);
+        past_two[k] = power_of_x(16 * lane_bytes[k] - 33);
+    }
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul"))
+        crc_update = crc_sse42;
+#elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    if (getauxval(AT_HWCAP) & HWCAP_CRC32)
+        crc_update = crc_armv8;
+#endif
+}
+
+#endif

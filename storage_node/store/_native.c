@@ -1,0 +1,268 @@
+/* The Python face of _crc32c.h and _batch_read.h: arguments in, bytes out, one release of the GIL.
+ *
+ * Everything here has a Python reference with the same signature and the same answers, in checksum.py
+ * and batch_read.py, where the contracts are written. While the GIL is released nothing refers to
+ * what others could change: the columns are copied into `struct entry`, the paths are held by a tuple
+ * of our own, and the destinations are bytes objects that nobody else has seen.
+ */
+#define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "_batch_read.h"
+
+enum { GIL_FREE_BYTES = 64 << 10 }; /* from about 3 us of work, letting others run pays */
+
+static PyObject *crc_call(uint32_t (*update)(uint32_t, const uint8_t *, size_t), PyObject *const *args,
+                          Py_ssize_t nargs, PyObject *kwnames)
+{
+    const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    if (nargs < 1 || nargs + named > 2
+        || (named && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "crc")))
+        return PyErr_Format(PyExc_TypeError, "expected (data, /, crc=0)");
+    uint32_t crc = 0;
+    if (nargs + named == 2) {
+        const Py_ssize_t start = PyNumber_AsSsize_t(args[1], NULL); /* clips, so that any int gets the same error */
+        if (start == -1 && PyErr_Occurred())
+            return NULL;
+        if (start < 0 || start > (Py_ssize_t)UINT32_MAX)
+            return PyErr_Format(PyExc_ValueError, "crc must be from 0 to 2**32 - 1, got %R", args[1]);
+        crc = (uint32_t)start;
+    }
+    Py_buffer data;
+    if (PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
+        return NULL;
+    if (data.len > GIL_FREE_BYTES) {
+        Py_BEGIN_ALLOW_THREADS
+        crc = ~update(~crc, data.buf, (size_t)data.len);
+        Py_END_ALLOW_THREADS
+    } else {
+        crc = ~update(~crc, data.buf, (size_t)data.len);
+    }
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(crc);
+}
+
+static PyObject *py_crc32c(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    (void)module;
+    return crc_call(crc_update, args, nargs, kwnames);
+}
+
+static PyObject *py_crc32c_table(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    (void)module;
+    return crc_call(crc_table, args, nargs, kwnames);
+}
+
+/* ---- Arguments -----------------------------------------------------------------------------------*/
+
+enum { DIRFDS, OFFSETS, LENGTHS, EXPECTED, VERIFY, COLUMNS };
+static const struct {
+    const char *name, *formats, *type;
+    Py_ssize_t itemsize;
+} columns[COLUMNS] = {
+    {"dirfds", "i", "int32", 4},     {"offsets", "lq", "int64", 8},  {"lengths", "lq", "int64", 8},
+    {"expected", "I", "uint32", 4}, {"verify", "B?", "uint8", 1},
+};
+
+static int column_check(int k, const Py_buffer *view, Py_ssize_t count)
+{
+    const char *format = view->format ? view->format : "B";
+    format += *format == '@';
+    if (!*format || format[1] || !strchr(columns[k].formats, *format) || view->itemsize != columns[k].itemsize) {
+        PyErr_Format(PyExc_TypeError, "%s must hold native %s items", columns[k].name, columns[k].type);
+        return -1;
+    }
+    if (view->ndim != 1 || !PyBuffer_IsContiguous(view, 'C')) {
+        PyErr_Format(PyExc_ValueError, "%s must be one-dimensional and contiguous", columns[k].name);
+        return -1;
+    }
+    if (view->len / view->itemsize != count) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd items, paths has %zd", columns[k].name, view->len / view->itemsize,
+                     count);
+        return -1;
+    }
+    return 0;
+}
+
+/* A job and what Python has to keep alive for it. */
+struct call {
+    struct job job;
+    PyObject *paths;  /* a tuple of our own: another thread may change the caller's list meanwhile */
+    Py_ssize_t total; /* bytes of all entries, and of the prefix before them */
+};
+
+static int entries_fill(struct call *call, const Py_buffer *views)
+{
+    for (Py_ssize_t i = 0; i < call->job.count; i++) {
+        struct entry *entry = &call->job.entries[i];
+        PyObject *path = PyTuple_GET_ITEM(call->paths, i);
+        int64_t offset, length;
+        if (!PyBytes_Check(path)) {
+            PyErr_Format(PyExc_TypeError, "paths[%zd] must be bytes, not %.100s", i, Py_TYPE(path)->tp_name);
+            return -1;
+        }
+        entry->path = PyBytes_AS_STRING(path);
+        if (strlen(entry->path) != (size_t)PyBytes_GET_SIZE(path)) {
+            PyErr_Format(PyExc_ValueError, "paths[%zd] contains a NUL byte", i);
+            return -1;
+        }
+        memcpy(&entry->dirfd, (const char *)views[DIRFDS].buf + 4 * i, 4);
+        memcpy(&offset, (const char *)views[OFFSETS].buf + 8 * i, 8);
+        memcpy(&length, (const char *)views[LENGTHS].buf + 8 * i, 8);
+        memcpy(&entry->expected, (const char *)views[EXPECTED].buf + 4 * i, 4);
+        entry->verify = ((const uint8_t *)views[VERIFY].buf)[i];
+        if (offset < 0 || length < 0 || offset > INT64_MAX - length) {
+            PyErr_Format(PyExc_ValueError, "entry %zd: offset %lld and length %lld are not a range of a file", i,
+                         (long long)offset, (long long)length);
+            return -1;
+        }
+        if (length > PY_SSIZE_T_MAX - call->total) {
+            PyErr_SetString(PyExc_ValueError, "the lengths add up to more than an object can hold");
+            return -1;
+        }
+        call->total += (Py_ssize_t)length;
+        entry->offset = (off_t)offset;
+        entry->length = (size_t)length;
+        entry->fd = -1;
+        entry->same = i && entry[-1].dirfd == entry->dirfd
+            && (entry[-1].path == entry->path || !strcmp(entry[-1].path, entry->path));
+    }
+    return 0;
+}
+
+/* Copies (dirfds, paths, offsets, lengths, expected, verify) into the job. */
+static int call_open(struct call *call, PyObject *const *args)
+{
+    PyObject *const sources[COLUMNS] = {args[0], args[2], args[3], args[4], args[5]};
+    Py_buffer views[COLUMNS];
+    int opened = 0, result = -1;
+    if (!PyList_Check(args[1]) && !PyTuple_Check(args[1])) {
+        PyErr_Format(PyExc_TypeError, "paths must be a list of bytes, not %.100s", Py_TYPE(args[1])->tp_name);
+        return -1;
+    }
+    call->paths = PySequence_Tuple(args[1]);
+    if (!call->paths)
+        return -1;
+    call->job.count = PyTuple_GET_SIZE(call->paths);
+    call->job.entries = PyMem_Calloc((size_t)call->job.count, sizeof *call->job.entries);
+    if (!call->job.entries) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    while (opened < COLUMNS && PyObject_GetBuffer(sources[opened], &views[opened], PyBUF_RECORDS_RO) == 0) {
+        opened++;
+        if (column_check(opened - 1, &views[opened - 1], call->job.count) < 0)
+            goto done;
+    }
+    if (opened == COLUMNS)
+        result = entries_fill(call, views);
+done:
+    while (opened)
+        PyBuffer_Release(&views[--opened]);
+    return result;
+}
+
+/* Runs the job without the GIL and frees it; gives `result` (stolen; NULL: only free) or the failure. */
+static PyObject *call_run(struct call *call, PyObject *result)
+{
+    struct job *job = &call->job;
+    if (result) {
+        Py_BEGIN_ALLOW_THREADS
+        job_read(job);
+        Py_END_ALLOW_THREADS
+        if (job->code)
+            Py_SETREF(result, Py_BuildValue("nii", (Py_ssize_t)job->failed_at, job->code, job->error));
+    }
+    PyMem_Free(job->entries);
+    Py_XDECREF(call->paths);
+    return result;
+}
+
+static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    struct call call = {0};
+    struct job *job = &call.job;
+    Py_buffer prefix;
+    PyObject *frame = NULL;
+    if (nargs != 8)
+        return PyErr_Format(PyExc_TypeError, "read_frame takes 8 positional arguments, got %zd", nargs);
+    const Py_ssize_t checksum_at = PyNumber_AsSsize_t(args[1], PyExc_ValueError);
+    if (checksum_at == -1 && PyErr_Occurred())
+        return NULL;
+    if (PyObject_GetBuffer(args[0], &prefix, PyBUF_SIMPLE) < 0)
+        return NULL;
+    call.total = prefix.len;
+    if (call_open(&call, args + 2) == 0) {
+        if (checksum_at >= 0 && (checksum_at > prefix.len || (prefix.len - checksum_at) / 4 < job->count))
+            PyErr_Format(PyExc_ValueError, "%zd checksums at %zd do not fit in a prefix of %zd bytes",
+                         (Py_ssize_t)job->count, checksum_at, prefix.len);
+        else
+            frame = PyBytes_FromStringAndSize(NULL, call.total);
+    }
+    if (frame) {
+        uint8_t *const start = (uint8_t *)PyBytes_AS_STRING(frame);
+        uint8_t *dest = start + prefix.len;
+        memcpy(start, prefix.buf, (size_t)prefix.len);
+        for (Py_ssize_t i = 0; i < job->count; dest += job->entries[i++].length)
+            job->entries[i].dest = dest;
+        job->sums = checksum_at >= 0 ? start + checksum_at : NULL;
+    }
+    PyBuffer_Release(&prefix);
+    return call_run(&call, frame);
+}
+
+static PyObject *read_list(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    struct call call = {0};
+    struct job *job = &call.job;
+    PyObject *pieces = NULL;
+    if (nargs != 6)
+        return PyErr_Format(PyExc_TypeError, "read_list takes 6 positional arguments, got %zd", nargs);
+    if (call_open(&call, args) == 0)
+        pieces = PyList_New(job->count);
+    for (Py_ssize_t i = 0; pieces && i < job->count; i++) {
+        PyObject *piece = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)job->entries[i].length);
+        if (piece) {
+            job->entries[i].dest = (uint8_t *)PyBytes_AS_STRING(piece);
+            PyList_SET_ITEM(pieces, i, piece);
+        } else {
+            Py_CLEAR(pieces);
+        }
+    }
+    return call_run(&call, pieces);
+}
+
+static int module_exec(PyObject *module)
+{
+    crc_choose();
+    if (PyModule_AddIntConstant(module, "OPEN", FAIL_OPEN) < 0 || PyModule_AddIntConstant(module, "READ", FAIL_READ) < 0
+        || PyModule_AddIntConstant(module, "SHORT", FAIL_SHORT) < 0
+        || PyModule_AddIntConstant(module, "CHECKSUM", FAIL_CHECKSUM) < 0)
+        return -1;
+    return 0;
+}
+
+static PyMethodDef methods[] = {
+    {"crc32c", (PyCFunction)(void (*)(void))py_crc32c, METH_FASTCALL | METH_KEYWORDS, "See checksum.crc32c."},
+    {"crc32c_table", (PyCFunction)(void (*)(void))py_crc32c_table, METH_FASTCALL | METH_KEYWORDS,
+     "crc32c as machines without the instruction compute it."},
+    {"read_frame", (PyCFunction)(void (*)(void))read_frame, METH_FASTCALL, "See batch_read.read_frame_python."},
+    {"read_list", (PyCFunction)(void (*)(void))read_list, METH_FASTCALL, "See batch_read.read_list_python."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}};
+
+static struct PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_native",
+    .m_doc = "CRC-32C and batch reads that release the GIL once; contracts in checksum.py and batch_read.py.",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&module_def); }

@@ -1,0 +1,241 @@
+"""Batch reads: the pieces of many files in one call, checked, in order, behind a prefix or as a list.
+
+Columns describe n entries; entry i is `lengths[i]` bytes from `offsets[i]` of the file `paths[i]`:
+
+    dirfds    int32 (n,)    folder that paths[i] is relative to
+    paths     n bytes       without NUL; b"" means that dirfds[i] is itself the file, open for reading
+    offsets   int64 (n,)    bytes, >= 0
+    lengths   int64 (n,)    bytes, >= 0; a file that ends earlier fails, nothing is ever shorter
+    expected  uint32 (n,)   CRC-32C of the piece, looked at where verify is set
+    verify    uint8 (n,)    0 or 1
+
+Columns are one-dimensional contiguous buffers of native items: numpy arrays, array.array, bytes.
+
+An entry that cannot be delivered is an answer, not an exception: the call then returns a `Failure`
+and no bytes. Exceptions mean wrong arguments (TypeError, ValueError) or no memory. Symbolic links
+are not followed. Entries that name the same file one after another share one descriptor. A call
+holds 32 descriptors at most, fewer where they are scarce, and has closed all of them on its return.
+
+Two implementations keep this contract: `_native.c`, which gives up the GIL once per call and keeps a
+drive's queue filled when data is not cached, and the functions below, which are the reference and
+read one piece after another. AIS_LOADER_READER=native|python|auto (the default) chooses at import.
+
+Threads: any number of calls may run at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+from operator import index
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from storage_node.store.checksum import crc32c
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = [
+    "IMPLEMENTATION",
+    "Failure",
+    "FailureCode",
+    "read_frame",
+    "read_frame_python",
+    "read_list",
+    "read_list_python",
+]
+
+Failure: TypeAlias = tuple[int, int, int]
+"""(position of the first entry that failed, FailureCode, errno or 0)"""
+
+Paths: TypeAlias = list[bytes] | tuple[bytes, ...]
+
+
+class FailureCode(IntEnum):
+    OPEN = 1
+    """The file could not be opened; errno says why."""
+    READ = 2
+    """The file could not be read; errno says why."""
+    SHORT = 3
+    """The file ends before the entry does."""
+    CHECKSUM = 4
+    """The bytes are not those that were expected."""
+
+
+class _EntryFailed(Exception):
+    def __init__(self, position: int, code: FailureCode, errno: int = 0) -> None:
+        super().__init__(position, code, errno)
+        self.failure: Failure = (position, int(code), errno)
+
+
+def read_frame_python(
+    prefix: Buffer,
+    checksum_at: int,
+    dirfds: Buffer,
+    paths: Paths,
+    offsets: Buffer,
+    lengths: Buffer,
+    expected: Buffer,
+    verify: Buffer,
+    /,
+) -> bytes | Failure:
+    """`prefix` followed by every piece, as one bytes object of len(prefix) + sum(lengths) bytes.
+
+    With `checksum_at` >= 0 the pieces' CRC-32C, computed from the bytes just read, replace the
+    4 * n bytes of the prefix from there on, as little-endian uint32.
+    """
+    checksum_at = index(checksum_at)
+    if not memoryview(prefix).c_contiguous:
+        raise BufferError("prefix must be C-contiguous")
+    head = bytearray(memoryview(prefix))
+    columns = _columns(len(head), dirfds, paths, offsets, lengths, expected, verify)
+    count = len(columns)
+    if checksum_at >= 0 and checksum_at + 4 * count > len(head):
+        raise ValueError(f"{count} checksums at {checksum_at} do not fit in a prefix of {len(head)} bytes")
+    try:
+        pieces, sums = _read_pieces(columns, all_sums=checksum_at >= 0)
+    except _EntryFailed as failed:
+        return failed.failure
+    if checksum_at >= 0:
+        head[checksum_at : checksum_at + 4 * count] = b"".join(crc.to_bytes(4, "little") for crc in sums)
+    return b"".join([head, *pieces])
+
+
+def read_list_python(
+    dirfds: Buffer, paths: Paths, offsets: Buffer, lengths: Buffer, expected: Buffer, verify: Buffer, /
+) -> list[bytes] | Failure:
+    """Every piece as a bytes object of its own."""
+    try:
+        return _read_pieces(_columns(0, dirfds, paths, offsets, lengths, expected, verify), all_sums=False)[0]
+    except _EntryFailed as failed:
+        return failed.failure
+
+
+_Entry: TypeAlias = tuple[int, bytes, int, int, int, int]
+
+
+def _column(name: str, kind: str, formats: str, itemsize: int, source: Buffer, count: int) -> list[int]:
+    view = memoryview(source)
+    item = view.format.removeprefix("@")
+    if len(item) != 1 or item not in formats or view.itemsize != itemsize:
+        raise TypeError(f"{name} must hold native {kind} items")
+    if view.ndim != 1 or not view.c_contiguous:
+        raise ValueError(f"{name} must be one-dimensional and contiguous")
+    if len(view) != count:
+        raise ValueError(f"{name} has {len(view)} items, paths has {count}")
+    return view.tolist()
+
+
+def _columns(
+    prefix_bytes: int,
+    dirfds: Buffer,
+    paths: Paths,
+    offsets: Buffer,
+    lengths: Buffer,
+    expected: Buffer,
+    verify: Buffer,
+) -> list[_Entry]:
+    """The entries as rows, after every check that does not need the drive."""
+    if not isinstance(paths, list | tuple):
+        raise TypeError(f"paths must be a list of bytes, not {type(paths).__name__}")
+    paths = tuple(paths)
+    count = len(paths)
+    entries = list(
+        zip(
+            _column("dirfds", "int32", "i", 4, dirfds, count),
+            paths,
+            _column("offsets", "int64", "lq", 8, offsets, count),
+            _column("lengths", "int64", "lq", 8, lengths, count),
+            _column("expected", "uint32", "I", 4, expected, count),
+            _column("verify", "uint8", "B?", 1, verify, count),
+            strict=True,
+        )
+    )
+    total = prefix_bytes
+    for i, (_, path, offset, length, _, _) in enumerate(entries):
+        if not isinstance(path, bytes):
+            raise TypeError(f"paths[{i}] must be bytes, not {type(path).__name__}")
+        if b"\0" in path:
+            raise ValueError(f"paths[{i}] contains a NUL byte")
+        if offset < 0 or length < 0 or offset + length > sys.maxsize:
+            raise ValueError(f"entry {i}: offset {offset} and length {length} are not a range of a file")
+        total += length
+        if total > sys.maxsize:
+            raise ValueError("the lengths add up to more than an object can hold")
+    return entries
+
+
+def _read_pieces(entries: list[_Entry], *, all_sums: bool) -> tuple[list[bytes], list[int]]:
+    """The pieces and their checksums (0 where nobody asked for one), in order; or _EntryFailed."""
+    pieces: list[bytes] = []
+    sums: list[int] = []
+    fd, file = -1, (-1, b"")  # file: what fd is open for; ours to close when it has a path
+    try:
+        for i, (dirfd, path, offset, length, expected, verify) in enumerate(entries):
+            if (dirfd, path) != file:
+                if file[1]:
+                    os.close(fd)
+                file = (-1, b"")
+                fd = _open(i, dirfd, path) if path else dirfd
+                file = (dirfd, path)
+            piece = _pread_exactly(i, fd, offset, length)
+            crc = crc32c(piece) if verify or all_sums else 0
+            if verify and crc != expected:
+                raise _EntryFailed(i, FailureCode.CHECKSUM)
+            pieces.append(piece)
+            sums.append(crc)
+    finally:
+        if file[1]:
+            os.close(fd)
+    return pieces, sums
+
+
+def _open(position: int, dirfd: int, path: bytes) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dirfd)
+    except OSError as error:
+        raise _EntryFailed(position, FailureCode.OPEN, error.errno or 0) from error
+
+
+def _pread_exactly(position: int, fd: int, offset: int, length: int) -> bytes:
+    parts: list[bytes] = []
+    done = 0
+    while done < length:
+        try:
+            part = os.pread(fd, length - done, offset + done)
+        except OSError as error:
+            raise _EntryFailed(position, FailureCode.READ, error.errno or 0) from error
+        if not part:
+            raise _EntryFailed(position, FailureCode.SHORT)
+        parts.append(part)
+        done += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+ReadFrame: TypeAlias = Callable[
+    ["Buffer", int, "Buffer", Paths, "Buffer", "Buffer", "Buffer", "Buffer"], "bytes | Failure"
+]
+ReadList: TypeAlias = Callable[["Buffer", Paths, "Buffer", "Buffer", "Buffer", "Buffer"], "list[bytes] | Failure"]
+Implementation: TypeAlias = Literal["native", "python"]
+
+
+def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadList]:
+    if choice not in ("auto", "native", "python"):
+        raise ValueError(f"AIS_LOADER_READER must be auto, native or python, got {choice!r}")
+    if choice != "python":
+        try:
+            from storage_node.store import _native
+        except ImportError as error:
+            if choice == "native":
+                raise ImportError(
+                    "AIS_LOADER_READER=native, but storage_node.store._native cannot be loaded "
+                    f"({error}); install with a C compiler, or set AIS_LOADER_READER=auto"
+                ) from error
+        else:
+            return "native", _native.read_frame, _native.read_list
+    return "python", read_frame_python, read_list_python
+
+
+IMPLEMENTATION, read_frame, read_list = _choose(os.environ.get("AIS_LOADER_READER", "auto"))

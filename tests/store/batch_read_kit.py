@@ -1,0 +1,112 @@
+"""What the batch readers' tests share: both readers, folders of known bytes, and columns of arguments."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from storage_node.store.batch_read import Failure, read_frame_python, read_list_python
+
+
+@dataclass(frozen=True)
+class Reader:
+    read_frame: Callable[..., bytes | Failure]
+    read_list: Callable[..., list[bytes] | Failure]
+
+
+READERS = {"python": Reader(read_frame_python, read_list_python)}
+try:
+    from storage_node.store import _native
+
+    READERS["native"] = Reader(_native.read_frame, _native.read_list)
+except ImportError:
+    pass  # an installation without a compiler: the reference is what is left to test
+
+# Disk file systems answer RWF_NOWAIT; tmpfs does not, which sends every read down the cold path.
+FILE_SYSTEMS = ["disk", *(["memory"] if os.access("/dev/shm", os.W_OK) else [])]
+
+
+@contextmanager
+def folder_on(file_system: str, disk_path: Path) -> Iterator[Folder]:
+    if file_system == "disk":
+        with Folder(disk_path) as opened:
+            yield opened
+    else:
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as path, Folder(Path(path)) as opened:
+            yield opened
+
+
+class Folder:
+    """A folder of test files and the descriptor that entries are relative to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> Folder:
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def add(self, name: str, data: bytes) -> bytes:
+        (self.path / name).write_bytes(data)
+        return name.encode()
+
+    def add_many(self, count: int, size: int) -> tuple[list[bytes], list[bytes]]:
+        contents = [content(i, size) for i in range(count)]
+        return [self.add(f"f{i:05}", data) for i, data in enumerate(contents)], contents
+
+    def chill(self) -> None:
+        """Ask the kernel to forget the files' pages, as far as this file system can."""
+        for path in self.path.iterdir():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def content(seed: int, size: int) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+def crc(data: bytes) -> int:
+    return int(google_crc32c.value(data))
+
+
+def columns(
+    dirfds: int | list[int],
+    paths: list[bytes],
+    offsets: list[int],
+    lengths: list[int],
+    expected: list[int] | None = None,
+    verify: list[int] | None = None,
+) -> tuple[Any, ...]:
+    """The six column arguments; without `expected` nothing is verified, with it everything is."""
+    count = len(paths)
+    return (
+        array("i", [dirfds] * count if isinstance(dirfds, int) else dirfds),
+        paths,
+        array("q", offsets),
+        array("q", lengths),
+        array("I", expected or [0] * count),
+        bytes(verify if verify is not None else [expected is not None] * count),
+    )
+
+
+def whole_files(folder: Folder, paths: list[bytes], contents: list[bytes]) -> tuple[Any, ...]:
+    return columns(folder.fd, paths, [0] * len(paths), [len(c) for c in contents], [crc(c) for c in contents])
+
+
+def both(reader: Reader, args: tuple[Any, ...]) -> list[Any]:
+    """The answers of both calls; the frame call also computes every checksum."""
+    return [reader.read_list(*args), reader.read_frame(bytes(4 * len(args[1])), 0, *args)]
