@@ -1,0 +1,5 @@
+"""`python -m ais_loader.cli` is `ais-loader`."""
+
+from ais_loader.cli import main
+
+main()

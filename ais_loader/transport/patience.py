@@ -1,0 +1,37 @@
+"""How long to go on trying: growing pauses with jitter, and a limit on the time without progress.
+
+For streams, which make progress between failures; calls that either succeed or fail use tenacity.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from ais_loader.errors import LoaderError
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class Patience:
+    """Give up after `retry_s` without progress. Belongs to one thread."""
+
+    def __init__(self, retry_s: float) -> None:
+        self._retry_s = retry_s
+        self.progress()
+
+    def progress(self) -> None:
+        self._progress_at = time.monotonic()
+        self._failures = 0
+
+    def pause(self, error: LoaderError, at_least_s: float = 0.0) -> None:
+        """Wait before the next try; raise `error` when it cannot help to retry, or when patience is over."""
+        if not error.retryable:
+            raise error
+        quiet_s = time.monotonic() - self._progress_at
+        if quiet_s > self._retry_s:
+            raise type(error)(f"{error}; gave up after {self._failures + 1} tries in {quiet_s:.1f} s") from error
+        longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._failures)
+        self._failures += 1
+        # Full jitter: the workers of a job, which failed together, must not come back together.
+        time.sleep(at_least_s + random.uniform(0, longest_s))

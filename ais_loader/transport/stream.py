@@ -1,0 +1,194 @@
+"""One batch over sessions: keeps credit flowing, resumes where a broken session left off, and checks that the answer
+is whole.
+
+Every entry arrives exactly once. When a session breaks, the rest is asked for anew, from the first entry that is
+missing; a large entry goes on from its last byte, in the version it began with. END's counts and digest are compared
+with what arrived, so a short or altered answer is an error and never a short batch.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ais_loader import errors
+from ais_loader.checksum import crc32c
+from ais_loader.transport.patience import Patience
+from ais_loader.transport.session import Broken, Inbox, Session
+from protos import ais_batch_pb2 as pb
+from protos.frame import U8, U32, Frame
+
+WINDOW_BYTES = 8 << 20
+"""Payload that a node may send ahead of the consumer, for each batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPolicy:
+    """When a batch gives up."""
+
+    timeout_s: float
+    """Longest silence of a node that is connected."""
+    retry_s: float
+    """How long to go on reconnecting, or being told to come back, without any progress."""
+    verify_payload: bool
+
+
+class GrpcStream:
+    """A `FrameStream`. Belongs to one thread, but for `close`."""
+
+    def __init__(self, request: pb.BatchRequest, session_of: Callable[[], Session], policy: StreamPolicy) -> None:
+        self._request = request
+        self._session_of = session_of
+        self._policy = policy
+        self._pid = os.getpid()
+        self._n = len(request.name)
+        self._status: U8 = np.zeros(self._n, np.uint8)
+        self._checksum: U32 = np.zeros(self._n, np.uint32)
+        self._received = 0
+        """Entries that have arrived whole; the next one is due."""
+        self._base = 0
+        """First entry that the current session was asked for."""
+        self._partial: Frame | None = None
+        self._unreturned_bytes = 0
+        self._patience = Patience(policy.retry_s)
+        self._done = self._closed = False
+        self._session: Session | None = None
+        self._inbox: Inbox | None = None
+        self._batch_id = 0
+        self._begin(self._request)
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self
+
+    def __next__(self) -> Frame:
+        if self._pid != os.getpid():
+            raise errors.Closed("this batch was begun before a fork, in the parent: begin a new one here")
+        while not self._done:
+            if self._closed:
+                raise errors.Closed("this batch has been closed")
+            self._return_credit()
+            event = self._wait()
+            if isinstance(event, Frame):
+                self._take(event)
+                return event
+            if isinstance(event, pb.End):
+                self._finish(event)
+            elif isinstance(event, pb.Reject):
+                busy = errors.Overloaded(f"the node is too busy: {event.reason}")
+                self._try_again(busy, event.retry_after_ms / 1000)
+            else:
+                self._try_again(event.error)
+        raise StopIteration
+
+    def close(self) -> None:
+        self._closed = True
+        if self._session is not None and self._pid == os.getpid() and not self._done:
+            self._session.cancel(self._batch_id)
+
+    # -- asking
+
+    def _begin(self, request: pb.BatchRequest) -> None:
+        request.initial_credit_bytes = WINDOW_BYTES
+        self._unreturned_bytes = 0
+        try:
+            self._session = self._session_of()
+        except errors.NodeUnavailable as error:
+            self._inbox = queue.SimpleQueue()
+            self._inbox.put(Broken(error))
+            return
+        self._batch_id, self._inbox = self._session.begin(request)
+
+    def _resume(self) -> None:
+        """Ask for what has not arrived yet."""
+        rest = pb.BatchRequest()
+        rest.CopyFrom(self._request)
+        for column in ("bucket_index", "name", "member", "start", "length", "version"):
+            values = getattr(rest, column)
+            if values:
+                kept = values[self._received :]
+                del values[:]
+                values.extend(kept)
+        rest.first_index = self._request.first_index + self._received
+        self._base = self._received
+        if self._partial is not None and self._partial.piece is not None:
+            rest.resume_offset = self._partial.piece.offset + len(self._partial.payload)
+            rest.resume_checksum = int(self._partial.checksum[0])
+            rest.resume_version = self._partial.piece.version
+        self._begin(rest)
+
+    def _try_again(self, error: errors.LoaderError, at_least_s: float = 0.0) -> None:
+        try:
+            self._patience.pause(error, at_least_s)
+        except errors.LoaderError:
+            self._done = True
+            raise
+        self._resume()
+
+    def _wait(self) -> Frame | pb.End | pb.Reject | Broken:
+        assert self._inbox is not None
+        try:
+            return self._inbox.get(timeout=self._policy.timeout_s)
+        except queue.Empty:
+            self.close()
+            self._done = True
+            raise errors.SilenceTimeout(
+                f"nothing arrived for {self._policy.timeout_s:g} s, after {self._received:,} of {self._n:,} entries; "
+                "is the node alive? Retry, or raise timeout_s"
+            ) from None
+
+    # -- receiving
+
+    def _take(self, frame: Frame) -> None:
+        first = int(frame.index[0]) - self._request.first_index if len(frame.index) else self._received
+        stop = first + len(frame.index)
+        if first != self._received or stop > self._n or (np.diff(frame.index.astype(np.int64)) != 1).any():
+            self._fail(f"entry {first} arrived where {self._received} was due")
+        if self._policy.verify_payload:
+            self._verify(frame)
+        self._patience.progress()
+        self._unreturned_bytes += len(frame.payload)
+        if not frame.completes_entry:
+            self._partial = frame
+            return
+        self._partial = None
+        self._status[first:stop] = frame.status
+        self._checksum[first:stop] = frame.checksum
+        self._received = stop
+
+    def _verify(self, frame: Frame) -> None:
+        start = 0
+        # A piece's checksum covers the entry from its beginning.
+        seed = int(self._partial.checksum[0]) if frame.piece is not None and self._partial is not None else 0
+        for index, size, expected in zip(frame.index.tolist(), frame.size.tolist(), frame.checksum.tolist(), strict=True):
+            if size and crc32c(frame.payload[start : start + size], seed) != expected:
+                self._fail(f"entry {index} was damaged on its way")
+            start += size
+
+    def _return_credit(self) -> None:
+        """Grant again what the consumer has taken, a quarter of the window at a time."""
+        if self._unreturned_bytes >= WINDOW_BYTES // 4 and self._session is not None:
+            self._session.grant(self._batch_id, self._unreturned_bytes)
+            self._unreturned_bytes = 0
+
+    def _finish(self, end: pb.End) -> None:
+        self._done = True
+        if end.outcome == pb.End.REFUSED:
+            raise errors.from_kind(end.error_kind, end.message)
+        status, checksum = self._status[self._base : self._received], self._checksum[self._base : self._received]
+        got = (self._received - self._base, int(np.count_nonzero(status)), _digest(status, checksum))
+        said = (end.entries, end.failed_entries, end.digest)
+        if got != said or (end.outcome == pb.End.COMPLETE and self._received != self._n):
+            self._fail(f"(entries, failed, digest) should be {said}, are {got}")
+
+    def _fail(self, message: str) -> None:
+        self.close()
+        self._done = True
+        raise errors.LoaderError(f"the node's answer does not add up: {message}")
+
+
+def _digest(status: U8, checksum: U32) -> int:
+    return crc32c(checksum.astype("<u4", copy=False).tobytes(), crc32c(status.tobytes()))

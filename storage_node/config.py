@@ -1,0 +1,33 @@
+"""What an operator sets on a node: one frozen value that checks itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of one node process. Only `durability` changes what a client can rely on; the rest is speed and limits."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Loopback unless told otherwise: there is no authentication."""
+    port: int = 7480
+    """0 picks a free one."""
+    durability: Literal["process", "power"] = "process"
+    read_threads: int = 4
+    """Threads that read from the drives; they leave the interpreter lock while they do."""
+    memory_bytes: int = 256 << 20
+    """Frames read but not yet handed to the network, all sessions together. Readers wait at this mark."""
+    max_active_batches: int = 512
+    """Batches being served; further ones are told to come back."""
+    reject_retry_after_ms: int = 100
+    max_buffered_bytes: int = 128 << 20
+    """Largest answer that is collected before it is sent (streaming=False)."""
+
+    def __post_init__(self) -> None:
+        for name in ("read_threads", "memory_bytes", "max_active_batches", "reject_retry_after_ms"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: need at least 1")
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"port={self.port}: need 0 to 65535")

@@ -1,0 +1,145 @@
+"""One node: a store, lent to clients over gRPC.
+
+The server has a thread and an event loop of its own, so that whoever starts it (a command line, a Ray actor, a test)
+can neither stall it nor be stalled by it, and can stop it from outside with a grace period.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from os import PathLike
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from protos import ais_batch_pb2, ais_objects_pb2_grpc
+from storage_node.batch.session import BatchService
+from storage_node.config import ServerConfig
+from storage_node.services import BucketsService, NodeService, ObjectsService
+from storage_node.store.errors import DriveFailed
+from storage_node.store.store import Store
+
+VERSION = "0.1.0"
+START_TIMEOUT_S = 30.0
+
+_OPTIONS = (
+    # A second server on the same port would silently get half of the connections.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", -1),
+    # Sessions stay open and idle for hours; a client that vanished without a word is found out.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+_REAP_INTERVAL_S = 2.0
+
+
+class NodeServer:
+    """A running node. `start` returns when it accepts connections; `stop` when nothing of it is left."""
+
+    def __init__(self, drives: Sequence[str | PathLike[str]], config: ServerConfig | None = None) -> None:
+        self.config = config or ServerConfig()
+        self._drives = list(drives)
+        self._store: Store | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="ais-loader-node", daemon=True)
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._server: grpc.aio.Server | None = None
+        self._stopping: asyncio.Event | None = None
+        self._grace_s = 0.0
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"grpc://{self.config.host}:{self.port}"
+
+    def start(self) -> NodeServer:
+        """Open the store and listen. Raises what `Store.open` raises, and DriveFailed's sibling OSError for the port."""
+        self._store = Store.open(self._drives, mode="a", durability=self.config.durability)
+        self._thread.start()
+        if not self._started.wait(START_TIMEOUT_S):
+            raise TimeoutError(f"the server did not start within {START_TIMEOUT_S:g} s")
+        if self._failure is not None:
+            self._thread.join()
+            self._store.close()
+            raise self._failure
+        return self
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Refuse new calls, let running ones finish for `grace_s`, then close the store. May be called again."""
+        if self._thread.is_alive() and self._stopping is not None:
+            self._grace_s = grace_s
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def __enter__(self) -> NodeServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(grace_s=0.5)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that called start()
+            self._failure = error
+        finally:
+            self._started.set()
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        assert self._store is not None
+        self._stopping = asyncio.Event()
+        with ThreadPoolExecutor(self.config.read_threads, thread_name_prefix="ais-loader-read") as readers:
+            service = BatchService(self._store, self.config, readers)
+            server = grpc.aio.server(options=_OPTIONS)
+            ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(service), server)
+            ais_objects_pb2_grpc.add_ObjectsServicer_to_server(ObjectsService(service), server)
+            ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(service, VERSION), server)
+            server.add_generic_rpc_handlers((_session_handler(service),))
+            try:
+                self.port = server.add_insecure_port(f"{self.config.host}:{self.config.port}")
+            except RuntimeError as error:
+                raise OSError(
+                    f"cannot listen on {self.config.host}:{self.config.port}: is another node running there? ({error})"
+                ) from error
+            await server.start()
+            self._started.set()
+            reaping = asyncio.create_task(self._reap(service))
+            await self._stopping.wait()
+            reaping.cancel()
+            await server.stop(self._grace_s)
+
+    async def _reap(self, service: BatchService) -> None:
+        """Remove the files of replaced objects when their grace period is over, also when nobody writes any more."""
+        while True:
+            await asyncio.sleep(_REAP_INTERVAL_S)
+            for drive in service.store.drives:
+                if drive is not None:
+                    try:
+                        await service.read(drive.reap)
+                    except DriveFailed:
+                        continue  # shown by Describe; the next start removes what is left
+
+
+def _session_handler(service: BatchService) -> grpc.GenericRpcHandler:
+    """GetBatch/Session with responses that are serialized already."""
+
+    async def session(requests: AsyncIterator[ais_batch_pb2.SessionRequest], context: Any) -> None:
+        await service.serve(requests, context)
+
+    passthrough: Callable[[bytes], bytes] = bytes
+    handler = grpc.stream_stream_rpc_method_handler(
+        session, request_deserializer=ais_batch_pb2.SessionRequest.FromString, response_serializer=passthrough
+    )
+    return grpc.method_handlers_generic_handler("ais_loader.v1.GetBatch", {"Session": handler})

@@ -1,0 +1,239 @@
+"""Buckets, single objects and the node itself, over gRPC: each call a thin layer over the store.
+
+Calls that may wait for a drive run on the reader threads. A StoreError becomes a gRPC status whose trailing metadata
+carries the error's kind; the client makes its own error of it again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import NoReturn, Protocol
+
+import grpc
+
+from protos import ais_objects_pb2 as pb
+from storage_node.batch.session import BatchService
+from storage_node.store import errors
+from storage_node.store.batch_read import IMPLEMENTATION
+from storage_node.store.format import Record
+from storage_node.store.reads import ObjectReader, open_object
+from storage_node.store.record import BucketRecord
+from storage_node.store.store import Store, Upload
+from storage_node.store.writes import check_content, stage_object
+
+ERROR_KIND_KEY = "ais-error-kind"
+MAX_PAGE_SIZE = 10_000
+
+_STATUS = {
+    errors.InvalidName: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ContentMismatch: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.RangeError: grpc.StatusCode.OUT_OF_RANGE,
+    errors.BucketNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.ObjectNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.BucketExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.BucketNotEmpty: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
+    errors.DriveFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+class Context(Protocol):
+    """What these services use of grpc.aio's context."""
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = ..., trailing_metadata: tuple[tuple[str, str], ...] = ...
+    ) -> NoReturn: ...
+
+
+async def abort(context: Context, error: errors.StoreError) -> NoReturn:
+    """End the call with this error."""
+    code = _STATUS.get(type(error), grpc.StatusCode.INTERNAL)
+    await context.abort(code, str(error), ((ERROR_KIND_KEY, error.kind),))
+
+
+class BucketsService:
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+        self._store = service.store
+
+    async def CreateBucket(self, request: pb.CreateBucketRequest, context: Context) -> pb.Bucket:
+        def create() -> BucketRecord:
+            return self._store.create_bucket(request.name, copies=request.copies or 1, exist_ok=request.exist_ok)
+
+        try:
+            return _bucket(request.name, await self._service.read(create))
+        except errors.StoreError as error:
+            await abort(context, error)
+
+    async def GetBucket(self, request: pb.GetBucketRequest, context: Context) -> pb.Bucket:
+        try:
+            return _bucket(request.name, self._store.bucket(request.name))
+        except errors.StoreError as error:
+            await abort(context, error)
+
+    async def ListBuckets(self, request: pb.ListBucketsRequest, context: Context) -> pb.ListBucketsResponse:
+        found = sorted(self._store.buckets().items())
+        return pb.ListBucketsResponse(bucket=[_bucket(name, bucket) for name, bucket in found])
+
+    async def DeleteBucket(self, request: pb.DeleteBucketRequest, context: Context) -> pb.DeleteBucketResponse:
+        def delete() -> int:
+            return self._store.delete_bucket(request.name, force=request.force)
+
+        try:
+            return pb.DeleteBucketResponse(deleted_objects=await self._service.read(delete))
+        except errors.StoreError as error:
+            await abort(context, error)
+
+
+class ObjectsService:
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+        self._store = service.store
+
+    async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
+        upload: Upload | None = None
+        header = pb.PutHeader()
+        read = self._service.read
+        try:
+            async for request in requests:
+                if request.WhichOneof("part") == "header":
+                    if upload is not None:
+                        raise errors.InvalidRequest("a second header in one PUT")
+                    header = request.header
+                    upload = await read(self._store.begin_put, header.bucket, header.name, dict(header.metadata))
+                elif upload is None:
+                    raise errors.InvalidRequest("a PUT begins with its header")
+                else:
+                    await read(upload.write, request.data)
+            if upload is None:
+                raise errors.InvalidRequest("a PUT without a header")
+            check_content(
+                upload, header.size_bytes if header.HasField("size_bytes") else None,
+                header.checksum if header.HasField("checksum") else None,
+            )  # fmt: skip
+            record = await read(upload.commit)
+            return _info(header.bucket, header.name, record)
+        except errors.StoreError as error:
+            await abort(context, error)
+        finally:
+            if upload is not None:
+                upload.abort()
+
+    async def PutMany(
+        self, requests: AsyncIterator[pb.PutManyRequest], context: Context
+    ) -> AsyncIterator[pb.PutManyResponse]:
+        async for request in requests:
+            try:
+                yield await self._service.read(self._put_group, request)
+            except errors.StoreError as error:
+                await abort(context, error)
+
+    def _put_group(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
+        uploads: list[Upload | errors.StoreError] = []
+        for small in request.object:
+            checksum = small.checksum if small.HasField("checksum") else None
+            try:
+                uploads.append(
+                    stage_object(
+                        self._store, small.bucket, small.name, [small.data], dict(small.metadata), checksum=checksum
+                    )
+                )
+            except errors.StoreError as error:
+                uploads.append(error)
+        results = []
+        for small, result in zip(request.object, self._store.commit_many(uploads), strict=True):
+            if isinstance(result, errors.StoreError):
+                results.append(pb.PutResult(error=pb.Error(kind=result.kind, message=str(result))))
+            else:
+                results.append(pb.PutResult(info=_info(small.bucket, small.name, result)))
+        return pb.PutManyResponse(result=results)
+
+    async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
+        read = self._service.read
+        reader: ObjectReader | None = None
+        try:
+            reader = await read(self._open, request)
+            info = _info(request.bucket, request.name, reader.record)
+            yield pb.GetResponse(header=pb.GetHeader(info=info, length=reader.length))
+            while chunk := await read(next, reader, b""):
+                yield pb.GetResponse(data=chunk)
+        except errors.StoreError as error:
+            await abort(context, error)
+        finally:
+            if reader is not None:
+                reader.close()
+
+    def _open(self, request: pb.GetRequest) -> ObjectReader:
+        return open_object(
+            self._store, request.bucket, request.name, start=request.start,
+            length=request.length if request.HasField("length") else None, member=request.member,
+            version=request.version, verify=request.verify_range,
+        )  # fmt: skip
+
+    async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
+        try:
+            record = await self._service.read(self._store.head, request.bucket, request.name)
+            return _info(request.bucket, request.name, record)
+        except errors.StoreError as error:
+            await abort(context, error)
+
+    async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
+        try:
+            await self._service.read(self._store.delete, request.bucket, request.name)
+            return pb.DeleteResponse()
+        except errors.StoreError as error:
+            await abort(context, error)
+
+    async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
+        page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
+
+        def page() -> list[tuple[str, Record]]:
+            # One more than asked tells whether another page is worth a request.
+            return list(self._store.objects(request.bucket, request.prefix, request.start_after, page_size + 1))
+
+        try:
+            found = await self._service.read(page)
+        except errors.StoreError as error:
+            await abort(context, error)
+        shown = found[:page_size]
+        objects = [_info(request.bucket, name, record) for name, record in shown]
+        return pb.ListResponse(object=objects, more=len(found) > len(shown))
+
+
+class NodeService:
+    def __init__(self, service: BatchService, version: str) -> None:
+        self._service = service
+        self._version = version
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
+        store = self._service.store
+        states = await self._service.read(store.states)
+        return pb.DescribeResponse(
+            version=self._version,
+            store_uuid=store.store_uuid,
+            drive=[
+                pb.Drive(
+                    uuid=state.uuid, path=state.path, state=state.problem or "ok", objects=state.objects_estimate,
+                    free_bytes=state.free_bytes, size_bytes=state.size_bytes,
+                )
+                for state in states
+            ],
+            batch_reader=IMPLEMENTATION,
+            pid=os.getpid(),
+            open_sessions=self._service.open_sessions,
+            active_batches=self._service.active_batches,
+            reserved_bytes=self._service.budget.held_bytes,
+        )  # fmt: skip
+
+
+def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
+    return pb.Bucket(name=name, uuid=record.uuid_bytes, copies=record.copies)
+
+
+def _info(bucket: str, name: str, record: Record) -> pb.ObjectInfo:
+    return pb.ObjectInfo(
+        bucket=bucket, name=name, size_bytes=record.size_bytes, version=str(record.version),
+        checksum=record.checksum, modified_ns=record.modified_ns, metadata=record.metadata,
+    )  # fmt: skip
