@@ -18,7 +18,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): setup.cfg setup.py pyproject.toml storage_node/store/_native.c
+$(STAMP): setup.cfg setup.py pyproject.toml storage_node/store/_native.c storage_node/store/_batch_read.h storage_node/store/_crc32c.h
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or run make PYTHON=python3"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "python venv could not be made; on Debian: apt-get install python3-venv"; exit 1; }

@@ -145,8 +145,12 @@ class Batch:
 
     def tobytes(self) -> list[bytes | None]:
         """All items as bytes of their own, in order; None for a failed one (only with on_error="placeholder")."""
+        frames = self._take_frames()
+        if len(self._streams) == 1 and not self._waiting and (read := self._streams[0].read_all()) is not None:
+            self.close()
+            return list[bytes | None](read)
         result: list[bytes | None] = []
-        for frame in self._take_frames():
+        for frame in frames:
             start, data = 0, frame.payload
             stops = frame.size.cumsum().tolist()
             if frame.status.any():

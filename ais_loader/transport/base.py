@@ -45,6 +45,10 @@ class FrameStream(Protocol):
 
     def __iter__(self) -> Iterator[Frame]: ...
     def __next__(self) -> Frame: ...
+    def read_all(self) -> list[bytes] | None:
+        """Before the first frame: all entries as bytes of their own, where that is cheaper than frames and every entry
+        is OK. None: take the frames; nothing has been consumed."""
+
     def close(self) -> None:
         """Abandon what is left. Never blocks, may be called again, and from any thread."""
 

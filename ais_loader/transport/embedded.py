@@ -7,9 +7,11 @@ beside it: one writer, any number of readers. The single module of ais_loader th
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
 from ais_loader import errors
@@ -20,10 +22,13 @@ from protos import ais_batch_pb2 as pb
 from protos.frame import Frame
 
 if TYPE_CHECKING:
+    from storage_node.store.batch import StoreBatch
     from storage_node.store.format import Record
     from storage_node.store.record import BucketRecord
     from storage_node.store.store import Store
 
+# More threads than cores do not read faster, and more than a few only take from the trainer.
+_READ_PARTS = min(4, len(os.sched_getaffinity(0)))
 _COMMIT_TOGETHER = 128
 _COMMIT_TOGETHER_BYTES = 8 << 20
 
@@ -44,6 +49,7 @@ class EmbeddedTransport:
         self._durability = durability
         self._lock = threading.Lock()
         self._store: Store | None = None
+        self._helpers: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
         self._closed = False
         self._store_here()  # a wrong path or a held lock is told at once
@@ -61,6 +67,7 @@ class EmbeddedTransport:
         if self._pid != os.getpid():
             # Inherited through fork: a lock held by a thread that is not here would never be released.
             self._lock, self._pid, self._store, self._mode = threading.Lock(), os.getpid(), None, "r"
+            self._helpers = None
         with self._lock:
             if self._store is None:
                 with translated():
@@ -157,7 +164,16 @@ class EmbeddedTransport:
     # -- batches
 
     def open_batch(self, request: pb.BatchRequest, *, timeout_s: float) -> FrameStream:
-        return _EmbeddedStream(self._store_here(), request)
+        store = self._store_here()
+        return _EmbeddedStream(store, request, self._helpers_here())
+
+    def _helpers_here(self) -> ThreadPoolExecutor | None:
+        """Threads that share the reading of a batch; none where this process is one of several that do so already."""
+        if self._helpers is None and _READ_PARTS > 1 and multiprocessing.parent_process() is None:
+            with self._lock:
+                if self._helpers is None:
+                    self._helpers = ThreadPoolExecutor(_READ_PARTS - 1, thread_name_prefix="ais-loader-read")
+        return self._helpers
 
     def describe(self) -> dict[str, object]:
         from storage_node.store.batch_read import IMPLEMENTATION
@@ -179,6 +195,8 @@ class EmbeddedTransport:
 
     def close(self) -> None:
         self._closed = True
+        if self._helpers is not None and self._pid == os.getpid():
+            self._helpers.shutdown()
         if self._store is not None and self._pid == os.getpid():
             self._store.close()
         self._store = None
@@ -226,8 +244,12 @@ def _object_info(bucket: str, name: str, record: Record) -> ObjectInfo:
 class _EmbeddedStream:
     """Frames read when they are asked for, in the caller's thread."""
 
-    def __init__(self, store: Store, request: pb.BatchRequest) -> None:
-        self._frames = _read_frames(store, request)
+    def __init__(self, store: Store, request: pb.BatchRequest, helpers: Executor | None) -> None:
+        self._store = store
+        self._helpers = helpers
+        self._request = request
+        self._batch: StoreBatch | None = None
+        self._frames = self._read_frames()
 
     def __iter__(self) -> Iterator[Frame]:
         return self
@@ -235,22 +257,30 @@ class _EmbeddedStream:
     def __next__(self) -> Frame:
         return next(self._frames)
 
+    def read_all(self) -> list[bytes] | None:
+        with translated():
+            return self._looked_up().read_all(self._helpers, _READ_PARTS)
+
+    def _looked_up(self) -> StoreBatch:
+        from storage_node.store.batch import StoreBatch
+
+        if self._batch is None:
+            self._batch = StoreBatch(self._store, self._request)
+        return self._batch
+
+    def _read_frames(self) -> Generator[Frame, None, None]:
+        with translated():
+            batch = self._looked_up()
+            try:
+                for span in batch.spans():
+                    frame = batch.read(span)
+                    yield frame
+                    if self._request.fail_fast and frame.status.any():
+                        return
+            finally:
+                batch.close()
+
     def close(self) -> None:
         # A generator that is running in another thread refuses to close; it then ends with its consumer.
         if not self._frames.gi_running:
             self._frames.close()
-
-
-def _read_frames(store: Store, request: pb.BatchRequest) -> Any:
-    from storage_node.store.batch import StoreBatch
-
-    with translated():
-        batch = StoreBatch(store, request)
-        try:
-            for span in batch.spans():
-                frame = batch.read(span)
-                yield frame
-                if request.fail_fast and frame.status.any():
-                    return
-        finally:
-            batch.close()

@@ -84,6 +84,9 @@ class GrpcStream:
                 self._try_again(event.error)
         raise StopIteration
 
+    def read_all(self) -> list[bytes] | None:
+        return None  # what crosses a network comes in frames
+
     def close(self) -> None:
         self._closed = True
         if self._session is not None and self._pid == os.getpid() and not self._done:

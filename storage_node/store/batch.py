@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from protos import ais_batch_pb2 as pb
 from protos.frame import TARGET_PAYLOAD_BYTES, U8, U32, EntryFault, Frame, Piece, encode_frame, encode_prefix
 from storage_node.store.batch_plan import FrameSpan, check_range, plan_frames
-from storage_node.store.batch_read import FailureCode, read_frame
+from storage_node.store.batch_read import Failure, FailureCode, read_frame, read_list
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.drive import Drive
 from storage_node.store.errors import BucketNotFound, InvalidRequest, StoreError
@@ -30,6 +31,7 @@ from storage_node.store.store import Store, not_found_message
 MAX_ITEM_BYTES = 256 << 20
 MAX_ENTRIES = 10_000
 _LOOKUPS_OF_A_MOVING_OBJECT = 10
+_MIN_ENTRIES_PER_PART = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,31 @@ class StoreBatch:
                 self.checksum[at] = np.frombuffer(result, "<u4", span.stop - span.first, checksum_at)
                 return result
         return encode_frame(batch_id, self.read(span))
+
+    def read_all(self, helpers: Executor | None = None, parts: int = 1) -> list[bytes] | None:
+        """Every entry as bytes of its own, straight from the drives; None when that takes more than plain reads.
+
+        With `helpers` the batch is read in up to `parts` parts at once, one of them in the calling thread.
+        """
+        if not self.n or self._request.resume_offset or not self._is_plain(FrameSpan(0, self.n, 0)):
+            return None
+        if int(self.sizes.sum()) > MAX_ITEM_BYTES:
+            return None
+        step = -(-self.n // parts) if helpers is not None and self.n >= parts * _MIN_ENTRIES_PER_PART else self.n
+        spans = [slice(first, first + step) for first in range(0, self.n, step)]
+        elsewhere = [helpers.submit(self._read_list, span) for span in spans[1:]] if helpers is not None else []
+        whole: list[bytes] = []
+        for result in [self._read_list(spans[0]), *(future.result() for future in elsewhere)]:
+            if not isinstance(result, list):
+                return None
+            whole += result
+        return whole
+
+    def _read_list(self, at: slice) -> list[bytes] | Failure:
+        return read_list(
+            self._folders[at], self._paths[at], self._start[at], self.sizes[at], self.checksum[at],
+            self.kind[at] == pb.STORED,
+        )  # fmt: skip
 
     def _is_plain(self, span: FrameSpan) -> bool:
         """Whether one native call can read the whole frame."""

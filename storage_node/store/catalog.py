@@ -121,6 +121,10 @@ class Catalog:
                 if scratch is not None:
                     shutil.rmtree(scratch, ignore_errors=True)
 
+    def sequence_number(self) -> int:
+        """Grows with every commit that this handle has seen."""
+        return int(self._db.latest_sequence_number())
+
     def estimated_keys(self) -> int:
         return int(self._db.property_int_value("rocksdb.estimate-num-keys") or 0)
 

@@ -32,6 +32,7 @@ from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record, Version
 from storage_node.store.raw_files import RawFiles, StagedFile, drive_error
 from storage_node.store.record import write_atomically
+from storage_node.store.record_cache import RecordCache
 
 Durability: TypeAlias = Literal["process", "power"]
 
@@ -124,6 +125,7 @@ class Drive:
         except BaseException:
             self.files.close()
             raise
+        self._cache = RecordCache()
         self._stripes = [threading.Lock() for _ in range(_STRIPES)]
         self._counter_lock = threading.Lock()
         self._next_counter = self._reserved = 0  # guarded by _counter_lock
@@ -167,14 +169,30 @@ class Drive:
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
         if not self.writable and time.monotonic() - self._caught_up_at > READER_STALENESS_S:
             self.catch_up()
+        records = self._cache.get_many(keys)
+        if None in records:
+            records = self._look_up(keys)
+            if not self.writable and None in records:
+                self.catch_up()
+                records = self._look_up(keys)
+        return records
+
+    def _look_up(self, keys: Sequence[bytes]) -> list[Record | None]:
+        generation = self._cache.generation
         values = self.catalog.get_many(keys)
-        if not self.writable and None in values:
-            self.catch_up()
-            values = self.catalog.get_many(keys)
-        return [None if value is None else fmt.decode_record(value) for value in values]
+        records = [None if value is None else fmt.decode_record(value) for value in values]
+        self._cache.add(
+            ((key, record) for key, record in zip(keys, records, strict=True) if record is not None), generation
+        )
+        return records
 
     def catch_up(self) -> None:
-        self.catalog.catch_up()
+        """See what the writer in another process has committed; nothing to do for the writer itself."""
+        if not self.writable:
+            before = self.catalog.sequence_number()
+            self.catalog.catch_up()
+            if self.catalog.sequence_number() != before:
+                self._cache.forget()
         self._caught_up_at = time.monotonic()
 
     def scan(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, Record]]:
@@ -259,6 +277,7 @@ class Drive:
                 for record in records:
                     self.files.unlink(record.path)
                 raise
+            self._cache.forget(keys)
             failpoint("put.committed")
         self._bury(dead)
         return records
@@ -339,6 +358,7 @@ class Drive:
                     counter = dead[key].version.counter
                     batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, counter), dead[key].path)
             self.catalog.write(batch, sync=self._sync)
+            self._cache.forget(keys)
             failpoint("delete.committed")
         self._bury(list(dead.values()))
         return [key in dead for key in keys]

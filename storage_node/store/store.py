@@ -314,7 +314,7 @@ class Store:
         bucket_uuid = self.bucket(bucket).uuid_bytes
         metadata = _checked_metadata(metadata)
         drive = self._drive_of(bucket_uuid, name)
-        return Upload(drive, PendingObject(bucket_uuid, name, drive.stage(), metadata))
+        return Upload(f"{bucket}/{name}", drive, PendingObject(bucket_uuid, name, drive.stage(), metadata))
 
     def commit_many(self, uploads: Sequence[Upload | StoreError]) -> list[Record | StoreError]:
         """Commit many uploads with few catalog writes; each succeeds or fails on its own drive. Order is kept."""
@@ -388,7 +388,8 @@ def _checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
 class Upload:
     """One object on its way in. Belongs to one thread; `commit` or `abort` ends it, leaving the block aborts it."""
 
-    def __init__(self, drive: Drive, pending: PendingObject) -> None:
+    def __init__(self, label: str, drive: Drive, pending: PendingObject) -> None:
+        self.label = label
         self.drive = drive
         self._pending: PendingObject | None = pending
 

@@ -26,11 +26,16 @@ def stage_object(
     try:
         for chunk in chunks:
             upload.write(chunk)
-        if size_bytes is not None and upload.size_bytes != size_bytes:
-            raise ContentMismatch(f"{bucket}/{name}: announced {size_bytes:,} bytes, got {upload.size_bytes:,}")
-        if checksum is not None and upload.checksum != checksum:
-            raise ContentMismatch(f"{bucket}/{name}: announced CRC-32C {checksum:08x}, got {upload.checksum:08x}")
+        check_content(upload, size_bytes, checksum)
     except BaseException:
         upload.abort()
         raise
     return upload
+
+
+def check_content(upload: Upload, size_bytes: int | None, checksum: int | None) -> None:
+    """Raise ContentMismatch unless the bytes written so far are what was announced (None: nothing was)."""
+    if size_bytes is not None and upload.size_bytes != size_bytes:
+        raise ContentMismatch(f"{upload.label}: announced {size_bytes:,} bytes, got {upload.size_bytes:,}")
+    if checksum is not None and upload.checksum != checksum:
+        raise ContentMismatch(f"{upload.label}: announced CRC-32C {checksum:08x}, got {upload.checksum:08x}")
