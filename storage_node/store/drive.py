@@ -170,21 +170,25 @@ class Drive:
         if not self.writable and time.monotonic() - self._caught_up_at > READER_STALENESS_S:
             self.catch_up()
         records = self._cache.get_many(keys)
-        if None in records:
-            records = self._look_up(keys)
-            if not self.writable and None in records:
+        unknown = [at for at, record in enumerate(records) if record is None]
+        if unknown:
+            unknown = self._look_up(keys, records, unknown)
+            if unknown and not self.writable:
                 self.catch_up()
-                records = self._look_up(keys)
+                self._look_up(keys, records, unknown)
         return records
 
-    def _look_up(self, keys: Sequence[bytes]) -> list[Record | None]:
+    def _look_up(self, keys: Sequence[bytes], records: list[Record | None], unknown: Sequence[int]) -> list[int]:
+        """Fill in the `unknown` positions of `records` from the catalog; returns those that are not there."""
         generation = self._cache.generation
-        values = self.catalog.get_many(keys)
-        records = [None if value is None else fmt.decode_record(value) for value in values]
-        self._cache.add(
-            ((key, record) for key, record in zip(keys, records, strict=True) if record is not None), generation
-        )
-        return records
+        values = self.catalog.get_many([keys[at] for at in unknown])
+        found = {
+            at: fmt.decode_record(value) for at, value in zip(unknown, values, strict=True) if value is not None
+        }
+        for at, record in found.items():
+            records[at] = record
+        self._cache.add(((keys[at], record) for at, record in found.items()), generation)
+        return [at for at in unknown if at not in found]
 
     def catch_up(self) -> None:
         """See what the writer in another process has committed; nothing to do for the writer itself."""
