@@ -1,0 +1,1 @@
+"""Programs that use ais_loader from the source tree; not installed with it."""

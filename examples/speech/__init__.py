@@ -1,0 +1,1 @@
+"""A small speech model, trained through GetBatch on real recordings in five languages: see train.py."""

@@ -1,0 +1,233 @@
+"""Trains a small speech model on five languages, every batch one GetBatch: `python -m examples.speech.train`.
+
+Without options: an embedded store in a temporary folder, removed afterwards. With `--url grpc://host:port` the same
+code talks to storage nodes. The sampler is an ordinary torch sampler and stays here, on the client: it decides which
+recordings make up a batch, the store delivers them in that order.
+
+The exit status is 1 when the loss did not clearly fall.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from tqdm import tqdm
+
+from ais_loader import Client, Entry, Item, LoaderError, MapDataset, connect
+from examples.speech.corpus import Alphabet, CorpusError, Utterance, read_corpus
+from examples.speech.features import Batch, Sample, collate, make_sample
+from examples.speech.model import SpeechModel
+from examples.speech.report import Example, StepLog, Summary, describe, draw, edit_distance, is_falling, step_shares
+
+BUCKET = "speech-demo"
+ROOT = Path(__file__).resolve().parents[2]
+PEAK_LEARNING_RATE = 3e-3
+
+
+def decode(item: Item) -> Sample:
+    """A delivered object to a sample; `opaque` came along with the request and never left this machine."""
+    return make_sample(item.data, item.entry.opaque)
+
+
+def compute_threads(num_workers: int) -> int:
+    """All cores but one, and but those of the workers; 4 at most.
+
+    Threads that compute together wait for the slowest at every operation: sharing a core with the store, or with
+    another program, halves the speed of all of them. On two cores, one thread is as good as two, and steadier.
+    """
+    return max(1, min(4, len(os.sched_getaffinity(0)) - 1 - num_workers))
+
+
+def put_corpus(client: Client, corpus: Sequence[Utterance]) -> tuple[int, float]:
+    """Store every recording under its name; returns bytes and seconds."""
+    started = time.perf_counter()
+    bucket = client.create_bucket(BUCKET, exist_ok=True)
+    stored = bucket.put_many((utterance.name, utterance.path) for utterance in corpus)
+    # disable=None: a bar on a terminal, nothing in a log file.
+    size_bytes = sum(
+        info.size_bytes for info in tqdm(stored, total=len(corpus), desc="put", unit="object", disable=None)
+    )
+    return size_bytes, time.perf_counter() - started
+
+
+def random_batches(
+    client: Client, entries: Sequence[Entry], *, steps: int, batch_size: int, num_workers: int, seed: int
+) -> DataLoader[Batch]:
+    """`steps` batches in seeded random order, epoch after epoch without a seam; each is one storage request."""
+    generator = torch.Generator().manual_seed(seed)
+    dataset = MapDataset(client, entries, decode=decode)
+    sampler = RandomSampler(dataset, num_samples=steps * batch_size, generator=generator)
+    return DataLoader(
+        dataset,
+        batch_sampler=BatchSampler(sampler, batch_size, drop_last=False),
+        num_workers=num_workers,
+        collate_fn=collate,
+    )
+
+
+def train(model: SpeechModel, loader: DataLoader[Batch], *, steps: int, num_workers: int, quiet: bool) -> StepLog:
+    """Run the loader to its end, one optimiser step a batch; prints a line for every tenth of the run."""
+    log = StepLog(decode_overlaps=num_workers > 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_LEARNING_RATE, total_steps=steps, pct_start=0.15)
+    every = max(1, steps // 10)
+    batches = iter(loader)
+    click.echo("   step    loss  samples/s  waiting for data", err=quiet)
+    for step in range(1, steps + 1):
+        asked = time.perf_counter()
+        batch = next(batches)
+        received = time.perf_counter()
+        loss = model.loss(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+        schedule.step()
+        loss_value = loss.item()
+        done = time.perf_counter()
+        log.add(loss=loss_value, next_s=received - asked, decode_s=batch.decode_s, compute_s=done - received)
+        if step % every == 0:
+            recent_s = log.step_s(step - every)
+            rate = every * len(batch.frames) / recent_s
+            share = sum(log.wait_s[-every:]) / recent_s
+            recent_loss = sum(log.loss[-every:]) / every
+            click.echo(f"{step:7d} {recent_loss:7.3f} {rate:10.0f} {share:17.1%}", err=quiet)
+    return log
+
+
+def transcribe(
+    client: Client, model: SpeechModel, corpus: Sequence[Utterance], entries: Sequence[Entry], alphabet: Alphabet
+) -> list[Example]:
+    """What the model writes for every utterance, in order; read as pipelined batches."""
+    model.eval()
+    size = 20
+    parts = [list(entries[start : start + size]) for start in range(0, len(entries), size)]
+    written: list[str] = []
+    for items in client.get_batches(parts, in_flight=3):
+        batch = collate([decode(item) for item in items])
+        written += [alphabet.decode(classes) for classes in model.transcribe(batch)]
+    return [
+        Example(utterance.lang, utterance.name, utterance.text, text)
+        for utterance, text in zip(corpus, written, strict=True)
+    ]
+
+
+def one_per_language(examples: Sequence[Example]) -> tuple[Example, ...]:
+    """The first utterance of each language."""
+    return tuple({example.lang: example for example in reversed(examples)}.values())[::-1]
+
+
+def run(
+    *, url: str, data: Path, steps: int, batch_size: int, num_workers: int, seed: int, output: Path, quiet: bool
+) -> Summary:
+    """Store the corpus at `url`, train, write the PNG. Raises CorpusError, LoaderError or OSError."""
+    corpus = read_corpus(data)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(output.parent, os.W_OK):  # said now, not when all the work is done
+        raise PermissionError(f"cannot write into {output.parent}")
+    alphabet = Alphabet(utterance.text for utterance in corpus)
+    entries = [Entry(BUCKET, utterance.name, opaque=tuple(alphabet.encode(utterance.text))) for utterance in corpus]
+    torch.manual_seed(seed)
+    torch.set_num_threads(compute_threads(num_workers))
+    model = SpeechModel(len(alphabet))
+    with connect(url) as client:
+        size_bytes, put_s = put_corpus(client, corpus)
+        click.echo(
+            f"put     {len(corpus)} utterances, {len({u.lang for u in corpus})} languages, "
+            f"{sum(u.duration_s for u in corpus):.0f} s of audio, {size_bytes / 1e6:.1f} MB into {url} "
+            f"in {put_s:.2f} s\n"
+            f"train   {steps} steps of {batch_size}, each one GetBatch; "
+            f"{sum(p.numel() for p in model.parameters()):,} parameters, {torch.get_num_threads()} thread(s)",
+            err=quiet,
+        )
+        loader = random_batches(client, entries, steps=steps, batch_size=batch_size, num_workers=num_workers, seed=seed)
+        log = train(model, loader, steps=steps, num_workers=num_workers, quiet=quiet)
+        examples = transcribe(client, model, corpus, entries, alphabet)
+    wait_share, decode_share, compute_share = step_shares(log)
+    errors = sum(edit_distance(example.reference, example.hypothesis) for example in examples)
+    summary = Summary(
+        url=url,
+        utterances=len(corpus),
+        stored_bytes=size_bytes,
+        put_s=put_s,
+        steps=steps,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+        train_s=log.step_s(),
+        samples_per_s=steps * batch_size / log.step_s(),
+        wait_share=wait_share,
+        decode_share=decode_share,
+        compute_share=compute_share,
+        decode_overlaps=log.decode_overlaps,
+        loss_first=log.loss[0],
+        loss_last=log.loss[-1],
+        loss_first_tenth=log.mean_loss(0),
+        loss_last_tenth=log.mean_loss(-1),
+        loss_falling=is_falling(log),
+        character_error_rate=errors / sum(len(example.reference) for example in examples),
+        examples=one_per_language(examples),
+        png=str(output),
+    )
+    draw(log, summary, output)
+    return summary
+
+
+@click.command(help="Train a small speech model on 100 utterances in five languages, every batch one GetBatch.")
+@click.option("--url", help="Where to store and read: a folder, or grpc://host:port. Default: a temporary folder.")
+@click.option("--steps", type=click.IntRange(min=2), default=400, show_default=True, help="Batches to train on.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Utterances a batch.")
+@click.option("--num-workers", type=click.IntRange(min=0), default=0, show_default=True, help="DataLoader processes.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the weights and of the order of utterances.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    default=ROOT / "tests" / "data" / "speech",
+    help="Folder with manifest.jsonl and recordings. Default: the utterances that come with the source.",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("demo-output/speech.png"),
+    show_default=True,
+    help="The plot to write.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; progress goes to stderr.")
+def main(
+    url: str | None, steps: int, batch_size: int, num_workers: int, seed: int, data: Path, output: Path, as_json: bool
+) -> None:
+    with ExitStack() as stack:
+        if url is None:
+            url = stack.enter_context(tempfile.TemporaryDirectory(prefix="speech-demo-"))
+        try:
+            summary = run(
+                url=url,
+                data=data,
+                steps=steps,
+                batch_size=batch_size,
+                num_workers=num_workers,
+                seed=seed,
+                output=output,
+                quiet=as_json,
+            )
+        except (CorpusError, LoaderError, OSError) as error:
+            raise click.ClickException(str(error)) from error
+    click.echo(json.dumps(summary.as_json(), ensure_ascii=False, indent=2) if as_json else describe(summary))
+    if not summary.loss_falling:
+        raise click.ClickException(
+            f"the loss did not clearly fall: {summary.loss_first_tenth:.3f} in the first tenth of the steps, "
+            f"{summary.loss_last_tenth:.3f} in the last"
+        )
+
+
+if __name__ == "__main__":
+    main()
