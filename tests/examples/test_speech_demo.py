@@ -111,10 +111,10 @@ def test_a_loss_that_does_not_fall_is_an_exit_status_of_its_own(
     ],
 )
 def test_a_mistake_of_the_user_ends_with_its_reason_and_no_traceback(
-    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("examples.speech.train.connect", partial(ais_loader.connect, retry_s=0.2))
-    result = invoke("--batch-size", "2", "--steps", "2", *options)
+    result = invoke("--batch-size", "2", "--steps", "2", "--output", tmp_path / "speech.png", *options)
     assert isinstance(result.exception, SystemExit) and result.exit_code in (1, 2)
     assert result.stderr.splitlines()[-1].startswith("Error: ") and message in result.stderr
 
