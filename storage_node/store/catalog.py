@@ -1,31 +1,44 @@
 """The catalog of one drive: RocksDB, and the care that it needs around processes.
 
 A writer opens it read-write and holds RocksDB's own lock. Readers in other processes open it as *secondary*: they take
-no lock, keep their own log in a folder of their own, and see what the writer did when they catch up.
+no lock, write nothing into the drive, and see what the writer did when they catch up.
 
 A RocksDB handle must not be closed, collected or used in a process that inherited it through fork: its background
-threads are not there and it would wait for them for ever. Handles that a child inherits are therefore leaked at fork.
+threads are not there, and it would wait for them for ever. Handles and iterators that a child inherits are therefore
+leaked at fork, and a catalog that finds itself in another process refuses with StoreClosed.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import shutil
-import struct
 import tempfile
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from rocksdict import AccessType, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
+from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, WriteBatch, WriteOptions
 
-from storage_node.store.errors import DriveFailed, DriveFull, FormatError, StoreError, StoreLocked
+from storage_node.store.errors import DriveFailed, DriveFull, FormatError, StoreClosed, StoreError, StoreLocked
+from storage_node.store.locking import lock_holder
 
-__all__ = ["Catalog", "WriteBatch"]
+__all__ = ["Catalog", "WriteBatch", "held_by_this_process"]
+
+_READER_OPENS = 5
+REBUILD_HINT = "`ais-loader doctor --rebuild` makes it anew from the files"
 
 _open_catalogs: weakref.WeakSet[Catalog] = weakref.WeakSet()
+_live_iterators: dict[int, RdictIter] = {}
+
+
+class _Inherited:
+    """Takes the place of a handle that came through fork, so that nothing can reach it."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise StoreClosed("this store was opened before a fork, by the parent process; open it again in the child")
 
 
 def leak(handle: object) -> None:
@@ -34,11 +47,23 @@ def leak(handle: object) -> None:
 
 
 def _leak_inherited() -> None:
-    for catalog in _open_catalogs:
+    for catalog in list(_open_catalogs):
         leak(catalog._db)
+        catalog._db = _Inherited()
+        catalog._catch_up_lock = threading.Lock()
+    for iterator in list(_live_iterators.values()):
+        leak(iterator)
 
 
 os.register_at_fork(after_in_child=_leak_inherited)
+
+
+def held_by_this_process(path: Path) -> bool:
+    """Whether this very process has the catalog open for writing."""
+    return any(
+        catalog.writable and catalog.is_open and os.path.realpath(catalog.path) == os.path.realpath(path)
+        for catalog in list(_open_catalogs)
+    )
 
 
 def _options() -> Options:
@@ -55,14 +80,15 @@ class Catalog:
     """Ordered bytes to bytes. Thread-safe; belongs to the process that opened it."""
 
     def __init__(self, path: Path, *, writable: bool) -> None:
-        self._path = path
-        self._scratch: str | None = None
-        self._open_pid = os.getpid()
+        self.path = path
         self.writable = writable
+        self._closed = False
+        self._catch_up_lock = threading.Lock()
+        self._folder_inode = 0  # guarded by _catch_up_lock
         if not writable and not (path / "CURRENT").exists():
-            raise FormatError(f"{path}: there is no catalog; `ais-loader doctor --rebuild` makes it anew from the files")
+            raise FormatError(f"{path}: there is no catalog; {REBUILD_HINT}")
         try:
-            self._db = self._open()
+            self._db: Rdict = self._open()
         except Exception as error:
             raise self._open_error(error) from error
         self._synced = WriteOptions()
@@ -71,99 +97,150 @@ class Catalog:
 
     def _open(self) -> Rdict:
         if self.writable:
-            return Rdict(str(self._path), _options(), access_type=AccessType.read_write())
-        self._scratch = tempfile.mkdtemp(prefix="ais-loader-reader-")
-        return Rdict(str(self._path), _options(), access_type=AccessType.secondary(self._scratch))
+            return Rdict(str(self.path), _options(), access_type=AccessType.read_write())
+        self._folder_inode = os.stat(self.path).st_ino
+        # A reader's folder holds nothing but RocksDB's own diary. Unlinked at once, it cannot outlive a killed reader.
+        scratch = tempfile.mkdtemp(prefix="ais-loader-reader-")
+        try:
+            for attempts_left in reversed(range(_READER_OPENS)):
+                try:
+                    return Rdict(str(self.path), _options(), access_type=AccessType.secondary(scratch))
+                except Exception as error:
+                    # The writer may remove a table between its being listed and its being opened.
+                    if not attempts_left or "No such file" not in str(error):
+                        raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        raise AssertionError("the last attempt returns or raises")
 
     def _open_error(self, error: Exception) -> StoreError:
-        self._drop_scratch()
         text = str(error)
-        if "lock" in text.lower():
-            holder = "this process" if "current process" in text else _lock_holder(self._path / "LOCK")
+        if "lock hold by current process" in text or "While lock file" in text:
+            holder = "this process" if held_by_this_process(self.path) else None
+            if holder is None and "lock hold by current process" in text:
+                holder = "this process, or the one that it was forked from"
             return StoreLocked(
-                f"{self._path.parent} is open for writing by {holder}; one writer at a time, "
-                'any number of readers: connect(..., mode="r")'
+                f"{self.path.parent} is open for writing by {holder or lock_holder(self.path / 'LOCK')}; one writer at "
+                'a time, any number of readers: connect(..., mode="r")'
             )
-        return catalog_error(error, self._path, "opening the catalog")
+        return catalog_error(error, self.path, "opening the catalog")
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed and not isinstance(self._db, _Inherited)
 
     # -- reading
 
     def get(self, key: bytes) -> bytes | None:
-        value: bytes | None = self._db.get(key)
-        return value
+        """Raises FormatError for a damaged catalog, DriveFailed, StoreClosed; so do all reads."""
+        try:
+            value: bytes | None = self._db.get(key)
+            return value
+        except Exception as error:
+            raise catalog_error(error, self.path, "reading the catalog") from error
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Values in the order of `keys`."""
-        values: list[bytes | None] = self._db.get(list(keys))
-        return values
+        try:
+            values: list[bytes | None] = self._db.get(list(keys))
+            return values
+        except Exception as error:
+            raise catalog_error(error, self.path, "reading the catalog") from error
 
     def scan(self, prefix: bytes, start_after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Pairs whose key begins with `prefix`, in key order; a snapshot of this moment."""
+        """Pairs whose key begins with `prefix`, in key order; a snapshot of the moment of the first one."""
         read = ReadOptions()
         upper = _successor(prefix)
         if upper is not None:
             read.set_iterate_upper_bound(upper)
-        start = prefix if start_after is None or start_after < prefix else start_after + b"\0"
-        for key, value in self._db.items(from_key=start, read_opt=read):
-            if not key.startswith(prefix):
-                return
-            yield key, value
+        at: RdictIter | None = None
+        try:
+            at = self._db.iter(read)
+            _live_iterators[id(at)] = at
+            at.seek(prefix if start_after is None or start_after < prefix else start_after + b"\0")
+            while at.valid():
+                yield at.key(), at.value()
+                at.next()
+            at.status()  # an iterator that met damage is just as invalid as one that has reached the end
+        except Exception as error:
+            raise catalog_error(error, self.path, "listing the catalog") from error
+        finally:
+            if at is not None:
+                _live_iterators.pop(id(at), None)
 
-    def catch_up(self) -> None:
-        """See what the writer has committed; for readers only, and cheap when there is nothing new."""
-        if not self.writable:
+    def catch_up(self) -> bool:
+        """See what the writer has committed; for readers only, and cheap when there is nothing new.
+
+        Returns whether anything read before may have changed. Raises DriveFailed, FormatError, StoreClosed.
+        """
+        if self.writable:
+            return False
+        with self._catch_up_lock:
             try:
-                self._db.try_catch_up_with_primary()
-            except Exception:  # noqa: BLE001 - the writer dropped a log that was not read yet: begin again from its tables
-                old, scratch = self._db, self._scratch
+                if os.stat(self.path).st_ino == self._folder_inode:
+                    before = self._db.latest_sequence_number()
+                    self._db.try_catch_up_with_primary()
+                    return bool(self._db.latest_sequence_number() != before)
+            except (StoreError, DbClosedError) as error:
+                raise catalog_error(error, self.path, "following the writer") from error
+            except Exception:  # noqa: BLE001 - the writer dropped a log that was not read yet: begin again
+                pass
+            try:
+                # The old handle ends with the last thread that is still reading from it.
                 self._db = self._open()
-                old.close()
-                if scratch is not None:
-                    shutil.rmtree(scratch, ignore_errors=True)
-
-    def sequence_number(self) -> int:
-        """Grows with every commit that this handle has seen."""
-        return int(self._db.latest_sequence_number())
+            except Exception as error:
+                raise catalog_error(error, self.path, "following the writer") from error
+            return True
 
     def estimated_keys(self) -> int:
-        return int(self._db.property_int_value("rocksdb.estimate-num-keys") or 0)
+        try:
+            return int(self._db.property_int_value("rocksdb.estimate-num-keys") or 0)
+        except Exception as error:
+            raise catalog_error(error, self.path, "reading the catalog") from error
 
     # -- writing
 
     def write(self, batch: WriteBatch, *, sync: bool) -> None:
-        """Apply atomically; with `sync` it survives a power cut on return. Raises DriveFull or DriveFailed."""
+        """Apply atomically; with `sync` it survives a power cut on return. Raises DriveFull, DriveFailed, StoreClosed.
+
+        After an error the batch is not visible, but it may have reached the log: a process that dies before the next
+        successful write can find it applied when the catalog is opened again.
+        """
         try:
             if sync:
                 self._db.write(batch, self._synced)
             else:
                 self._db.write(batch)
         except Exception as error:
-            raise catalog_error(error, self._path, "committing to the catalog") from error
+            raise catalog_error(error, self.path, "committing to the catalog") from error
 
     def flush(self) -> None:
-        self._db.flush()
+        """Bring everything into checksummed tables. Raises what `write` raises."""
+        try:
+            self._db.flush()
+        except Exception as error:
+            raise catalog_error(error, self.path, "flushing the catalog") from error
 
     def close(self) -> None:
-        if os.getpid() != self._open_pid:
-            return  # inherited through fork, and leaked there
-        self._db.close()
-        self._drop_scratch()
-
-    def _drop_scratch(self) -> None:
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
+        """Flush and let go of the lock; harmless in a process that inherited the catalog, and when called twice."""
+        if self.is_open:
+            self._closed = True
+            self._db.close()
 
 
 def catalog_error(error: Exception, path: Path, doing: str) -> StoreError:
     """rocksdict raises plain Exception with RocksDB's status as text."""
+    if isinstance(error, StoreError):
+        return error
     text = str(error)
+    if isinstance(error, DbClosedError):
+        return StoreClosed(f"{path.parent}: the store has been closed ({doing})")
     if "No space left" in text or "NoSpace" in text:
-        return DriveFull(f"{path.parent}: no space left while {doing}; free space on the drive, then open the store again")
-    if text.startswith("Corruption"):
-        return FormatError(
-            f"{path}: damaged catalog ({text}); `ais-loader doctor --rebuild` makes it anew from the files"
+        return DriveFull(
+            f"{path.parent}: no space left while {doing}; free space on the drive, and writing goes on within seconds"
         )
+    if text.startswith("Corruption") or ("No such file" in text and path.is_dir()):
+        return FormatError(f"{path}: damaged catalog ({text}); {REBUILD_HINT}")
     return DriveFailed(f"{path.parent}: {doing}: {text}")
 
 
@@ -171,14 +248,3 @@ def _successor(prefix: bytes) -> bytes | None:
     """The smallest key above every key with this prefix; None when there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else None
-
-
-def _lock_holder(lock: Path) -> str:
-    # Only asked when another process holds it: closing a descriptor of a file drops this process's own locks on it.
-    try:
-        with lock.open("rb+") as file:
-            query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            kind, _, _, _, pid = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, query)[: struct.calcsize("hhqqi")])
-    except OSError:
-        return "another process"
-    return f"process {pid}" if kind != fcntl.F_UNLCK and pid else "another process"

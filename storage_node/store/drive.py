@@ -1,4 +1,4 @@
-"""One drive: its identity, its catalog, its files, and the protocol that keeps the two in step.
+"""One drive: its catalog, its files, and the protocol that keeps the two in step.
 
 A PUT stages a file, then, holding the object's stripe: notes the intent to publish, renames the file to its final
 name, and commits the catalog entry, which is the only moment at which anything changes for readers. The same commit
@@ -11,48 +11,45 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import threading
 import time
-import uuid
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from storage_node.store import format as fmt
-from storage_node.store.catalog import Catalog, WriteBatch
-from storage_node.store.errors import FormatError, StoreError, StoreReadOnly
+from storage_node.store import session
+from storage_node.store.catalog import REBUILD_HINT, Catalog, WriteBatch
+from storage_node.store.errors import (
+    BucketNotFound,
+    CorruptObject,
+    FormatError,
+    StoreClosed,
+    StoreError,
+    StoreNotFound,
+    StoreReadOnly,
+)
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record, Version
-from storage_node.store.raw_files import RawFiles, StagedFile, drive_error
-from storage_node.store.record import write_atomically
+from storage_node.store.garbage import GRACE_S, Garbage
+from storage_node.store.identity import DriveIdentity
+from storage_node.store.inventory import unnamed_files
+from storage_node.store.raw_files import RawFiles, StagedFile, drive_error, is_full
+from storage_node.store.record import sync_folder
 from storage_node.store.record_cache import RecordCache
 
 Durability: TypeAlias = Literal["process", "power"]
 
-IDENTITY_FILE = "drive.json"
-GRACE_S = 5.0
-"""How long the file of a replaced or deleted object stays for readers that looked it up before."""
-MAX_GARBAGE_BYTES = 1 << 30
-"""Above this much waiting garbage, the oldest goes before its time."""
 READER_STALENESS_S = 1.0
 """A reader beside a writer sees a commit after at most this time; a miss is always looked up anew."""
 _COUNTERS_RESERVED = 1 << 16
 _STRIPES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class DriveIdentity:
-    """Written once, when the drive joins a store."""
-
-    drive_uuid: str
-    store_uuid: str
 
 
 @dataclass(slots=True)
@@ -63,38 +60,6 @@ class PendingObject:
     name: str
     file: StagedFile
     metadata: dict[str, str]
-
-
-def read_identity(root: Path) -> DriveIdentity | None:
-    """Who this drive is; None when the folder is missing, empty, or was left by an interrupted creation.
-
-    Raises FormatError when the folder belongs to somebody else.
-    """
-    path = root / IDENTITY_FILE
-    try:
-        fields = json.loads(path.read_bytes())
-        if fields["format"] != fmt.FORMAT_VERSION:
-            raise FormatError(f"{path}: format {fields['format']}; this version reads format {fmt.FORMAT_VERSION}")
-        return DriveIdentity(fields["drive_uuid"], fields["store_uuid"])
-    except FileNotFoundError:
-        pass
-    except NotADirectoryError:
-        raise FormatError(f"{root} is not a folder") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{path}: not a drive identity: {error}") from error
-    if root.is_dir():
-        ours = {"catalog", "objects", "staging", "record.json", "record.json.new", IDENTITY_FILE + ".new", "lost+found"}
-        if foreign := {entry.name for entry in root.iterdir()} - ours:
-            shown = ", ".join(sorted(foreign)[:3])
-            raise FormatError(f"{root} is not a store, and not empty either ({shown}); give an empty or new folder")
-    return None
-
-
-def write_identity(root: Path, store_uuid: str) -> DriveIdentity:
-    identity = DriveIdentity(uuid.uuid4().hex, store_uuid)
-    fields = {"format": fmt.FORMAT_VERSION, "drive_uuid": identity.drive_uuid, "store_uuid": store_uuid}
-    write_atomically(root / IDENTITY_FILE, json.dumps(fields).encode())
-    return identity
 
 
 class Drive:
@@ -115,52 +80,58 @@ class Drive:
         self.writable = writable
         self._sync = durability == "power"
         self._epoch = epoch
-        self._grace_s = grace_s
+        self._pid = os.getpid()
+        self._closed = False
+        if not writable and not (root / "objects").exists() and not (root / "catalog").exists():
+            raise StoreNotFound(f"{root}: the store is only being created, or was never opened for writing")
         try:
             self.files = RawFiles(root, writable=writable)
         except OSError as error:
             raise drive_error(error, root, "opening its folders") from error
         try:
+            if writable and self.files.holds_any() and not (root / "catalog" / "CURRENT").exists():
+                raise FormatError(f"{root / 'catalog'} is missing, but not the objects; {REBUILD_HINT}")
             self.catalog = Catalog(root / "catalog", writable=writable)
         except BaseException:
             self.files.close()
             raise
         self._cache = RecordCache()
+        self._garbage = Garbage(self.files, self.catalog, grace_s)
         self._stripes = [threading.Lock() for _ in range(_STRIPES)]
+        self._dead_buckets: set[bytes] = set()  # guarded by all _stripes
         self._counter_lock = threading.Lock()
         self._next_counter = self._reserved = 0  # guarded by _counter_lock
         self._staging_names = itertools.count()
-        self._reap_lock = threading.Lock()
-        self._garbage: deque[tuple[float, int, bytes, int]] = deque()  # (due, counter, path, bytes); by _reap_lock
-        self._garbage_bytes = 0  # guarded by _reap_lock
         self._caught_up_at = time.monotonic()
         if writable:
             try:
                 self._recover()
             except BaseException:
-                self.close()
+                # Not close(): a drive that could not be recovered keeps the mark that says so.
+                self.catalog.close()
+                self.files.close()
                 raise
 
     def _recover(self) -> None:
-        """Remove what earlier writers left behind, in time proportional to what they had in flight."""
+        """Remove what earlier writers left behind."""
         try:
-            self.files.clear_staging()
-            for key, path in list(self.catalog.scan(fmt.INTENT_PREFIX)):
-                self.files.unlink(path)
-                self._forget(key, int.from_bytes(key[1:], "big"))
-            for key, path in list(self.catalog.scan(fmt.GARBAGE_PREFIX)):
-                self.files.unlink(path)
-                self._forget(key, int.from_bytes(key[1:], "big"))
+            sync_folder(self.root)  # the names of the catalog and the object folders
+            self._garbage.recover()
+            if session.machine_went_down(self.catalog):
+                self._remove_unnamed_files()
+            session.begin(self.catalog)
         except OSError as error:
             raise drive_error(error, self.root, "recovering") from error
         stored = self.catalog.get(fmt.COUNTER_KEY)
         self._next_counter = self._reserved = int.from_bytes(stored or b"\1", "big")
 
-    def _forget(self, key: bytes, counter: int) -> None:
-        batch = WriteBatch(raw_mode=True)
-        batch.delete(key)
-        batch.delete_range(fmt.generation_key(fmt.BLOCKS_PREFIX, counter), fmt.generation_key(fmt.BLOCKS_PREFIX, counter + 1))
-        self.catalog.write(batch, sync=False)
+    def _remove_unnamed_files(self) -> None:
+        """After a power cut: files whose intent, or whose removal, did not reach the disk as they did."""
+        try:
+            for path in unnamed_files(self.catalog, self.files.walk()):
+                self.files.unlink(path)
+        except FormatError:
+            return  # with an entry that cannot be read nothing is certain; the doctor reports it
 
     # -- reading
 
@@ -182,9 +153,7 @@ class Drive:
         """Fill in the `unknown` positions of `records` from the catalog; returns those that are not there."""
         generation = self._cache.generation
         values = self.catalog.get_many([keys[at] for at in unknown])
-        found = {
-            at: fmt.decode_record(value) for at, value in zip(unknown, values, strict=True) if value is not None
-        }
+        found = {at: fmt.decode_record(value) for at, value in zip(unknown, values, strict=True) if value is not None}
         for at, record in found.items():
             records[at] = record
         self._cache.add(((keys[at], record) for at, record in found.items()), generation)
@@ -192,11 +161,8 @@ class Drive:
 
     def catch_up(self) -> None:
         """See what the writer in another process has committed; nothing to do for the writer itself."""
-        if not self.writable:
-            before = self.catalog.sequence_number()
-            self.catalog.catch_up()
-            if self.catalog.sequence_number() != before:
-                self._cache.forget()
+        if self.catalog.catch_up():
+            self._cache.forget()
         self._caught_up_at = time.monotonic()
 
     def scan(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, Record]]:
@@ -208,40 +174,56 @@ class Drive:
             yield fmt.name_of_key(key), fmt.decode_record(value)
 
     def block_checksums(self, record: Record, first: int, stop: int) -> list[int]:
-        """Stored checksums of blocks first .. stop-1 of an object larger than one block."""
+        """Stored checksums of blocks first .. stop-1 of an object larger than one block.
+
+        Raises CorruptObject when they are not there; so it is soon after the object was replaced.
+        """
+        checksums: list[int] = self.block_checksum_array(record, first, stop).tolist()
+        return checksums
+
+    def block_checksum_array(self, record: Record, first: int, stop: int) -> npt.NDArray[np.uint32]:
+        """The same as an array of shape (stop - first,)."""
         counter = fmt.counter_of_path(record.path)
-        chunks = range(first // fmt.BLOCKS_PER_CHUNK, (stop - 1) // fmt.BLOCKS_PER_CHUNK + 1)
+        chunks = range(first // fmt.BLOCKS_PER_CHUNK, -(-stop // fmt.BLOCKS_PER_CHUNK))
         values = self.catalog.get_many([fmt.blocks_key(counter, chunk) for chunk in chunks])
         found = np.frombuffer(b"".join(value or b"" for value in values), "<u4")
         skipped = chunks.start * fmt.BLOCKS_PER_CHUNK
-        checksums: list[int] = found[first - skipped : stop - skipped].tolist()
-        if len(checksums) != stop - first:
-            raise FormatError(f"{self.root}: block checksums of {record.path!r} are missing from the catalog")
+        checksums = found[first - skipped : stop - skipped].astype(np.uint32)
+        if None in values or len(checksums) != stop - first:
+            raise CorruptObject(
+                f"{self.root}: block checksums of {record.path.decode(errors='replace')} are missing from the catalog; "
+                "see `ais-loader doctor`"
+            )
         return checksums
 
     # -- writing
 
     def stage(self) -> StagedFile:
-        """A new invisible file for an object's bytes."""
+        """A new invisible file for an object's bytes. Raises DriveFull, DriveFailed, StoreReadOnly, StoreClosed."""
         self._require_writable()
-        try:
-            return self.files.stage(f"{next(self._staging_names):x}", self._make_room)
-        except OSError as error:
-            if self._make_room():
-                return self.stage()
-            raise drive_error(error, self.root, "staging an object") from error
+        while True:
+            try:
+                return self.files.stage(f"{next(self._staging_names):x}", self._make_room)
+            except OSError as error:
+                if not is_full(error) or not self._make_room():
+                    raise drive_error(error, self.root, "staging an object") from error
 
     def _require_writable(self) -> None:
         if not self.writable:
             raise StoreReadOnly(f'{self.root} is open for reading only; connect with mode="a" to write')
+        if self._closed or self._pid != os.getpid():
+            by_whom = "has been closed" if self._closed else "was opened before a fork; open it again in the child"
+            raise StoreClosed(f"{self.root}: the store {by_whom}")
 
     def commit(self, objects: Sequence[PendingObject]) -> list[Record]:
         """Make staged files visible, all in one catalog commit; returns their records in order.
 
         A name that occurs twice ends with the later object. On an error none of them is visible and the staged files
-        are gone. Raises DriveFull, DriveFailed, StoreReadOnly.
+        are gone. Raises DriveFull, DriveFailed, StoreReadOnly, StoreClosed, FormatError, and BucketNotFound when the
+        bucket of one of them has been deleted meanwhile.
         """
         try:
+            self._require_writable()
             return self._commit(objects)
         except OSError as error:
             raise drive_error(error, self.root, "publishing an object") from error
@@ -252,62 +234,70 @@ class Drive:
     def _commit(self, objects: Sequence[PendingObject]) -> list[Record]:
         failpoint("put.staged")
         now = time.time_ns()
-        records: list[Record] = []
-        for pending in objects:
-            records.append(self._identify(pending, now))
-            if self._sync:
-                os.fsync(pending.file.fd)
+        # Before the stripes are held: syncing is slow. Whoever is overtaken meanwhile takes another counter then.
+        records = [self._identify(pending, now) for pending in objects]
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
         with self._striped(keys):
-            previous: dict[bytes, Record] = {}
+            self._require_writable()
+            self._require_buckets(objects)
+            current: dict[bytes, Record] = {}
             for key, value in zip(keys, self.catalog.get_many(keys), strict=True):
                 if value is not None:
-                    previous[key] = fmt.decode_record(value)
+                    current[key] = fmt.decode_record(value)
+            newest = {key: record.version for key, record in current.items()}
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
-                # Counters are given before the stripe is held; somebody may have overtaken us since.
-                while key in previous and previous[key].version >= records[at].version:
+                if key in newest and newest[key] >= records[at].version:
                     records[at] = self._identify(pending, now)
-                    if self._sync:
-                        os.fsync(pending.file.fd)
-            intents = WriteBatch(raw_mode=True)
-            for record in records:
-                intents.put(fmt.generation_key(fmt.INTENT_PREFIX, record.version.counter), record.path)
-            self.catalog.write(intents, sync=False)
-            failpoint("put.intended")
-            try:
-                dead = self._publish(keys, objects, records, previous)
-            except (OSError, StoreError):
-                # Nothing was committed; the intents name these files too, should this process die here.
-                for record in records:
-                    self.files.unlink(record.path)
-                raise
-            self._cache.forget(keys)
-            failpoint("put.committed")
-        self._bury(dead)
+                    if newest[key] >= records[at].version:
+                        raise FormatError(
+                            f"{self.root}: {pending.name!r} has version {newest[key]}, from a later epoch than the "
+                            f"store's record, {self._epoch}; `ais-loader doctor --repair` brings the two together"
+                        )
+                newest[key] = records[at].version
+            dead = self._publish(keys, objects, records, current)
+        self._garbage.bury(dead)
         return records
+
+    def _require_buckets(self, objects: Sequence[PendingObject]) -> None:
+        if self._dead_buckets:
+            for pending in objects:
+                if pending.bucket_uuid in self._dead_buckets:
+                    raise BucketNotFound(f"the bucket of {pending.name!r} has been deleted meanwhile")
 
     def _publish(
         self,
         keys: Sequence[bytes],
         objects: Sequence[PendingObject],
         records: Sequence[Record],
-        previous: dict[bytes, Record],
+        current: dict[bytes, Record],
     ) -> list[Record]:
-        """Rename the files, then commit; returns the records that were replaced."""
+        """Announce the files, rename them, commit; returns the records that were replaced."""
+        intents = WriteBatch(raw_mode=True)
+        for record in records:
+            intents.put(fmt.generation_key(fmt.INTENT_PREFIX, record.counter), record.path)
+        self.catalog.write(intents, sync=False)
+        failpoint("put.intended")
         commit = WriteBatch(raw_mode=True)
         dead: list[Record] = []
-        for key, pending, record in zip(keys, objects, records, strict=True):
-            self.files.publish(pending.file, record.path, sync=self._sync)
-            if key in previous:
-                dead.append(previous[key])
-            previous[key] = record
-            commit.put(key, fmt.encode_record(record))
-            commit.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.version.counter))
-            self._put_blocks(commit, record.version.counter, pending.file.block_checksums())
-        failpoint("put.published")
-        for record in dead:
-            commit.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.version.counter), record.path)
-        self.catalog.write(commit, sync=self._sync)
+        try:
+            for key, pending, record in zip(keys, objects, records, strict=True):
+                self.files.publish(pending.file, record.path, sync=self._sync)
+                failpoint("put.renamed")
+                if key in current:
+                    dead.append(current[key])
+                current[key] = record
+                commit.put(key, fmt.encode_record(record))
+                commit.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.counter))
+                self._put_blocks(commit, record.counter, pending.file.block_checksums())
+            for record in dead:
+                commit.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.counter), record.path)
+            failpoint("put.published")
+            self.catalog.write(commit, sync=self._sync)
+        except (OSError, StoreError):
+            self._garbage.abandon(records)
+            raise
+        self._cache.forget(keys)
+        failpoint("put.committed")
         return dead
 
     def _identify(self, pending: PendingObject, now_ns: int) -> Record:
@@ -318,6 +308,8 @@ class Drive:
             pending.bucket_uuid, pending.name, version, file.size_bytes, file.checksum, now_ns, pending.metadata
         )
         self.files.set_identity(file.fd, fmt.encode_identity(identity))
+        if self._sync:
+            os.fsync(file.fd)
         path = fmt.file_path(pending.bucket_uuid, pending.name, version.counter)
         raw_metadata = fmt.encode_metadata(pending.metadata)
         return Record(
@@ -335,9 +327,10 @@ class Drive:
             if self._next_counter >= self._reserved:
                 # Always synced, whatever the durability: a counter that came back would name two files alike.
                 batch = WriteBatch(raw_mode=True)
-                self._reserved = self._next_counter + _COUNTERS_RESERVED
-                batch.put(fmt.COUNTER_KEY, self._reserved.to_bytes(8, "big"))
+                reserved = self._next_counter + _COUNTERS_RESERVED
+                batch.put(fmt.COUNTER_KEY, reserved.to_bytes(8, "big"))
                 self.catalog.write(batch, sync=True)
+                self._reserved = reserved
             self._next_counter += 1
             return self._next_counter - 1
 
@@ -348,63 +341,60 @@ class Drive:
                 held.enter_context(self._stripes[stripe])
             yield
 
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """No commit and no delete runs meanwhile; the caller must do neither."""
+        with contextlib.ExitStack() as held:
+            for stripe in self._stripes:
+                held.enter_context(stripe)
+            yield
+
+    def refuse_bucket(self, bucket_uuid: bytes) -> None:
+        """From now on nothing is committed into this bucket; the caller keeps the drive quiet."""
+        self._dead_buckets.add(bucket_uuid)
+
     def delete(self, bucket_uuid: bytes, names: Sequence[str]) -> list[bool]:
-        """Remove objects, all in one catalog commit; False for a name that did not exist."""
-        self._require_writable()
+        """Remove objects, all in one catalog commit; False for a name that did not exist. Raises as `commit` does."""
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
+        self._require_writable()
         with self._striped(keys):
+            self._require_writable()
             dead: dict[bytes, Record] = {}
             batch = WriteBatch(raw_mode=True)
             for key, value in zip(keys, self.catalog.get_many(keys), strict=True):
                 if value is not None and key not in dead:
                     dead[key] = fmt.decode_record(value)
                     batch.delete(key)
-                    counter = dead[key].version.counter
-                    batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, counter), dead[key].path)
-            self.catalog.write(batch, sync=self._sync)
-            self._cache.forget(keys)
+                    batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, dead[key].counter), dead[key].path)
+            if dead:
+                self.catalog.write(batch, sync=self._sync)
+                self._cache.forget(keys)
             failpoint("delete.committed")
-        self._bury(list(dead.values()))
+        self._garbage.bury(list(dead.values()))
         return [key in dead for key in keys]
 
-    # -- garbage
-
-    def _bury(self, dead: Sequence[Record]) -> None:
-        """Let the files of replaced objects go, after the grace period."""
-        due = time.monotonic() + self._grace_s
-        for record in dead:
-            self.files.disown(record.path)
-            with self._reap_lock:
-                self._garbage.append((due, record.version.counter, record.path, record.size_bytes))
-                self._garbage_bytes += record.size_bytes
-        self.reap()
+    # -- the end of things
 
     def reap(self, *, everything: bool = False) -> int:
-        """Remove dead files whose time has come (or all of them); returns how many went."""
-        reaped = 0
-        now = time.monotonic()
-        while True:
-            with self._reap_lock:
-                if not self._garbage or not (
-                    everything or self._garbage[0][0] <= now or self._garbage_bytes > MAX_GARBAGE_BYTES
-                ):
-                    return reaped
-                _, counter, path, size_bytes = self._garbage.popleft()
-                self._garbage_bytes -= size_bytes
-            try:
-                self.files.unlink(path)
-            except OSError as error:
-                raise drive_error(error, self.root, "removing a dead file") from error
-            failpoint("reap.unlinked")
-            self._forget(fmt.generation_key(fmt.GARBAGE_PREFIX, counter), counter)
-            reaped += 1
+        """Remove dead files whose grace period is over (or all of them); returns how many went. Raises StoreError."""
+        self._require_writable()
+        return self._garbage.reap(everything=everything)
 
     def _make_room(self) -> bool:
         return self.reap(everything=True) > 0
 
     def close(self) -> None:
-        if self.writable:
-            with contextlib.suppress(StoreError):  # what cannot be removed now is removed at the next start
-                self.reap(everything=True)
-        self.catalog.close()
-        self.files.close()
+        """Wait for running commits, then let go of the drive. In a forked child only its descriptors are closed."""
+        if self._pid != os.getpid():
+            self.files.close()
+            return
+        if self._closed:
+            return
+        with self.quiet() if self.writable else contextlib.nullcontext():
+            if self.writable:
+                with contextlib.suppress(StoreError, OSError):  # what is not tidied up now is at the next start
+                    self._garbage.reap(everything=True)
+                    session.end(self.catalog, self.files.objects_fd, lasting=self._sync)
+            self._closed = True
+            self.catalog.close()
+            self.files.close()

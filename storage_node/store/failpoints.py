@@ -11,18 +11,29 @@ import signal
 POINTS = (
     "put.staged",
     "put.intended",
+    "put.renamed",  # once for every file of a group
     "put.published",
     "put.committed",
     "delete.committed",
     "reap.unlinked",
+    "create.identity",  # once for every drive
     "record.staged",
     "record.one_drive",
+    "bucket.recorded",
+    "rebuild.built",
+    "rebuild.aside",
 )
 
-_armed, _, _count = os.environ.get("AIS_LOADER_FAILPOINT", "").partition(":")
-_left = int(_count or 1)
-if _armed and _armed not in POINTS:
-    raise ValueError(f"AIS_LOADER_FAILPOINT={_armed!r} is not one of {', '.join(POINTS)}")
+_armed, _left = "", 0
+
+
+def arm(setting: str) -> None:
+    """Die at "name", or the count-th time at "name:count"; "" disarms. Raises ValueError for an unknown name."""
+    global _armed, _left
+    name, _, count = setting.partition(":")
+    if name and name not in POINTS:
+        raise ValueError(f"fail point {name!r} is not one of {', '.join(POINTS)}")
+    _armed, _left = name, int(count or 1)
 
 
 def failpoint(name: str) -> None:
@@ -32,3 +43,6 @@ def failpoint(name: str) -> None:
         _left -= 1
         if _left <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+arm(os.environ.get("AIS_LOADER_FAILPOINT", ""))

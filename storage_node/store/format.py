@@ -22,6 +22,8 @@ INTENT_PREFIX = b"i"
 GARBAGE_PREFIX = b"g"
 BLOCKS_PREFIX = b"b"
 COUNTER_KEY = b"m:counter"
+SESSION_KEY = b"m:session"
+"""Which start of which machine the writer lives in; gone after an orderly close."""
 
 XATTR_NAME = "user.ais_loader"
 MAX_XATTR_BYTES = 1536
@@ -88,6 +90,11 @@ def blocks_key(counter: int, chunk: int) -> bytes:
     return BLOCKS_PREFIX + counter.to_bytes(8, "big") + chunk.to_bytes(4, "big")
 
 
+def chunk_count(size_bytes: int) -> int:
+    """How many values hold the block checksums of an object of this size; 0 for one of at most one block."""
+    return -(-size_bytes // (BLOCK_BYTES * BLOCKS_PER_CHUNK)) if size_bytes > BLOCK_BYTES else 0
+
+
 def file_path(bucket_uuid: bytes, name: str, counter: int) -> bytes:
     """Two levels of 64 folders each, then a hash of the identity and the generation: never reused, never escaping."""
     digest = xxhash.xxh3_128_digest(bucket_uuid + name.encode())
@@ -119,7 +126,7 @@ def decode_record(value: bytes) -> Record:
             f"catalog value of format {fields[0]}, kind {fields[1]}, {len(value)} bytes; "
             f"this version reads format {FORMAT_VERSION}"
         )
-    return Record(*fields[3:10], value[_VALUE.size : end], value[end:])
+    return Record._make((*fields[3:10], value[_VALUE.size : end], value[end:]))
 
 
 def encode_metadata(metadata: dict[str, str]) -> bytes:
@@ -132,6 +139,8 @@ def decode_metadata(raw: bytes) -> dict[str, str]:
         metadata: dict[str, str] = json.loads(raw) if raw else {}
     except ValueError as error:
         raise FormatError(f"damaged metadata: {error}") from error
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FormatError("damaged metadata: not a mapping of strings")
     return metadata
 
 

@@ -25,9 +25,14 @@ RESERVE_BYTES = 64 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
+def is_full(error: OSError) -> bool:
+    """Whether the operating system refused for want of space, or of the user's share of it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def drive_error(error: OSError, drive: os.PathLike[str], doing: str) -> StoreError:
     """The store's error for what the operating system said of a drive."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return DriveFull(f"{drive}: no space left while {doing}; free space on it, or delete objects")
     if error.errno == errno.EROFS:
         return StoreReadOnly(f"{drive}: the file system is mounted read-only ({doing})")
@@ -50,6 +55,7 @@ class StagedFile:
     def __init__(self, staging_fd: int, name: str, make_room: Callable[[], bool]) -> None:
         self._staging_fd = staging_fd
         self._make_room = make_room
+        self._pid = os.getpid()
         self.name = name
         self.fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=staging_fd)
         self.size_bytes = 0
@@ -72,11 +78,13 @@ class StagedFile:
                 view = view[os.write(self.fd, view) :]
             except OSError as error:
                 # Dead files wait for late readers; a full drive cannot afford that.
-                if error.errno != errno.ENOSPC or not self._make_room():
+                if not is_full(error) or not self._make_room():
                     raise
 
     def _update_blocks(self, view: memoryview) -> None:
         at = self.size_bytes
+        if at == BLOCK_BYTES and not self._blocks:
+            self._blocks.append(self._open_block)  # the object ended with its first block until now
         while view:
             part = view[: BLOCK_BYTES - at % BLOCK_BYTES]
             self._open_block = crc32c(part, 0 if at % BLOCK_BYTES == 0 else self._open_block)
@@ -97,8 +105,10 @@ class StagedFile:
             self.fd = -1
 
     def discard(self) -> None:
-        """Remove the file; harmless once it has been published."""
+        """Remove the file; harmless once it has been published, and in a process that inherited it through fork."""
         self.close()
+        if self._pid != os.getpid():
+            return
         with contextlib.suppress(OSError):
             os.unlink(self.name, dir_fd=self._staging_fd)
 
@@ -108,13 +118,19 @@ class RawFiles:
 
     def __init__(self, root: Path, *, writable: bool) -> None:
         self.root = root
-        self._closed = False
+        self.objects_fd = self.staging_fd = -1
+        self._lasting_folders: set[bytes] = set()  # known to survive a power cut; only ever grows
         if writable:
             (root / "objects").mkdir(exist_ok=True)
             (root / "staging").mkdir(exist_ok=True)
-        self.objects_fd = os.open(root / "objects", _DIRECTORY)
-        self.staging_fd = os.open(root / "staging", _DIRECTORY) if writable else -1
-        self.keeps_identity = writable and self._try_xattr()
+        try:
+            self.objects_fd = os.open(root / "objects", _DIRECTORY)
+            if writable:
+                self.staging_fd = os.open(root / "staging", _DIRECTORY)
+            self.keeps_identity = writable and self._try_xattr()
+        except BaseException:
+            self.close()
+            raise
 
     def _try_xattr(self) -> bool:
         """Whether this file system stores extended attributes; without them a lost catalog cannot be rebuilt."""
@@ -124,7 +140,7 @@ class RawFiles:
         except OSError as error:
             if error.errno in (errno.ENOTSUP, errno.EPERM, errno.EACCES):
                 return False
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_full(error):
                 return True  # a full drive says nothing about the file system
             raise
         return True
@@ -139,21 +155,25 @@ class RawFiles:
 
     def publish(self, staged: StagedFile, path: bytes, *, sync: bool) -> None:
         """Give the staged file its final name; with `sync` the name survives a power cut on return."""
+        folder = os.path.dirname(path)
+        if sync and folder not in self._lasting_folders:
+            # Synced even where they exist: whoever made them may not have synced them.
+            self._make_folders(folder, sync=True)
+            self._lasting_folders.add(folder)
         try:
             os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
         except FileNotFoundError:
-            self._make_folders(path, sync=sync)
+            self._make_folders(folder, sync=sync)
             os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
         if sync:
-            self._sync_folder(os.path.dirname(path))
+            self._sync_folder(folder)
 
-    def _make_folders(self, path: bytes, *, sync: bool) -> None:
-        outer, inner = os.path.dirname(os.path.dirname(path)), os.path.dirname(path)
+    def _make_folders(self, inner: bytes, *, sync: bool) -> None:
+        outer = os.path.dirname(inner)
         for folder, parent in ((outer, b"."), (inner, outer)):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder, dir_fd=self.objects_fd)
             if sync:
-                # Also when the folder was there: whoever made it may not have synced it yet.
                 self._sync_folder(parent)
 
     def _sync_folder(self, folder: bytes) -> None:
@@ -198,28 +218,42 @@ class RawFiles:
 
     def clear_staging(self) -> int:
         """Remove what earlier writers left unfinished; returns how many files there were."""
-        names = os.listdir(self.staging_fd)
-        for name in names:
-            os.unlink(name, dir_fd=self.staging_fd)
-        return len(names)
+        removed = 0
+        for name in os.listdir(self.staging_fd):
+            with contextlib.suppress(IsADirectoryError):  # not ours: staged files have no folders
+                os.unlink(name, dir_fd=self.staging_fd)
+                removed += 1
+        return removed
 
     def walk(self) -> Iterator[bytes]:
-        """Paths of all published files, in no particular order."""
-        for outer in os.scandir(self.objects_fd):
-            if not outer.is_dir(follow_symlinks=False):
-                yield os.fsencode(outer.name)
-                continue
-            outer_fd = os.open(outer.name, _DIRECTORY, dir_fd=self.objects_fd)
+        """Paths of everything below `objects` that is not a folder, folder by folder, in no particular order."""
+        pending = [b""]
+        while pending:
+            folder = pending.pop()
+            # A descriptor of its own for each listing: two that share one also share its position.
+            fd = os.open(folder or b".", _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.objects_fd)
             try:
-                for folder, _, files, _ in os.fwalk(".", dir_fd=outer_fd):
-                    for name in files:
-                        yield os.path.normpath(os.path.join(os.fsencode(outer.name), os.fsencode(folder), os.fsencode(name)))
+                with os.scandir(fd) as entries:
+                    for entry in entries:
+                        path = os.path.join(folder, os.fsencode(entry.name))
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(path)
+                        else:
+                            yield path
             finally:
-                os.close(outer_fd)
+                os.close(fd)
+
+    def holds_any(self) -> bool:
+        """Whether anything at all was ever published here and is still there."""
+        return next(self.walk(), None) is not None
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            os.close(self.objects_fd)
-            if self.staging_fd >= 0:
-                os.close(self.staging_fd)
+        # Numbers are forgotten before they are given back: a late caller gets EBADF, not somebody else's folder.
+        fds = self.objects_fd, self.staging_fd
+        self.objects_fd = self.staging_fd = -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()

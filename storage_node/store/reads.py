@@ -1,4 +1,4 @@
-"""Reading one object, or a range of it, as a stream of chunks; what was put whole is verified before it is handed on."""
+"""Reading one object, or a range of it, as a stream of chunks; whatever can be verified is before it is handed on."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import errno
 import os
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from storage_node.store.batch_plan import check_range
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive import Drive
 from storage_node.store.errors import CorruptObject, DriveFailed, InvalidRequest, ObjectNotFound, RangeError
 from storage_node.store.format import BLOCK_BYTES, Record
 from storage_node.store.raw_files import drive_error
-from storage_node.store.store import Store, not_found_message
+from storage_node.store.store import Store
 
 CHUNK_BYTES = 4 * BLOCK_BYTES
 _LOOKUPS_OF_A_MOVING_OBJECT = 10
@@ -21,25 +24,41 @@ _LOOKUPS_OF_A_MOVING_OBJECT = 10
 class ObjectReader(Iterator[bytes]):
     """Chunks of at most CHUNK_BYTES, `length` bytes in all, of one version of one object.
 
-    Its file is open from the start: what is put or deleted meanwhile changes nothing. Exhaust it or close it.
+    Its file and its checksums are at hand from the start: what is put or deleted meanwhile changes nothing. Exhaust it
+    or close it. Belongs to one thread at a time.
     """
 
-    def __init__(self, drive: Drive, record: Record, fd: int, label: str, start: int, length: int, verify: bool) -> None:
+    def __init__(
+        self, drive: Drive, record: Record, fd: int, label: str, start: int, length: int, verify: bool
+    ) -> None:
+        """Takes over `fd`. Raises CorruptObject when checksums are missing, and then closes it."""
         self.record = record
         self.length = length
         self._drive = drive
         self._fd = fd
         self._label = label
         self._at, self._stop = start, start + length
+        self._first_block = start // BLOCK_BYTES
         # Ranges are only checked when asked: that reads their whole blocks.
         self._verify = verify or (start == 0 and length == record.size_bytes)
+        self._blocks: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
+        if self._verify and length and record.size_bytes > BLOCK_BYTES:
+            try:
+                stop_block = -(-self._stop // BLOCK_BYTES)
+                self._blocks = drive.block_checksum_array(record, self._first_block, stop_block)
+            except BaseException:
+                self.close()
+                raise
 
     def __next__(self) -> bytes:
         if self._at >= self._stop:
             self.close()
             raise StopIteration
         try:
-            chunk = self._next_verified() if self._verify else self._pread(self._at, min(CHUNK_BYTES, self._stop - self._at))
+            if self._verify:
+                chunk = self._next_verified()
+            else:
+                chunk = self._pread(self._at, min(CHUNK_BYTES, self._stop - self._at))
         except BaseException:
             self.close()
             raise
@@ -53,12 +72,13 @@ class ObjectReader(Iterator[bytes]):
             self._compare(whole, self.record.checksum)
             return whole[self._at : self._stop]
         first = self._at // BLOCK_BYTES
-        end = min((first * BLOCK_BYTES) + CHUNK_BYTES, -(-self._stop // BLOCK_BYTES) * BLOCK_BYTES, size)
-        begin, stop = first * BLOCK_BYTES, -(-end // BLOCK_BYTES)
-        blocks = self._pread(begin, end - begin)
-        for number, checksum in enumerate(self._drive.block_checksums(self.record, first, stop)):
-            self._compare(memoryview(blocks)[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES], checksum)
-        return blocks[self._at - begin : self._stop - begin]
+        begin = first * BLOCK_BYTES
+        end = min(begin + CHUNK_BYTES, -(-self._stop // BLOCK_BYTES) * BLOCK_BYTES, size)
+        blocks = memoryview(self._pread(begin, end - begin))
+        for at in range(0, len(blocks), BLOCK_BYTES):
+            number = first + at // BLOCK_BYTES
+            self._compare(blocks[at : at + BLOCK_BYTES], int(self._blocks[number - self._first_block]))
+        return bytes(blocks[self._at - begin : self._stop - begin])
 
     def _compare(self, data: bytes | memoryview, expected: int) -> None:
         if crc32c(data) != expected:
@@ -81,10 +101,10 @@ class ObjectReader(Iterator[bytes]):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            self._at = self._stop
+        fd, self._fd = self._fd, -1
+        self._at = self._stop
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self) -> None:
         self.close()
@@ -97,36 +117,33 @@ def open_object(
     """Open an object for reading.
 
     Raises BucketNotFound, ObjectNotFound (also when `version` is gone), RangeError, CorruptObject, DriveFailed,
-    InvalidRequest.
+    FormatError, InvalidRequest, StoreClosed.
     """
     label = f"{bucket}/{name}"
     if member:
         raise InvalidRequest(f"{label}: reading members of archives is not supported by this store")
+    if length is not None and length < 0:
+        raise RangeError(f"{label}: negative range: start={start}, length={length}")
+    gone: Record | None = None
     for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
-        record = store.head(bucket, name)
+        drive, record = store.locate(bucket, name)
         if version and version != str(record.version):
             raise ObjectNotFound(f"{label}: version {version} is gone, the store has {record.version}")
-        if length is not None and length < 0:
-            raise RangeError(f"{label}: negative range: start={start}, length={length}")
         if fault := check_range(start, -1 if length is None else length, record.size_bytes):
             raise RangeError(f"{label}: {fault}")
-        drive = store.drive_at(store.drive_index(store.bucket(bucket).uuid_bytes, name))
+        wanted = record.size_bytes - start if length is None else length
         try:
             fd = drive.files.open(record.path)
+            return ObjectReader(drive, record, fd, label, start, wanted, verify)
         except OSError as error:
             if error.errno != errno.ENOENT or not (drive.root / "objects").is_dir():
                 raise drive_error(error, drive.root, f"opening {label}") from error
-            drive.catch_up()
-            if not _is_current(store, bucket, name, record):
-                continue
-            raise CorruptObject(f"{label}: its file is missing from {drive.root}; see `ais-loader doctor`") from error
-        wanted = record.size_bytes - start if length is None else length
-        return ObjectReader(drive, record, fd, label, start, wanted, verify)
+            if gone is not None and gone.path == record.path:
+                raise CorruptObject(f"{label}: its file on {drive.root} is missing; see `ais-loader doctor`") from error
+        except CorruptObject:
+            if gone is not None and gone.path == record.path:
+                raise
+        # Replaced or deleted between the two steps, most likely; what the catalog says next is final.
+        gone = record
+        drive.catch_up()
     raise DriveFailed(f"{label} is replaced faster than it can be opened")
-
-
-def _is_current(store: Store, bucket: str, name: str, record: Record) -> bool:
-    try:
-        return store.head(bucket, name).path == record.path
-    except ObjectNotFound:
-        raise ObjectNotFound(not_found_message(bucket, name)) from None

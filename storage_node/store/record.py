@@ -6,6 +6,7 @@ file per drive, replaced atomically and synced, with a checksum of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
@@ -108,15 +109,25 @@ def read(folder: Path) -> ClusterRecord | None:
 def write_atomically(path: Path, data: bytes, before_rename: Callable[[], None] | None = None) -> None:
     """Write, sync, rename, sync the folder: afterwards the file is either the old one or the new one, whole."""
     staged = path.with_name(path.name + ".new")
-    with staged.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    if before_rename is not None:
-        before_rename()
-    os.rename(staged, path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
+        with staged.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if before_rename is not None:
+            before_rename()
+        os.rename(staged, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
     finally:
-        os.close(folder)
+        os.close(fd)

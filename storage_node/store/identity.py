@@ -1,0 +1,76 @@
+"""Which drive a folder is: `drive.json`, written once, when the drive joins a store."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage_node.store import record as records
+from storage_node.store.errors import FormatError
+from storage_node.store.format import FORMAT_VERSION
+
+FILE_NAME = "drive.json"
+
+_STORED = {"catalog", "objects", "staging", records.FILE_NAME}
+_ASIDE = "catalog."
+_UNFINISHED = {FILE_NAME + ".new", records.FILE_NAME + ".new", "lost+found"}
+
+
+@dataclass(frozen=True, slots=True)
+class DriveIdentity:
+    """Uuids in hex."""
+
+    drive_uuid: str
+    store_uuid: str
+
+
+def read(root: Path) -> DriveIdentity | None:
+    """Who this drive is; None when the folder is missing, empty, or was left by an interrupted creation.
+
+    Raises FormatError when the folder belongs to somebody else, or when a drive's identity is lost or damaged.
+    """
+    path = root / FILE_NAME
+    try:
+        return _decode(path.read_bytes(), path)
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        raise FormatError(f"{root} is not a folder") from None
+    if root.is_dir():
+        names = {entry.name for entry in root.iterdir()}
+        foreign = {name for name in names - _STORED - _UNFINISHED if not name.startswith(_ASIDE)}
+        if foreign:
+            shown = ", ".join(sorted(foreign)[:3])
+            raise FormatError(f"{root} is not a store, and not empty either ({shown}); give an empty or new folder")
+        if names & _STORED:
+            # Identities are written before anything else: this one was there, and is lost.
+            raise FormatError(f"{path} is missing from a drive in use; `ais-loader doctor --rebuild` writes it anew")
+    return None
+
+
+def _decode(data: bytes, path: Path) -> DriveIdentity:
+    try:
+        fields = json.loads(data)
+        if fields["format"] != FORMAT_VERSION:
+            raise FormatError(f"{path}: format {fields['format']}; this version reads format {FORMAT_VERSION}")
+        identity = DriveIdentity(fields["drive_uuid"], fields["store_uuid"])
+        if len(bytes.fromhex(identity.drive_uuid)) != 16 or len(bytes.fromhex(identity.store_uuid)) != 16:
+            raise ValueError("a uuid is not 16 bytes of hex")
+        return identity
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{path}: not a drive identity ({error}); `ais-loader doctor --rebuild` writes it anew"
+        ) from error
+
+
+def create(store_uuid: str) -> DriveIdentity:
+    """A drive that never was before."""
+    return DriveIdentity(uuid.uuid4().hex, store_uuid)
+
+
+def write(root: Path, identity: DriveIdentity) -> None:
+    """Whole and lasting on return. Raises OSError."""
+    fields = {"format": FORMAT_VERSION, "drive_uuid": identity.drive_uuid, "store_uuid": identity.store_uuid}
+    records.write_atomically(root / FILE_NAME, json.dumps(fields).encode())

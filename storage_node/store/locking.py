@@ -1,0 +1,51 @@
+"""Who holds a drive for writing, and how to hold one whose catalog cannot be opened.
+
+RocksDB guards a catalog with a POSIX record lock on its file LOCK. Such a lock belongs to the process, and closing
+*any* descriptor of that file gives it up: nothing here may touch the LOCK file of a catalog that this process has open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from storage_node.store.errors import StoreLocked
+
+_FLOCK = struct.Struct("hhqqi")  # struct flock: type, whence, start, length, pid
+
+
+def lock_holder(lock: Path) -> str | None:
+    """"process N" when another process holds the lock, "another process" if it cannot be told which; None if free."""
+    try:
+        with lock.open("rb") as file:
+            query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, query)[: _FLOCK.size])
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return "another process"
+    if kind == fcntl.F_UNLCK:
+        return None
+    # A holder in another container's process table shows up as 0 or -1.
+    return f"process {pid}" if pid > 0 else "another process"
+
+
+@contextlib.contextmanager
+def hold(lock: Path) -> Iterator[None]:
+    """Keep every writer away from a catalog meanwhile. Raises StoreLocked."""
+    lock.parent.mkdir(exist_ok=True)
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StoreLocked(
+                f"{lock.parent.parent} is open for writing by {lock_holder(lock) or 'another process'}; close it first"
+            ) from None
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,194 @@
+"""From folders to the open drives of one store: who is who, which record counts, what is missing, what to create.
+
+A drive that is missing or cannot be opened is left out with the reason, as long as another one works; whatever needs
+it then fails with that reason. What looks like a mistake of the caller (another store's drive, a folder with foreign
+files, a store that is open for writing already) refuses the whole store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage_node.store import identity as identities
+from storage_node.store import record as records
+from storage_node.store.drive import Drive, Durability
+from storage_node.store.errors import (
+    DriveFailed,
+    DriveFull,
+    FormatError,
+    InvalidRequest,
+    StoreError,
+    StoreLocked,
+    StoreNotFound,
+    StoreReadOnly,
+)
+from storage_node.store.failpoints import failpoint
+from storage_node.store.identity import DriveIdentity
+from storage_node.store.raw_files import drive_error
+from storage_node.store.record import ClusterRecord
+
+_MAY_BE_MISSING = (DriveFailed, DriveFull, FormatError, StoreReadOnly)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDrives:
+    """`drives` and `problems` in the order of `record.drives`; exactly one of the two is None at each place."""
+
+    record: ClusterRecord
+    drives: list[Drive | None]
+    problems: list[str | None]
+
+
+def drive_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Absolute and different. Raises InvalidRequest."""
+    roots = [Path(os.path.abspath(os.fspath(path))) for path in paths]
+    if not roots or len(set(roots)) != len(roots):
+        raise InvalidRequest(f"need one or more different drive folders, got {[str(root) for root in roots]}")
+    return roots
+
+
+def open_drives(roots: Sequence[Path], *, writable: bool, durability: Durability) -> OpenDrives:
+    """Open the drives of the store that lives in these folders; a writer creates one where there is none.
+
+    Raises StoreNotFound, StoreLocked, StoreReadOnly, FormatError, DriveFull, DriveFailed.
+    """
+    known = known_drives(roots)
+    if _never_used(roots, known):
+        if not writable:
+            raise StoreNotFound(f'no store at {", ".join(map(str, roots))}; mode="a" creates one')
+        known = _create(roots)
+    record = newest_record(known)
+    by_uuid = _by_uuid(roots, known, record)
+    drives: list[Drive | None] = []
+    problems: list[str | None] = []
+    first_error: StoreError | None = None
+    try:
+        for drive_uuid in record.drives:
+            drive, problem = None, None
+            if drive_uuid not in by_uuid:
+                problem = f"drive {drive_uuid} is not among the folders given, or not mounted"
+            else:
+                root = by_uuid[drive_uuid]
+                try:
+                    drive = Drive(root, known[root], writable=writable, durability=durability, epoch=record.epoch)
+                except _MAY_BE_MISSING as error:
+                    first_error, problem = first_error or error, str(error)
+            drives.append(drive)
+            problems.append(problem)
+        if first_error is not None and not any(drives):
+            raise first_error
+    except BaseException:
+        for drive in drives:
+            if drive is not None:
+                drive.close()
+        raise
+    return OpenDrives(record, drives, problems)
+
+
+def known_drives(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
+    """The folders that are drives already. Raises FormatError, DriveFailed."""
+    known: dict[Path, DriveIdentity] = {}
+    for root in roots:
+        try:
+            found = identities.read(root)
+        except OSError as error:
+            raise drive_error(error, root, "reading its identity") from error
+        if found is not None:
+            known[root] = found
+    return known
+
+
+def newest_record(known: dict[Path, DriveIdentity]) -> ClusterRecord:
+    """The record with the highest epoch and revision. Raises FormatError when no drive has a readable one."""
+    found: list[ClusterRecord] = []
+    faults: list[str] = []
+    for root, identity in known.items():
+        try:
+            record = records.read(root)
+        except (FormatError, OSError) as error:
+            faults.append(str(error))
+            continue
+        if record is None:
+            faults.append(f"{root}: no record")
+        elif record.store_uuid != identity.store_uuid:
+            faults.append(f"{root}: the record is that of another store")
+        else:
+            found.append(record)
+    if not found:
+        raise FormatError(
+            f"no drive has a readable record of the store ({'; '.join(faults)}); `ais-loader doctor --rebuild` makes "
+            "one from what the drives hold"
+        )
+    return max(found, key=lambda record: record.order)
+
+
+def _by_uuid(roots: Sequence[Path], known: dict[Path, DriveIdentity], record: ClusterRecord) -> dict[str, Path]:
+    stores = {identity.store_uuid for identity in known.values()}
+    if len(stores) > 1:
+        raise FormatError(f"the drives belong to {len(stores)} different stores: {', '.join(map(str, known))}")
+    if strangers := [str(root) for root, identity in known.items() if identity.drive_uuid not in record.drives]:
+        raise FormatError(f"{', '.join(strangers)}: not among the drives of store {record.store_uuid}")
+    for root in roots:
+        # A folder that does not exist is a drive that is not mounted; an empty one could be that too.
+        if root not in known and len(known) == len(record.drives):
+            raise FormatError(f"{root} is new, but store {record.store_uuid} has its {len(known)} drives already")
+    by_uuid = {identity.drive_uuid: root for root, identity in known.items()}
+    if len(by_uuid) != len(known):
+        raise FormatError(f"two of these folders are copies of the same drive: {', '.join(map(str, known))}")
+    return by_uuid
+
+
+def _never_used(roots: Sequence[Path], known: dict[Path, DriveIdentity]) -> bool:
+    """Records are written after all identities, folders after all records: without either, nothing was ever stored."""
+    return not any(
+        (root / name).exists() for root in {*roots, *known} for name in (records.FILE_NAME, "catalog", "objects")
+    )
+
+
+def _create(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
+    """Make a new store on empty folders, unless somebody else was faster."""
+    try:
+        for root in roots:
+            _make_folder(root)
+        with _only_creator(roots[0]):
+            known = known_drives(roots)
+            if not _never_used(roots, known):
+                return known
+            store_uuid = uuid.uuid4().hex
+            for root in roots:
+                known[root] = identities.create(store_uuid)
+                identities.write(root, known[root])
+                failpoint("create.identity")
+            record = ClusterRecord(store_uuid, tuple(known[root].drive_uuid for root in roots))
+            for root in roots:
+                records.write(root, record)
+            return known
+    except OSError as error:
+        raise drive_error(error, root, "creating a store") from error
+
+
+def _make_folder(root: Path) -> None:
+    """With all its parents, lasting."""
+    missing = [folder for folder in (root, *root.parents) if not folder.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        records.sync_folder(folder.parent)
+
+
+@contextlib.contextmanager
+def _only_creator(root: Path) -> Iterator[None]:
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreLocked(f"somebody else is creating a store at {root}; open it when that is done") from None
+        yield
+    finally:
+        os.close(fd)

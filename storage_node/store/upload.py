@@ -1,0 +1,81 @@
+"""One object on its way into a store, from its first byte to the moment at which it becomes visible."""
+
+from __future__ import annotations
+
+from storage_node.store.drive import Drive, PendingObject
+from storage_node.store.errors import InvalidRequest
+from storage_node.store.format import Record
+from storage_node.store.raw_files import drive_error
+
+MAX_METADATA_BYTES = 4096
+
+
+class Upload:
+    """Belongs to one thread; `commit` or `abort` ends it, leaving the block aborts it."""
+
+    def __init__(self, label: str, drive: Drive, pending: PendingObject) -> None:
+        self.label = label
+        self.drive = drive
+        self._pending: PendingObject | None = pending
+
+    @property
+    def _open(self) -> PendingObject:
+        if self._pending is None:
+            raise InvalidRequest(f"the upload of {self.label} has been committed or aborted")
+        return self._pending
+
+    @property
+    def size_bytes(self) -> int:
+        return self._open.file.size_bytes
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32C of the bytes written so far."""
+        return self._open.file.checksum
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append. Raises DriveFull or DriveFailed, and the upload is aborted."""
+        try:
+            self._open.file.write(data)
+        except OSError as error:
+            self.abort()
+            raise drive_error(error, self.drive.root, "writing an object") from error
+        except BaseException:
+            self.abort()
+            raise
+
+    def commit(self) -> Record:
+        """Make the object visible, whole, replacing one of the same name. Raises what `Drive.commit` raises."""
+        return self.drive.commit([self.take()])[0]
+
+    def take(self) -> PendingObject:
+        """Hand the staged object over to whoever commits it."""
+        pending, self._pending = self._open, None
+        return pending
+
+    def abort(self) -> None:
+        if self._pending is not None:
+            self._pending.file.discard()
+            self._pending = None
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+
+def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
+    """Raises InvalidRequest unless `metadata` maps strings to strings and is small."""
+    metadata = metadata or {}
+    size_bytes = 0
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidRequest(f"metadata maps str to str, got {key!r}: {value!r}")
+        try:
+            size_bytes += len(key.encode()) + len(value.encode())
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"metadata {key!r}: a lone surrogate has no UTF-8 form") from None
+    if size_bytes > MAX_METADATA_BYTES:
+        raise InvalidRequest(f"metadata has {size_bytes:,} bytes, {MAX_METADATA_BYTES:,} are allowed")
+    return metadata
