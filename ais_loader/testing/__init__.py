@@ -1,0 +1,24 @@
+"""A kit for testing what is built on ais_loader: throwaway stores, real nodes that can be killed, links that break.
+
+Nothing here is imported by the rest of the package, and only `ais_loader.testing.fixtures` imports pytest.
+"""
+
+from __future__ import annotations
+
+from ais_loader.testing.link import FaultyLink
+from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
+from ais_loader.testing.node import NodeProcess
+from ais_loader.testing.stores import seeded_bytes, throwaway_node, throwaway_store
+from ais_loader.testing.waiting import eventually
+
+__all__ = [
+    "FaultyLink",
+    "NodeProcess",
+    "eventually",
+    "peak_rss_bytes",
+    "reset_peak_rss",
+    "rss_bytes",
+    "seeded_bytes",
+    "throwaway_node",
+    "throwaway_store",
+]

@@ -1,0 +1,59 @@
+"""pytest fixtures: `pytest_plugins = ["ais_loader.testing.fixtures"]`, or import those that you need.
+
+One node process serves a whole test session, so tests keep apart by buckets: each `bucket` has a name of its own.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader.client import Bucket, Client, connect
+from ais_loader.testing.node import NodeProcess
+
+TRANSPORTS = ("embedded", "grpc")
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """A node that all tests share: never pause or kill it."""
+    with NodeProcess(tmp_path_factory.mktemp("node") / "drive") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def embedded_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an embedded store that all tests share. Opened by one client at a time."""
+    return tmp_path_factory.mktemp("embedded") / "store"
+
+
+@pytest.fixture(params=TRANSPORTS)
+def url(request: pytest.FixtureRequest) -> str:
+    """Where a store is: every test that asks for it runs once per transport."""
+    if request.param == "grpc":
+        found: NodeProcess = request.getfixturevalue("node")
+        return found.url
+    path: Path = request.getfixturevalue("embedded_path")
+    return f"file://{path}"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    """A new client of `url`, closed at the end."""
+    with connect(url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def bucket_name() -> str:
+    """A name that no other test uses."""
+    return f"t-{uuid.uuid4().hex[:16]}"
+
+
+@pytest.fixture
+def bucket(client: Client, bucket_name: str) -> Bucket:
+    """A new and empty bucket of `client`."""
+    return client.create_bucket(bucket_name)

@@ -1,0 +1,200 @@
+"""A TCP hop between a client and a node, whose faults a test decides: silence, latency, low bandwidth, broken
+connections.
+
+The bytes pass unchanged and unread. One thread with an event loop serves all connections, so that a link in a process
+that forks leaves nothing behind in the child but an idle object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
+_CHUNK_BYTES = 256 << 10
+_CHUNKS_UNDER_WAY = 64
+_CONTROL_TIMEOUT_S = 10.0
+# With a linger time of zero, closing sends a reset and throws away what has not been delivered.
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class FaultyLink:
+    """Listens on loopback at `url` and forwards to `target` (grpc://host:port). Thread-safe; a context manager."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.removeprefix("grpc://").rpartition(":")
+        self._target = (host, int(port))
+        self.latency_s = 0.0
+        """Added to every byte's way, in both directions. May be set at any time."""
+        self.bytes_per_s: float | None = None
+        """Bandwidth of each connection in each direction; None: as fast as it goes. May be set at any time."""
+        self.connections_made = 0
+        self.bytes_to_client = 0
+        self._cut_at: int | None = None
+        self._refusing = False
+        self._ways: set[_Connection] = set()
+        self._loop = asyncio.new_event_loop()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._run, args=(listener,), name="ais-loader link", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"grpc://127.0.0.1:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """Open now."""
+        return len(self._ways)
+
+    # -- faults
+
+    def cut(self) -> None:
+        """Reset every connection now. New ones are accepted."""
+        self._command(self._cut)
+
+    def cut_after(self, bytes_to_client: int) -> None:
+        """Reset every connection once that many more bytes have come from the node, wherever in a message that is."""
+
+        def plan() -> None:
+            self._cut_at = self.bytes_to_client + bytes_to_client
+
+        self._command(plan)
+
+    def stall(self) -> None:
+        """Hold everything back; connections stay open, new ones too."""
+        self._command(self._flowing.clear)
+
+    def flow(self) -> None:
+        """End a stall; what was held back arrives."""
+        self._command(self._flowing.set)
+
+    def refuse(self) -> None:
+        """Reset every connection, and each new one at once."""
+
+        def refuse() -> None:
+            self._refusing = True
+            self._cut()
+
+        self._command(refuse)
+
+    def accept(self) -> None:
+        """End a refusal."""
+        self._refusing = False
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CONTROL_TIMEOUT_S)
+
+    def __enter__(self) -> FaultyLink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- on the loop
+
+    def _command(self, function: Callable[[], T]) -> T:
+        async def run() -> T:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(_CONTROL_TIMEOUT_S)
+
+    def _cut(self) -> None:
+        self._cut_at = None
+        for way in list(self._ways):
+            way.reset()
+
+    def _run(self, listener: socket.socket) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, sock=listener))
+        try:
+            self._loop.run_forever()
+        finally:
+            server.close()
+            self._cut()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections_made += 1
+        way = _Connection([writer])
+        if self._refusing:
+            way.reset()
+            return
+        self._ways.add(way)
+        try:
+            node_reader, node_writer = await asyncio.open_connection(*self._target)
+            way.writers.append(node_writer)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._forward(way, reader, node_writer, to_client=False))
+                tasks.create_task(self._forward(way, node_reader, writer, to_client=True))
+        except (OSError, ExceptionGroup):
+            way.reset()  # one side has gone: the other one is told
+        finally:
+            self._ways.discard(way)
+            for end in way.writers:
+                end.close()
+
+    async def _forward(
+        self, way: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_client: bool
+    ) -> None:
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS_UNDER_WAY)
+
+        async def deliver() -> None:
+            while True:
+                due, chunk = await under_way.get()
+                await asyncio.sleep(due - self._loop.time())
+                await self._flowing.wait()
+                if not chunk:
+                    writer.write_eof()
+                    return
+                if to_client:
+                    chunk = self._before_the_cut(chunk)
+                writer.write(chunk)
+                await writer.drain()
+                if to_client:
+                    self.bytes_to_client += len(chunk)
+                    if self._cut_at is not None and self.bytes_to_client >= self._cut_at:
+                        self._cut()
+                if self.bytes_per_s is not None:
+                    await asyncio.sleep(len(chunk) / self.bytes_per_s)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(deliver())
+            while chunk := await reader.read(_CHUNK_BYTES):
+                await under_way.put((self._loop.time() + self.latency_s, chunk))
+            await under_way.put((self._loop.time() + self.latency_s, b""))
+
+    def _before_the_cut(self, chunk: bytes) -> bytes:
+        if self._cut_at is None:
+            return chunk
+        return chunk[: max(0, self._cut_at - self.bytes_to_client)]
+
+
+class _Connection:
+    """Both sockets of one client's connection."""
+
+    def __init__(self, writers: list[asyncio.StreamWriter]) -> None:
+        self.writers = writers
+
+    def reset(self) -> None:
+        for writer in self.writers:
+            sock = writer.get_extra_info("socket")
+            if sock is not None and sock.fileno() >= 0:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            writer.transport.abort()

@@ -1,0 +1,179 @@
+"""A storage node in a process of its own, started as an operator starts it, and treated worse.
+
+A node that is killed and restarted keeps its port and its drives: clients find it again where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+
+
+class NodeProcess:
+    """A running `ais-loader serve`. Starts at once; a context manager that stops it, whatever state it is in.
+
+    Args:
+        drives: folders of the store; made if missing.
+        arguments: further arguments of `ais-loader serve`.
+        environment: variables on top of this process's own.
+
+    Raises RuntimeError, with what the node said, when it ends instead of serving; TimeoutError when it does neither.
+    """
+
+    def __init__(
+        self,
+        drives: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+        *,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        several = [drives] if isinstance(drives, str | os.PathLike) else drives
+        self.drives = [Path(drive) for drive in several]
+        self.port = 0
+        self._arguments = list(arguments)
+        self._environment = {**os.environ, **(environment or {})}
+        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by stop()
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self.start()
+        except BaseException:
+            self._log.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        """The same for all lives of this node."""
+        return f"grpc://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the node is not running")
+        return self._process
+
+    def start(self) -> None:
+        """Run a node that is not running; on the port that it had before, if any. Returns when it serves."""
+        if self._process is not None:
+            raise RuntimeError("the node is running")
+        command = [sys.executable, "-m", "ais_loader.cli", "serve", "--json", "--port", str(self.port)]
+        for drive in self.drives:
+            command += ["--drive", str(drive)]
+        self._process = subprocess.Popen(
+            command + self._arguments,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, env=self._environment,
+        )  # fmt: skip
+        try:
+            self.port = int(str(json.loads(self._announcement())["url"]).rpartition(":")[2])
+        except BaseException:
+            self.kill()
+            raise
+
+    def _announcement(self) -> bytes:
+        """The node's first line."""
+        stdout = self._running.stdout
+        assert stdout is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError(f"the node did not serve within {START_TIMEOUT_S:g} s: {self.log()}")
+                part = os.read(stdout.fileno(), 4096)
+                if not part:
+                    raise RuntimeError(f"the node ended with code {self._running.wait()}: {self.log()}")
+                line += part
+        return line
+
+    def log(self) -> str:
+        """What the node has written to standard error, in all its lives."""
+        return os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace")
+
+    # -- what can happen to it
+
+    def kill(self) -> None:
+        """End it as `kill -9` does. Returns when it is gone; harmless when it is."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """End it as an operator does: running calls finish. Returns the exit code; 0 when it was not running.
+
+        Raises TimeoutError, after killing it, when it does not end.
+        """
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(signal.SIGCONT)  # a paused process does not see SIGTERM
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise TimeoutError(f"the node did not stop within {STOP_TIMEOUT_S:g} s: {self.log()}") from None
+        finally:
+            if process.stdout is not None:
+                process.stdout.close()
+
+    def pause(self) -> None:
+        """Freeze it: connections stay open, and nothing comes."""
+        self._running.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._running.send_signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Kill it, if it runs, and start it again on the same port."""
+        self.kill()
+        self.start()
+
+    # -- what it costs
+
+    def rss_bytes(self) -> int:
+        return rss_bytes(self.pid)
+
+    def peak_rss_bytes(self) -> int:
+        return peak_rss_bytes(self.pid)
+
+    def reset_peak_rss(self) -> None:
+        reset_peak_rss(self.pid)
+
+    def close(self) -> None:
+        """Stop it, and forget its log."""
+        try:
+            self.stop()
+        finally:
+            self._log.close()
+
+    def __enter__(self) -> NodeProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

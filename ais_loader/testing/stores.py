@@ -1,0 +1,40 @@
+"""Stores for the length of one test or one experiment, and bytes to fill them with."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from ais_loader.client import Client, connect
+from ais_loader.testing.node import NodeProcess
+
+
+def seeded_bytes(size_bytes: int, seed: int = 0) -> bytes:
+    """Incompressible bytes, the same in every run."""
+    return random.Random(seed).randbytes(size_bytes)
+
+
+@contextmanager
+def throwaway_store(objects: Mapping[str, bytes] | None = None, *, bucket: str = "data") -> Iterator[Client]:
+    """A client of an embedded store that vanishes at the end; with `objects`, by name, in `bucket`."""
+    with tempfile.TemporaryDirectory(prefix="ais-loader-") as folder, connect(Path(folder) / "store") as client:
+        _fill(client, bucket, objects)
+        yield client
+
+
+@contextmanager
+def throwaway_node(objects: Mapping[str, bytes] | None = None, *, bucket: str = "data") -> Iterator[NodeProcess]:
+    """A node process whose store vanishes at the end; with `objects`, by name, in `bucket`."""
+    with tempfile.TemporaryDirectory(prefix="ais-loader-") as folder, NodeProcess(Path(folder) / "store") as node:
+        with connect(node.url) as client:
+            _fill(client, bucket, objects)
+        yield node
+
+
+def _fill(client: Client, bucket: str, objects: Mapping[str, bytes] | None) -> None:
+    if objects is not None:
+        for _ in client.create_bucket(bucket, exist_ok=True).put_many(objects.items()):
+            pass

@@ -1,0 +1,24 @@
+"""Waiting for something that another thread or process does, with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(condition: Callable[[], T], timeout_s: float = 10.0, *, interval_s: float = 0.01) -> T:
+    """The first true value of `condition()`, which is asked again every `interval_s`.
+
+    Raises AssertionError, with the last value in its message, when there is none within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {condition!r} is still {value!r}")
+        time.sleep(interval_s)
