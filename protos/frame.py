@@ -5,7 +5,7 @@ can read it. Its packed fixed-width arrays are little-endian memory, and its pay
 therefore compute everything that stands before the payload, let the batch reader put the bytes right behind it, and on
 the other side slice arrays and payload out of the received buffer.
 
-    08 <batch_id>  7A <length of the frame>
+    08 <batch_id>  [1A end]  7A <length of the frame>
         0A <4n> index...   12 <4n> size...   1A <4n> checksum...   22 <n> status...   2A <n> checksum_kind...
         [32 piece]  [3A error]...  7A <payload length> payload
 
@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 
 from protos import ais_batch_pb2 as pb
 
@@ -30,8 +31,7 @@ TARGET_PAYLOAD_BYTES = 1 << 20
 """A frame is closed when its payload reaches this size: large enough that the cost per message vanishes, small enough
 that several fit in flight and a consumer that keeps one small view keeps little alive."""
 
-_TAG_BATCH_ID = 0x08
-_TAG_FRAME = 0x7A
+_TAG_BATCH_ID, _TAG_END, _TAG_FRAME = 0x08, 0x1A, 0x7A
 _TAG_INDEX, _TAG_SIZE, _TAG_CHECKSUM, _TAG_STATUS, _TAG_KIND, _TAG_PIECE, _TAG_ERROR, _TAG_PAYLOAD = (
     0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32, 0x3A, 0x7A,
 )  # fmt: skip
@@ -116,8 +116,11 @@ def encode_prefix(
     payload_bytes: int,
     piece: Piece | None = None,
     errors: dict[int, EntryFault] | None = None,
+    end: pb.End | None = None,
 ) -> tuple[bytes, int]:
     """Everything of a SessionResponse that stands before the payload.
+
+    With `end` the message is the last one of its batch.
 
     Returns the bytes, and where in them the checksum array starts: a reader that learns the checksums only while it
     reads overwrites them there (four bytes each, little-endian).
@@ -138,11 +141,14 @@ def encode_prefix(
         after += _section(_TAG_ERROR, error.SerializeToString())
     after += bytes((_TAG_PAYLOAD,)) + encode_varint(payload_bytes)
     frame_bytes = len(before) + len(checksums) + len(after) + payload_bytes
-    head = b"\x08" + encode_varint(batch_id) + bytes((_TAG_FRAME,)) + encode_varint(frame_bytes) + before
+    head = bytes((_TAG_BATCH_ID,)) + encode_varint(batch_id)
+    if end is not None:
+        head += _section(_TAG_END, end.SerializeToString())
+    head += bytes((_TAG_FRAME,)) + encode_varint(frame_bytes) + before
     return head + checksums + after, len(head) + len(checksums) - len(raw_checksums)
 
 
-def encode_frame(batch_id: int, frame: Frame) -> bytes:
+def encode_frame(batch_id: int, frame: Frame, end: pb.End | None = None) -> bytes:
     """A whole SessionResponse, with one copy of the payload."""
     prefix, _ = encode_prefix(
         batch_id,
@@ -154,38 +160,55 @@ def encode_frame(batch_id: int, frame: Frame) -> bytes:
         payload_bytes=len(frame.payload),
         piece=frame.piece,
         errors=frame.errors,
+        end=end,
     )
     return b"".join((prefix, frame.payload))
 
 
-def decode_response(data: bytes) -> tuple[int, Frame | pb.End | pb.Reject | None]:
-    """Batch id and content of a serialized SessionResponse; a frame's payload and arrays are views of `data`.
+@dataclass(slots=True)
+class Response:
+    """A SessionResponse as the client handles it."""
+
+    batch_id: int
+    frame: Frame | None = None
+    end: pb.End | None = None
+    reject: pb.Reject | None = None
+
+
+def decode_response(data: bytes) -> Response:
+    """A serialized SessionResponse; a frame's payload and arrays are views of `data`.
 
     Raises FrameError on bytes that are not what a node sends.
     """
     try:
         if data[:1] == b"\x08":
             batch_id, at = _decode_varint(data, 1)
+            end: pb.End | None = None
+            if at < len(data) and data[at] == _TAG_END:
+                length, at = _decode_varint(data, at + 1)
+                end, at = pb.End.FromString(data[at : at + length]), at + length
+                if at == len(data):
+                    return Response(batch_id, end=end)
             if at < len(data) and data[at] == _TAG_FRAME:
                 length, at = _decode_varint(data, at + 1)
                 if at + length != len(data):
                     raise FrameError(f"frame of {length:,} bytes in a message that has room for {len(data) - at:,}")
-                return batch_id, decode_frame(data, at)
-        response = pb.SessionResponse.FromString(data)
+                return Response(batch_id, decode_frame(data, at), end)
+        return _from_response(pb.SessionResponse.FromString(data))
     except IndexError:
         raise FrameError("message ends in the middle of a field") from None
-    except FrameError:
-        raise
-    except Exception as error:  # noqa: BLE001 - protobuf's DecodeError has no public common base
+    except DecodeError as error:
         raise FrameError(f"not a SessionResponse: {error}") from error
-    event = response.WhichOneof("event")
-    if event == "end":
-        return response.batch_id, response.end
-    if event == "reject":
-        return response.batch_id, response.reject
-    if event == "frame":  # written by an encoder that orders or splits fields in another way
-        return response.batch_id, _from_message(response.frame)
-    return response.batch_id, None
+
+
+def _from_response(response: pb.SessionResponse) -> Response:
+    """From an encoder that orders or splits fields in another way than ours."""
+    return Response(
+        response.batch_id,
+        _from_message(response.frame) if response.HasField("frame") else None,
+        response.end if response.HasField("end") else None,
+        response.reject if response.HasField("reject") else None,
+    )
 
 
 _EMPTY_U32: U32 = np.empty(0, WIRE_U32)

@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 
 from ais_loader.errors import LoaderError
 from protos import ais_batch_pb2 as pb
-from protos.frame import Frame, FrameError, decode_response
+from protos.frame import FrameError, Response, decode_response
 
 
 class Call(Protocol):
@@ -35,7 +35,7 @@ class Broken:
     error: LoaderError
 
 
-Event: TypeAlias = Frame | pb.End | pb.Reject | Broken
+Event: TypeAlias = Response | Broken
 Inbox: TypeAlias = "queue.SimpleQueue[Event]"
 
 
@@ -86,13 +86,13 @@ class Session:
         error: LoaderError
         try:
             for message in self._call:
-                batch_id, event = decode_response(message)
-                inbox = self._inboxes.get(batch_id)
-                if inbox is None or event is None:
-                    continue  # cancelled meanwhile, or an event that a later node added
-                if not isinstance(event, Frame):
-                    self._inboxes.pop(batch_id, None)
-                inbox.put(event)
+                response = decode_response(message)
+                inbox = self._inboxes.get(response.batch_id)
+                if inbox is None:
+                    continue  # cancelled meanwhile
+                if response.frame is None or response.end is not None:
+                    self._inboxes.pop(response.batch_id, None)
+                inbox.put(response)
             error = self._translate(EOFError("the node ended the session"))
         except FrameError as malformed:
             error = LoaderError(f"the node sent what is not a frame: {malformed}")

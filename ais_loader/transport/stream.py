@@ -20,7 +20,7 @@ from ais_loader.checksum import crc32c
 from ais_loader.transport.patience import Patience
 from ais_loader.transport.session import Broken, Inbox, Session
 from protos import ais_batch_pb2 as pb
-from protos.frame import U8, U32, Frame
+from protos.frame import U8, U32, Frame, Response
 
 WINDOW_BYTES = 8 << 20
 """Payload that a node may send ahead of the consumer, for each batch."""
@@ -72,16 +72,18 @@ class GrpcStream:
                 raise errors.Closed("this batch has been closed")
             self._return_credit()
             event = self._wait()
-            if isinstance(event, Frame):
-                self._take(event)
-                return event
-            if isinstance(event, pb.End):
-                self._finish(event)
-            elif isinstance(event, pb.Reject):
-                busy = errors.Overloaded(f"the node is too busy: {event.reason}")
-                self._try_again(busy, event.retry_after_ms / 1000)
-            else:
+            if isinstance(event, Broken):
                 self._try_again(event.error)
+            elif event.reject is not None:
+                busy = errors.Overloaded(f"the node is too busy: {event.reject.reason}")
+                self._try_again(busy, event.reject.retry_after_ms / 1000)
+            else:
+                if event.frame is not None:
+                    self._take(event.frame)
+                if event.end is not None:
+                    self._finish(event.end)
+                if event.frame is not None:
+                    return event.frame
         raise StopIteration
 
     def read_all(self) -> list[bytes] | None:
@@ -131,7 +133,7 @@ class GrpcStream:
             raise
         self._resume()
 
-    def _wait(self) -> Frame | pb.End | pb.Reject | Broken:
+    def _wait(self) -> Response | Broken:
         assert self._inbox is not None
         try:
             return self._inbox.get(timeout=self._policy.timeout_s)

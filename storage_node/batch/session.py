@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 from protos import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit, MemoryBudget
+from storage_node.batch.small import answer_small
 from storage_node.config import ServerConfig
 from storage_node.store.batch import StoreBatch
 from storage_node.store.batch_plan import FrameSpan
@@ -52,7 +53,7 @@ class BatchService:
         session = _Session(self, stream)
         try:
             async for request in requests:
-                session.take(request)
+                await session.take(request)
             await session.drain()
         finally:
             self.open_sessions -= 1
@@ -66,9 +67,13 @@ class _Session:
         self._write_lock = asyncio.Lock()
         self._batches: dict[int, tuple[asyncio.Task[None], Credit]] = {}
 
-    def take(self, request: pb.SessionRequest) -> None:
+    async def take(self, request: pb.SessionRequest) -> None:
         batch_id, event = request.batch_id, request.WhichOneof("event")
         if event == "request":
+            if (answer := answer_small(self._service.store, request.request, batch_id)) is not None:
+                # Waits while the client does not read: it will not be asking for more then, either.
+                await self._send(answer)
+                return
             credit = Credit(request.request.initial_credit_bytes)
             task = asyncio.create_task(self._run(batch_id, request.request, credit), name=f"batch {batch_id}")
             self._batches[batch_id] = (task, credit)
@@ -106,6 +111,7 @@ class _Session:
             await self._send_event(pb.SessionResponse(batch_id=batch_id, reject=reject))
             return
         service.active_batches += 1
+        end: pb.End | None
         try:
             async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
                 end = await _BatchRun(service, batch_id, request, credit, self._send).run()
@@ -118,7 +124,8 @@ class _Session:
             end = pb.End(outcome=pb.End.REFUSED, error_kind="internal", message="internal error, see the node's log")
         finally:
             service.active_batches -= 1
-        await self._send_event(pb.SessionResponse(batch_id=batch_id, end=end))
+        if end is not None:
+            await self._send_event(pb.SessionResponse(batch_id=batch_id, end=end))
 
 
 class _BatchRun:
@@ -134,7 +141,8 @@ class _BatchRun:
         self._credit = credit
         self._send = send
 
-    async def run(self) -> pb.End:
+    async def run(self) -> pb.End | None:
+        """Returns the END that is still to be sent; None when it went with the last frame."""
         batch = await self._service.read(StoreBatch, self._service.store, self._request)
         try:
             if self._request.buffered:
@@ -143,16 +151,16 @@ class _BatchRun:
         finally:
             batch.close()
 
-    async def _run_streaming(self, batch: StoreBatch) -> pb.End:
+    async def _run_streaming(self, batch: StoreBatch) -> pb.End | None:
         budget = self._service.budget
         sending: asyncio.Task[None] | None = None
-        entries = 0
+        entries, ended = 0, False
         try:
             for span in batch.spans():
                 await self._credit.spend(span.payload_bytes)
                 await budget.acquire(span.payload_bytes)
                 try:
-                    message = await self._read(batch, span)
+                    message, ended = await self._read(batch, span)
                     if sending is not None:
                         await sending
                 except BaseException:
@@ -169,9 +177,9 @@ class _BatchRun:
                 # A write that has begun cannot be taken back; its bytes are released when it ends.
                 sending.add_done_callback(_retrieve)
             raise
-        return batch.end(entries)
+        return None if ended else batch.end(entries)
 
-    async def _read(self, batch: StoreBatch, span: FrameSpan) -> bytes:
+    async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
         reading = asyncio.ensure_future(self._service.read(batch.read_encoded, span, self._batch_id))
         try:
             return await asyncio.shield(reading)
@@ -186,18 +194,19 @@ class _BatchRun:
         finally:
             self._service.budget.release(payload_bytes)
 
-    async def _run_buffered(self, batch: StoreBatch) -> pb.End:
+    async def _run_buffered(self, batch: StoreBatch) -> pb.End | None:
         limit_bytes = self._service.config.max_buffered_bytes
         total_bytes = int(batch.sizes.sum())
         if total_bytes > limit_bytes:
-            message = f"{total_bytes:,} bytes, at most {limit_bytes:,} are collected before sending: use streaming=True"
-            return pb.End(outcome=pb.End.REFUSED, error_kind="invalid-request", message=message)
+            refusal = f"{total_bytes:,} bytes, at most {limit_bytes:,} are collected before sending: use streaming=True"
+            return pb.End(outcome=pb.End.REFUSED, error_kind="invalid-request", message=refusal)
         await self._service.budget.acquire(total_bytes)
         try:
             messages: list[tuple[FrameSpan, bytes]] = []
-            entries = 0
+            entries, ended = 0, False
             for span in batch.spans():
-                messages.append((span, await self._read(batch, span)))
+                message, ended = await self._read(batch, span)
+                messages.append((span, message))
                 entries = span.stop
                 if self._request.fail_fast and batch.status[span.first : span.stop].any():
                     break
@@ -206,7 +215,7 @@ class _BatchRun:
                 await self._send(message)
         finally:
             self._service.budget.release(total_bytes)
-        return batch.end(entries)
+        return None if ended else batch.end(entries)
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

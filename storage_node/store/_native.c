@@ -236,6 +236,29 @@ static PyObject *read_list(PyObject *module, PyObject *const *args, Py_ssize_t n
     return call_run(&call, pieces);
 }
 
+/* Keeps the GIL: it never waits. */
+static PyObject *read_cached(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *prefix, *path;
+    Py_ssize_t prefix_bytes, length;
+    unsigned int expected;
+    int dirfd;
+    if (!PyArg_ParseTuple(args, "y#iynI:read_cached", &prefix, &prefix_bytes, &dirfd, &path, &length, &expected))
+        return NULL;
+    if (length < 0 || length > PY_SSIZE_T_MAX - prefix_bytes)
+        return PyErr_Format(PyExc_ValueError, "length %zd is not a size", length);
+    PyObject *frame = PyBytes_FromStringAndSize(NULL, prefix_bytes + length);
+    if (!frame)
+        return NULL;
+    memcpy(PyBytes_AS_STRING(frame), prefix, (size_t)prefix_bytes);
+    if (!read_if_cached(dirfd, path, (uint8_t *)PyBytes_AS_STRING(frame) + prefix_bytes, (size_t)length, expected)) {
+        Py_DECREF(frame);
+        Py_RETURN_NONE;
+    }
+    return frame;
+}
+
 static int module_exec(PyObject *module)
 {
     crc_choose();
@@ -250,6 +273,7 @@ static PyMethodDef methods[] = {
     {"crc32c", (PyCFunction)(void (*)(void))py_crc32c, METH_FASTCALL | METH_KEYWORDS, "See checksum.crc32c."},
     {"crc32c_table", (PyCFunction)(void (*)(void))py_crc32c_table, METH_FASTCALL | METH_KEYWORDS,
      "crc32c as machines without the instruction compute it."},
+    {"read_cached", read_cached, METH_VARARGS, "See batch_read.read_cached_python."},
     {"read_frame", (PyCFunction)(void (*)(void))read_frame, METH_FASTCALL, "See batch_read.read_frame_python."},
     {"read_list", (PyCFunction)(void (*)(void))read_list, METH_FASTCALL, "See batch_read.read_list_python."},
     {NULL, NULL, 0, NULL},

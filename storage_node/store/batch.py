@@ -216,19 +216,24 @@ class StoreBatch:
                 return self._frame(at, memoryview(result)[room:])
         return self._read_patiently(span)
 
-    def read_encoded(self, span: FrameSpan, batch_id: int) -> bytes:
-        """Read one frame into a serialized SessionResponse, its payload copied by nobody."""
+    def read_encoded(self, span: FrameSpan, batch_id: int) -> tuple[bytes, bool]:
+        """Read one frame into a serialized SessionResponse, its payload copied by nobody.
+
+        Returns it, and whether it carries END: the last frame does where all is known before it is read.
+        """
         at = slice(span.first, span.stop)
         if not span.is_piece and self._is_plain(span):
+            last = span.stop == self.n and bool((self.kind[at] == pb.STORED).all())
             prefix, checksum_at = encode_prefix(
                 batch_id, index=self.index[at], size=self.sizes[at].astype(np.uint32), checksum=self.checksum[at],
                 status=self.status[at], checksum_kind=self.kind[at], payload_bytes=span.payload_bytes,
+                end=self.end(self.n) if last else None,
             )  # fmt: skip
             result = self._read_plain(span, prefix, checksum_at)
             if result is not None:
                 self.checksum[at] = np.frombuffer(result, "<u4", span.stop - span.first, checksum_at)
-                return result
-        return encode_frame(batch_id, self.read(span))
+                return result, last
+        return encode_frame(batch_id, self.read(span)), False
 
     def read_all(self, helpers: Executor | None = None, parts: int = 1) -> list[bytes] | None:
         """Every entry as bytes of its own, straight from the drives; None when that takes more than plain reads.

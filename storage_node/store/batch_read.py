@@ -41,6 +41,8 @@ __all__ = [
     "IMPLEMENTATION",
     "Failure",
     "FailureCode",
+    "read_cached",
+    "read_cached_python",
     "read_frame",
     "read_frame_python",
     "read_list",
@@ -111,6 +113,24 @@ def read_list_python(
         return _read_pieces(_columns(0, dirfds, paths, offsets, lengths, expected, verify), all_sums=False)[0]
     except _EntryFailed as failed:
         return failed.failure
+
+
+def read_cached_python(prefix: bytes, dirfd: int, path: bytes, length: int, expected: int, /) -> bytes | None:
+    """`prefix` and a whole small file, verified, but only if no drive has to be waited for.
+
+    None for everything else, whatever it is: a caller on an event loop then takes the way over a thread, which also
+    finds out what is wrong. Needs RWF_NOWAIT; this implementation may wait for a folder, the native one does not.
+    """
+    data = bytearray(length)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dirfd)
+        try:
+            got = os.preadv(fd, [data], 0, os.RWF_NOWAIT)
+        finally:
+            os.close(fd)
+    except OSError:
+        return None
+    return b"".join((prefix, data)) if got == length and crc32c(data) == expected else None
 
 
 _Entry: TypeAlias = tuple[int, bytes, int, int, int, int]
@@ -218,10 +238,11 @@ ReadFrame: TypeAlias = Callable[
     ["Buffer", int, "Buffer", Paths, "Buffer", "Buffer", "Buffer", "Buffer"], "bytes | Failure"
 ]
 ReadList: TypeAlias = Callable[["Buffer", Paths, "Buffer", "Buffer", "Buffer", "Buffer"], "list[bytes] | Failure"]
+ReadCached: TypeAlias = Callable[[bytes, int, bytes, int, int], "bytes | None"]
 Implementation: TypeAlias = Literal["native", "python"]
 
 
-def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadList]:
+def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadList, ReadCached]:
     if choice not in ("auto", "native", "python"):
         raise ValueError(f"AIS_LOADER_READER must be auto, native or python, got {choice!r}")
     if choice != "python":
@@ -234,8 +255,8 @@ def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadList]:
                     f"({error}); install with a C compiler, or set AIS_LOADER_READER=auto"
                 ) from error
         else:
-            return "native", _native.read_frame, _native.read_list
-    return "python", read_frame_python, read_list_python
+            return "native", _native.read_frame, _native.read_list, _native.read_cached
+    return "python", read_frame_python, read_list_python, read_cached_python
 
 
-IMPLEMENTATION, read_frame, read_list = _choose(os.environ.get("AIS_LOADER_READER", "auto"))
+IMPLEMENTATION, read_frame, read_list, read_cached = _choose(os.environ.get("AIS_LOADER_READER", "auto"))

@@ -159,6 +159,10 @@ class Drive:
         self._cache.add(((keys[at], record) for at, record in found.items()), generation)
         return [at for at in unknown if at not in found]
 
+    def cached(self, bucket_uuid: bytes, name: str) -> Record | None:
+        """What is known of one name without asking the catalog; None means that it has to be asked."""
+        return self._cache.get_many((fmt.object_key(bucket_uuid, name),))[0] if self.writable else None
+
     def catch_up(self) -> None:
         """See what the writer in another process has committed; nothing to do for the writer itself."""
         if self.catalog.catch_up():
