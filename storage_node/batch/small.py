@@ -1,0 +1,50 @@
+"""A batch of one small object, answered on the event loop: frame and END in one message, no thread, no waiting.
+
+Only when everything is at hand: the catalog entry in the cache and the bytes in the page cache. Any other request, and
+anything that goes wrong, takes the ordinary way, which knows how to wait and how to fail.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from protos import ais_batch_pb2 as pb
+from protos.frame import encode_varint
+from storage_node.store.batch_read import read_cached
+from storage_node.store.checksum import crc32c
+from storage_node.store.store import Store
+
+MAX_BYTES = 64 << 10
+"""Copying and summing more than this would hold up the other sessions."""
+
+# index 0, then size and checksum; status OK; checksum kind STORED: see protos/frame.py
+_FRAME = struct.Struct("<2s4x2sI2sI6s")
+
+
+def answer_small(store: Store, request: pb.BatchRequest, batch_id: int) -> bytes | None:
+    """The whole answer as one serialized SessionResponse, or None when it takes more than this."""
+    if (
+        len(request.name) != 1 or request.bucket_index or request.member or request.start or request.version
+        or request.first_index or request.resume_version or request.initial_credit_bytes < MAX_BYTES
+        or len(request.bucket) != 1
+    ):  # fmt: skip
+        return None
+    bucket = store.record.buckets.get(request.bucket[0])
+    if bucket is None:
+        return None
+    name = request.name[0]
+    bucket_uuid = bucket.uuid_bytes
+    drive = store.drives[store.drive_index(bucket_uuid, name)]
+    record = drive.cached(bucket_uuid, name) if drive is not None else None
+    if drive is None or record is None or not 0 < record.size_bytes <= MAX_BYTES:
+        return None
+    size, checksum = record.size_bytes, record.checksum
+    end = pb.End(entries=1, payload_bytes=size, digest=crc32c(b"\0" + checksum.to_bytes(4, "little")))
+    raw_end = end.SerializeToString()
+    frame = _FRAME.pack(b"\x0a\x04", b"\x12\x04", size, b"\x1a\x04", checksum, b"\x22\x01\x00\x2a\x01\x01")
+    frame += b"\x7a" + encode_varint(size)
+    prefix = b"".join((
+        b"\x08", encode_varint(batch_id), b"\x1a", encode_varint(len(raw_end)), raw_end,
+        b"\x7a", encode_varint(len(frame) + size), frame,
+    ))  # fmt: skip
+    return read_cached(prefix, drive.files.objects_fd, record.path, size, checksum)
