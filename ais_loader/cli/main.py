@@ -1,8 +1,14 @@
-"""The root of the command line: options that every command has, and errors as one line without a traceback."""
+"""The root of the command line: its commands by name, and every failure as one line and an exit code.
+
+Nothing is imported before it is needed: `ais-loader --help` loads neither gRPC nor the store.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+import traceback
 from typing import Any
 
 import click
@@ -13,7 +19,15 @@ from ais_loader.errors import LoaderError
 # Name of a command: the module that defines it, under its own name.
 _COMMANDS = {
     "serve": "ais_loader.cli.serve",
+    "bucket": "ais_loader.cli.bucket",
+    "put": "ais_loader.cli.put",
+    "get": "ais_loader.cli.get",
+    "ls": "ais_loader.cli.ls",
+    "rm": "ais_loader.cli.rm",
+    "batch": "ais_loader.cli.batch",
 }
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
 
 
 class _Commands(click.Group):
@@ -31,11 +45,60 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (LoaderError, OSError) as error:
-            raise click.ClickException(str(error)) from error
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(_INTERRUPTED) from None
+        except BrokenPipeError:
+            _silence_stdout()
+            raise click.exceptions.Exit(_BROKEN_PIPE) from None
+        except Exception as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            raise click.ClickException(one_line(error)) from error
 
 
-@click.command(cls=_Commands)
+def _silence_stdout() -> None:
+    """Whoever read our output has gone: what is still buffered must not complain when the process ends."""
+    out = sys.__stdout__
+    if out is not None and out is sys.stdout:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+
+
+def one_line(error: BaseException) -> str:
+    """What a person is told of a failure."""
+    text = " ".join(str(error).split("\n"))
+    store_errors = sys.modules.get("storage_node.store.errors")
+    if isinstance(error, LoaderError) or (store_errors and isinstance(error, store_errors.StoreError)):
+        return text
+    if isinstance(error, OSError):
+        if error.strerror is None or error.filename is None:
+            return text or type(error).__name__
+        return f"{click.format_filename(error.filename)}: {error.strerror}"
+    if isinstance(error, ModuleNotFoundError) and error.name == "rocksdict":
+        return "a store on this machine needs RocksDB: pip install 'ais-loader[store]'"
+    return f"unexpected {type(error).__name__}: {text} (AIS_LOADER_DEBUG=1 shows where)"
+
+
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="""\b
+Exit codes:
+  0    everything was done
+  1    something failed; the message, one line, is on standard error
+  2    the command line is wrong; nothing was done
+  130  interrupted with Ctrl-C
+  141  whoever read the output stopped reading (as in `| head`)
+""",
+)
+@click.option("--debug", is_flag=True, envvar="AIS_LOADER_DEBUG", show_envvar=True,
+              help="Show the Python traceback of a failure, too.")  # fmt: skip
 @click.version_option(__version__, prog_name="ais-loader")
-def main() -> None:
-    """A store for training data: put it in, serve it, fetch batches of it."""
+def main(debug: bool) -> None:
+    """A store for training data: put it in, serve it, fetch batches of it.
+
+    Commands that use a store take --store: a folder of this machine, or a node at grpc://HOST:PORT. Or say it once,
+    in the environment variable AIS_LOADER_URL. Objects are named BUCKET/NAME or ais://BUCKET/NAME. Data goes to
+    standard output, everything else to standard error.
+    """

@@ -4,46 +4,73 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
+
+from ais_loader.cli.show import note
 
 if TYPE_CHECKING:
     from storage_node.server import NodeServer
 
+_LOOPBACK = ("127.", "localhost", "::1", "[::1]")
+
 
 @click.command()
-@click.option("--drive", "drives", type=click.Path(path_type=Path), multiple=True, required=True,
+@click.option("--drive", "drives", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+              multiple=True, required=True,
               help="Folder that holds (or will hold) a part of the store; once for each drive.")  # fmt: skip
-@click.option("--host", default="127.0.0.1", show_default=True,
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True,
               help="Address to listen on. There is no authentication: open it to trusted networks only.")  # fmt: skip
-@click.option("--port", default=7480, show_default=True, help="Port to listen on; 0 picks a free one.")
+@click.option("--port", metavar="PORT", type=click.IntRange(0, 65535), default=7480, show_default=True,
+              help="Port to listen on; 0 picks a free one.")  # fmt: skip
 @click.option("--durability", type=click.Choice(["process", "power"]), default="process", show_default=True,
               help="What an acknowledged write survives: the end of this process, or a power cut.")  # fmt: skip
-@click.option("--read-threads", default=4, show_default=True, help="Threads that read from the drives.")
-@click.option("--memory-mib", default=256, show_default=True, help="Memory for frames on their way to clients, in MiB.")
+@click.option("--read-threads", metavar="N", type=click.IntRange(min=1), default=4, show_default=True,
+              help="Threads that read from the drives.")  # fmt: skip
+@click.option("--memory-mib", metavar="MIB", type=click.IntRange(min=1), default=256, show_default=True,
+              help="Memory for frames on their way to clients, in MiB.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Announce the node as one line of JSON.")
 def serve(
-    drives: tuple[Path, ...], host: str, port: int, durability: str, read_threads: int, memory_mib: int, as_json: bool
+    drives: tuple[Path, ...],
+    host: str,
+    port: int,
+    durability: Literal["process", "power"],
+    read_threads: int,
+    memory_mib: int,
+    as_json: bool,
 ) -> None:
     """Run a storage node on this machine's drives until interrupted.
 
-    The store is made on the drives if they are empty. Clients connect to grpc://HOST:PORT.
+    The store is made on the drives if they are empty. Clients connect to grpc://HOST:PORT. When a line says where the
+    node serves, it is ready. SIGINT (Ctrl-C) and SIGTERM let running calls finish, for a few seconds, and end it with
+    exit code 0.
     """
     from storage_node.config import ServerConfig
     from storage_node.run import run_node
-    from storage_node.store.errors import StoreError
 
     def announce(node: NodeServer) -> None:
         described = {"url": node.url, "pid": os.getpid(), "drives": [str(drive) for drive in drives]}
         click.echo(json.dumps(described) if as_json else f"serving {', '.join(map(str, drives))} at {node.url}")
+        if not host.startswith(_LOOPBACK):
+            note("anyone who can reach this address can read, change and delete what is stored")
 
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    _require_address(host.strip("[]"), port)
+    config = ServerConfig(
+        host=host, port=port, durability=durability, read_threads=read_threads, memory_bytes=memory_mib << 20
+    )
+    run_node(drives, config, announce)
+
+
+def _require_address(host: str, port: int) -> None:
+    """Find out here whether this address can be listened on: gRPC would bury the reason in lines of its log."""
     try:
-        config = ServerConfig(
-            host=host, port=port, durability="power" if durability == "power" else "process",
-            read_threads=read_threads, memory_bytes=memory_mib << 20,
-        )  # fmt: skip
-        run_node(drives, config, announce)
-    except (StoreError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+        raise click.ClickException(f"cannot listen on {host}, port {port}: {reason}") from error

@@ -1,0 +1,143 @@
+"""`ais-loader batch`: what a trainer does, from a shell: many objects with one request, in the order of a list."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import click
+
+from ais_loader.cli.batch_list import parse_list
+from ais_loader.cli.files import STDOUT, written_whole
+from ais_loader.cli.show import Lines, count_text, fail, note, printable, progress, size_text
+from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.cli.targets import label
+from ais_loader.entry import Entry, Item
+from ais_loader.requests import OnError
+
+_INDEX_DIGITS = 6
+_MAX_NAME_BYTES = 180
+"""Of an object's name in a file's name; with index and suffix that is well below the 255 a file system takes."""
+
+
+@click.command()
+@click.argument("list_file", metavar="LIST", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.option("-o", "--output", metavar="DIR", type=click.Path(allow_dash=True),
+              help="Write each object to a file in DIR, 000000-NAME and so on. With -, all of them go to standard "
+                   "output, end to end.")  # fmt: skip
+@click.option("--on-error", type=click.Choice(["raise", "placeholder"]), default="raise", show_default=True,
+              help="Stop at the first object that cannot be delivered, or mark it in its place and go on.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per entry: index, name, status, size, error.")
+@click.option("-f", "--force", is_flag=True, help="Write into DIR even if it is not empty, and replace files there.")
+@click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=30,
+              show_default=True, help="Longest silence of the store between two arrivals.")  # fmt: skip
+@takes_store
+def batch(
+    list_file: str,
+    output: str | None,
+    on_error: OnError,
+    as_json: bool,
+    force: bool,
+    timeout: float,
+    store: StoreChoice,
+) -> None:
+    """Fetch the objects of LIST with one request, in that order.
+
+    LIST is a file, or - for standard input. Each line is BUCKET/NAME, ais://BUCKET/NAME, or a JSON object with the
+    fields bucket and name, and if wanted start and length (bytes) and version; the output of `ls`, or of `ls --json`,
+    will do. Blank lines, and those that begin with #, are passed over. What is listed twice is delivered twice.
+
+    Without --output, the objects are fetched, and a line about each is shown.
+    """
+    if output == STDOUT:
+        if as_json:
+            raise click.UsageError("--json and --output - both want standard output")
+        if sys.stdout.isatty():
+            raise click.UsageError("--output - would write the objects to the terminal: use a pipe")
+    with click.open_file(list_file, "rb") as opened:
+        entries = parse_list(opened, "standard input" if list_file == "-" else click.format_filename(list_file))
+    folder = None if output in (None, STDOUT) else output
+    if folder is not None:
+        _make_folder(folder, force=force)
+    out = sys.stdout.buffer if output == STDOUT else None
+    digits = max(_INDEX_DIGITS, len(str(len(entries) - 1)))
+    fetched = fetched_bytes = failed = 0
+    with store.reading() as client, Lines() as lines, progress(len(entries), unit=" objects") as bar:
+        began = time.monotonic()
+        with client.get_batch(entries, on_error=on_error, timeout_s=timeout) as answer:
+            for item in answer:
+                entry = entries[item.index]
+                fetched += item.ok
+                failed += not item.ok
+                fetched_bytes += len(item.data)
+                path = None
+                if out is not None:
+                    out.write(item.data)
+                elif folder is not None:
+                    path = _write(folder, f"{item.index:0{digits}}-{safe_name(entry)}", item, force=force)
+                if as_json:
+                    lines.add(json.dumps(_fields(entry, item, path)))
+                elif output is None:
+                    lines.add(_line(entry, item))
+                elif item.error is not None:
+                    fail(f"{printable(label(entry))}: {printable(_reason(item))}")
+                bar.update()
+        if out is not None:
+            out.flush()
+    _summarize(fetched, fetched_bytes, failed, time.monotonic() - began)
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _make_folder(folder: str, *, force: bool) -> None:
+    os.makedirs(folder, exist_ok=True)
+    if not force and os.listdir(folder):
+        raise click.ClickException(f"{click.format_filename(folder)} is not empty; --force writes there all the same")
+
+
+def safe_name(entry: Entry) -> str:
+    """The entry's name as a part of a file's name: what is not a letter, a digit or one of -_.=+@ becomes _."""
+    name = entry.name if entry.member is None else f"{entry.name}/{entry.member}"
+    safe = "".join(char if char.isalnum() or char in "-_.=+@" else "_" for char in name)
+    # The end tells more than the beginning: it has the extension.
+    return safe.encode()[-_MAX_NAME_BYTES:].decode(errors="ignore")
+
+
+def _write(folder: str, name: str, item: Item, *, force: bool) -> str:
+    """The file of an item; for one that failed, NAME.failed with the reason in it."""
+    path = os.path.join(folder, name if item.error is None else f"{name}.failed")
+    with written_whole(path, force=force) as file:
+        file.write(item.data if item.error is None else f"{_reason(item)}\n".encode())
+    return path
+
+
+def _fields(entry: Entry, item: Item, path: str | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"index": item.index, "bucket": entry.bucket, "name": entry.name}
+    if entry.member is not None:
+        fields["member"] = entry.member
+    fields |= {"status": item.status.name, "size_bytes": len(item.data)}
+    if item.error is not None:
+        fields |= {"error": _reason(item), "kind": item.error.kind}
+    if path is not None:
+        fields["file"] = path
+    return fields
+
+
+def _line(entry: Entry, item: Item) -> str:
+    shown = f"{item.index:>{_INDEX_DIGITS}}  {item.status.name:<16}  {len(item.data):>12}  {printable(label(entry))}"
+    return shown if item.error is None else f"{shown}  ({printable(_reason(item))})"
+
+
+def _reason(item: Item) -> str:
+    """Why an item failed; its index is in its line already."""
+    return str(item.error).removeprefix(f"entry {item.index}: ")
+
+
+def _summarize(fetched: int, fetched_bytes: int, failed: int, took_s: float) -> None:
+    rate = f", {fetched / took_s:,.0f} objects/s" if fetched and took_s > 0 else ""
+    note(f"fetched {count_text(fetched, 'object')} ({size_text(fetched_bytes)} in {took_s:.2f} s{rate})")
+    if failed:
+        note(f"failed: {count_text(failed, 'object')}")

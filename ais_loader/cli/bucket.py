@@ -1,0 +1,77 @@
+"""`ais-loader bucket`: make buckets, list them, delete them."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from ais_loader.cli.show import Lines, count_text, note
+from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.client import Client
+from ais_loader.errors import BucketExists, BucketNotEmpty, InvalidRequest
+
+
+@click.group()
+def bucket() -> None:
+    """Make, list and delete buckets."""
+
+
+def _parse_bucket(text: str) -> Target:
+    target = parse_target(text)
+    if target.name:
+        raise InvalidRequest(f"{text!r} names an object; need a bucket alone")
+    return target
+
+
+@bucket.command()
+@click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
+@click.option("--exist-ok", is_flag=True, help="Succeed if the bucket exists already.")
+@takes_store
+def create(name: Target, exist_ok: bool, store: StoreChoice) -> None:
+    """Make a bucket.
+
+    Its name has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot. If --store is a folder that is empty
+    or does not exist, a store is made there, too.
+    """
+    with store.writing(create=True) as client:
+        try:
+            client.create_bucket(name.bucket, exist_ok=exist_ok)
+        except BucketExists:
+            raise click.ClickException(f"bucket {name.bucket!r} exists; --exist-ok accepts that") from None
+
+
+@bucket.command(name="ls")
+@click.option("-l", "--long", "as_long", is_flag=True, help="Show each bucket's number of copies and its identity.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@takes_store
+def list_(as_long: bool, as_json: bool, store: StoreChoice) -> None:
+    """List the buckets, by name."""
+    with store.reading() as client:
+        list_buckets(client, as_long=as_long, as_json=as_json)
+
+
+def list_buckets(client: Client, *, as_long: bool, as_json: bool) -> None:
+    """Buckets to standard output, one per line."""
+    with Lines() as lines:
+        for found in client.buckets():
+            if as_json:
+                lines.add(json.dumps({"bucket": found.name, "uuid": found.uuid, "copies": found.copies}))
+            else:
+                lines.add(f"{found.copies:>3}  {found.uuid}  {found.name}" if as_long else found.name)
+
+
+@bucket.command()
+@click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
+@click.option("--force", is_flag=True, help="Delete the objects in it, too, without asking.")
+@takes_store
+def rm(name: Target, force: bool, store: StoreChoice) -> None:
+    """Delete a bucket, which must be empty unless --force is given."""
+    with store.writing(create=False) as client:
+        try:
+            deleted = client.delete_bucket(name.bucket, force=force)
+        except BucketNotEmpty:
+            raise click.ClickException(f"bucket {name.bucket!r} holds objects; --force deletes them with it") from None
+    if deleted:
+        note(f"deleted bucket {name.bucket} and {count_text(deleted, 'object')} in it")

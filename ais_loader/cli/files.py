@@ -1,0 +1,122 @@
+"""Where the bytes of objects go: a file that is there whole or not at all, or standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Iterator
+from typing import IO, Protocol
+
+import click
+
+STDOUT = "-"
+_CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n\r\f")
+
+
+class Writable(Protocol):
+    """Where bytes can go."""
+
+    def write(self, data: bytes | memoryview, /) -> object: ...
+
+
+@contextlib.contextmanager
+def written_whole(path: str, *, force: bool) -> Iterator[Writable]:
+    """A file that gets its name when the block ends well; otherwise nothing is left of it.
+
+    An existing file is replaced only with `force`. A pipe or device is written to as it is. Raises
+    click.ClickException when the file exists, and OSError.
+    """
+    path = os.path.realpath(path)  # a link stays, what it leads to is written
+    if _is_special(path):
+        with open(path, "wb") as special:
+            yield special
+        return
+    if not force and os.path.lexists(path):
+        raise _exists(path)
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise click.ClickException(f"{click.format_filename(folder)}: no such folder")
+    part = os.path.join(folder, f".ais-loader-{secrets.token_hex(6)}.part")
+    try:
+        with _created(part, path) as file:
+            yield file
+        _publish(part, path, force=force)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+
+
+def _created(part: str, path: str) -> IO[bytes]:
+    try:
+        # Not tempfile: its files are readable by their owner alone, these shall be as the umask says.
+        return open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error  # nobody asked for a file named part
+
+
+def _is_special(path: str) -> bool:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _publish(part: str, path: str, *, force: bool) -> None:
+    if not force:
+        try:
+            os.link(part, path)  # unlike rename, refuses to replace what came meanwhile
+            return
+        except FileExistsError:
+            raise _exists(path) from None
+        except OSError:
+            if os.path.lexists(path):
+                raise _exists(path) from None
+            # A file system without hard links.
+    os.replace(part, path)
+
+
+def _exists(path: str) -> click.ClickException:
+    return click.ClickException(f"{click.format_filename(path)} exists; --force replaces it")
+
+
+@contextlib.contextmanager
+def written_to_stdout() -> Iterator[Writable]:
+    """Standard output for bytes; a terminal takes text only."""
+    sys.stdout.flush()
+    yield _TextOnly(sys.stdout.buffer) if sys.stdout.isatty() else sys.stdout.buffer
+    sys.stdout.buffer.flush()
+
+
+class _TextOnly:
+    """A terminal that refuses what would make it beep, change colours, or worse."""
+
+    def __init__(self, terminal: Writable) -> None:
+        self._terminal = terminal
+        self._begun = False
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        # Only the first piece is sure to begin with a whole character.
+        if has_controls(bytes(data)) if self._begun else looks_binary(bytes(data)):
+            raise click.ClickException("this is not text, and standard output is a terminal: name a FILE, or pipe it")
+        self._begun = True
+        return self._terminal.write(data)
+
+
+def has_controls(data: bytes) -> bool:
+    """Whether there are bytes that a terminal obeys rather than shows."""
+    return len(data.translate(None, delete=_CONTROLS)) != len(data)
+
+
+def looks_binary(beginning: bytes) -> bool:
+    """Whether `beginning`, which may end within a character, is anything but UTF-8 text without control characters."""
+    if has_controls(beginning):
+        return True
+    try:
+        beginning.decode()
+    except UnicodeDecodeError as error:
+        return error.reason != "unexpected end of data"
+    return False

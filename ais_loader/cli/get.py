@@ -1,0 +1,89 @@
+"""`ais-loader get`: one object, or a range of it, into a file or to standard output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import click
+
+from ais_loader.checksum import crc32c
+from ais_loader.cli.files import STDOUT, Writable, written_to_stdout, written_whole
+from ais_loader.cli.show import note, printable, progress, size_text
+from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.cli.targets import parse_entry, parsed_by
+from ais_loader.client import Client
+from ais_loader.entry import Entry, ObjectInfo
+from ais_loader.errors import CorruptObject, ObjectNotFound
+
+_PIECE_BYTES = 16 << 20
+"""What is larger is fetched in pieces of this size, so that memory does not follow the object."""
+
+
+@click.command()
+@click.argument("entry", metavar="OBJECT", callback=parsed_by(parse_entry))
+@click.argument("file", metavar="[FILE]", default=STDOUT, type=click.Path(allow_dash=True))
+@click.option("--start", metavar="BYTES", type=click.IntRange(min=0), default=0, help="First byte of a range, from 0.")
+@click.option("--length", metavar="BYTES", type=click.IntRange(min=0), help="Bytes in the range; else up to the end.")
+@click.option("--verify", is_flag=True,
+              help="Check a range against the stored block checksums; a whole object always is checked.")  # fmt: skip
+@click.option("-f", "--force", is_flag=True, help="Replace FILE if it exists.")
+@takes_store
+def get(entry: Entry, file: str, start: int, length: int | None, verify: bool, force: bool, store: StoreChoice) -> None:
+    """Write an object's bytes to FILE, or to standard output.
+
+    FILE may be a folder, for a file with the last part of the object's name. It appears when all of it has arrived.
+    Without FILE, or with -, the bytes go to standard output; to a terminal only if they are text.
+
+    BUCKET/NAME takes the name as it is. In an ais:// URL, as in Python, SHARD.tar/NAME is a member of an archive, and
+    the stores of this version do not read those.
+    """
+    if file != STDOUT and (os.path.isdir(file) or file.endswith("/")):
+        file = os.path.join(file, (entry.member or entry.name).rpartition("/")[2])
+    with store.reading() as client:
+        pieces = read_pieces(client, entry, start, length, verify=verify)
+        target: AbstractContextManager[Writable]
+        target = written_to_stdout() if file == STDOUT else written_whole(file, force=force)
+        written = 0
+        with target as out, progress(None, unit="B") as bar:
+            for piece in pieces:
+                written += len(piece)
+                out.write(piece)
+                bar.update(len(piece))
+    if file != STDOUT:
+        note(f"wrote {printable(file)} ({size_text(written)})")
+
+
+def read_pieces(
+    client: Client, entry: Entry, start: int, length: int | None, *, verify: bool
+) -> Iterator[bytes | memoryview]:
+    """The bytes that were asked for, all of one version. Raises LoaderError, at the latest with the last piece."""
+    bucket = client.bucket(entry.bucket)
+    if entry.member is None:
+        info = bucket.head(entry.name)
+        stop = info.size_bytes if length is None else start + length
+        # A range that is none is for the store to refuse.
+        if start <= stop <= info.size_bytes and stop - start > _PIECE_BYTES:
+            yield from _read_large(client, info, start, stop, verify=verify or stop - start == info.size_bytes)
+            return
+    yield bucket.get(entry.name, start=start, length=length, member=entry.member, verify=verify)
+
+
+def _read_large(
+    client: Client, info: ObjectInfo, start: int, stop: int, *, verify: bool
+) -> Iterator[bytes | memoryview]:
+    ranges = [
+        Entry(info.bucket, info.name, start=at, length=min(_PIECE_BYTES, stop - at), version=info.version)
+        for at in range(start, stop, _PIECE_BYTES)
+    ]
+    checksum = 0
+    with client.get_batch(ranges, verify_ranges=verify) as batch:
+        try:
+            for item in batch:
+                checksum = crc32c(item.data, checksum)
+                yield item.data
+        except ObjectNotFound as error:
+            raise ObjectNotFound(f"{info.name!r} was replaced or deleted while it was read; run this again") from error
+    if stop - start == info.size_bytes and checksum != info.checksum:
+        raise CorruptObject(f"{info.name!r}: what arrived has CRC-32C {checksum:08x}, stored was {info.checksum:08x}")

@@ -1,0 +1,196 @@
+"""`ais-loader put`: files become objects, many at a time, and one that fails does not stop the others."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+import click
+
+from ais_loader.cli.main import one_line
+from ais_loader.cli.put_plan import STDIN, FileToStore, PutPlan, plan_put
+from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
+from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.client import Bucket
+from ais_loader.entry import ObjectInfo
+from ais_loader.errors import BucketNotFound, LoaderError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+_SMALL_BYTES = 4 << 20
+"""Files below this are read whole and sent together; the others are streamed one by one."""
+
+Stored: TypeAlias = tuple[FileToStore, ObjectInfo | LoaderError | OSError]
+
+
+@click.command()
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=click.Path(allow_dash=True))
+@click.argument("dest", metavar="BUCKET[/NAME]", callback=parsed_by(parse_target))
+@click.option("-r", "--recursive", is_flag=True, help="Store the files in folders; names are relative to each folder.")
+@click.option("--follow-links", is_flag=True,
+              help="With -r: store what symbolic links lead to; else they are left out.")  # fmt: skip
+@click.option("--create-bucket", is_flag=True, help="Make the bucket (and the store) if it does not exist.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per file: what was stored, or the error.")
+@takes_store
+def put(
+    sources: tuple[str, ...],
+    dest: Target,
+    recursive: bool,
+    follow_links: bool,
+    create_bucket: bool,
+    as_json: bool,
+    store: StoreChoice,
+) -> None:
+    """Store files as objects, replacing those of the same names.
+
+    \b
+    put a.wav speech            stores speech/a.wav
+    put a.wav speech/en/        stores speech/en/a.wav
+    put a.wav speech/b.wav      stores speech/b.wav
+    put - speech/b.wav          stores standard input
+    put -r corpus speech/en     stores corpus/x/y.wav as speech/en/x/y.wav
+
+    A file that cannot be stored is reported, and the others are stored.
+    """
+    plan = plan_put(sources, dest, recursive=recursive, follow_links=follow_links, store_folders=store.folders())
+    with store.writing(create=create_bucket) as client:
+        if create_bucket:
+            bucket = client.create_bucket(dest.bucket, exist_ok=True)
+        else:
+            bucket = client.bucket(dest.bucket)
+            try:
+                bucket.info()
+            except BucketNotFound:
+                raise click.ClickException(f"bucket {dest.bucket!r} does not exist; --create-bucket makes it") from None
+        ok = _run(bucket, plan, as_json=as_json)
+    if not ok:
+        raise click.exceptions.Exit(1)
+
+
+def _run(bucket: Bucket, plan: PutPlan, *, as_json: bool) -> bool:
+    """Store what is planned and tell of it; False if anything failed."""
+    began = time.monotonic()
+    stored = stored_bytes = 0
+    failed = len(plan.failures)
+    try:
+        with Lines() as lines:
+            for path, reason in plan.failures:
+                _tell_failure(path, reason, lines if as_json else None)
+            total_bytes = sum(file.size_bytes for file in plan.files)
+            with progress(total_bytes or None, unit="B") as bar:
+                for file, result in store_files(bucket, plan.files, bar):
+                    if isinstance(result, ObjectInfo):
+                        stored += 1
+                        stored_bytes += result.size_bytes
+                        if as_json:
+                            lines.add(json.dumps({"source": file.path, **info_fields(result)}))
+                    else:
+                        failed += 1
+                        _tell_failure(file.path, one_line(result), lines if as_json else None)
+    finally:
+        _summarize(plan, bucket.name, stored, stored_bytes, failed, time.monotonic() - began)
+    return not failed
+
+
+def _tell_failure(path: str, reason: str, lines: Lines | None) -> None:
+    if lines is None:
+        fail(f"{printable(path)}: {printable(reason)}")
+    else:
+        lines.add(json.dumps({"source": path, "error": reason}))
+
+
+def _summarize(plan: PutPlan, bucket: str, stored: int, stored_bytes: int, failed: int, took_s: float) -> None:
+    rate = f", {size_text(stored_bytes / took_s)}/s" if took_s > 1 else ""
+    done = f"{size_text(stored_bytes)} in {took_s:.2f} s{rate}"
+    note(f"stored {count_text(stored, 'object')} in bucket {bucket} ({done})")
+    if left := len(plan.files) + len(plan.failures) - stored - failed:
+        note(f"not reached: {count_text(left, 'file')}")
+    if failed:
+        note(f"failed: {count_text(failed, 'file')}")
+    for what, count in plan.left_out.items():
+        hint = ", which --follow-links would follow" if what == "symbolic link" else ""
+        note(f"left out: {count_text(count, what)}{hint}")
+
+
+def store_files(bucket: Bucket, files: Sequence[FileToStore], bar: tqdm[Any]) -> Iterator[Stored]:
+    """Each file with its object or its error, in order. Raises LoaderError when the store itself cannot go on."""
+    for is_small, run in itertools.groupby(files, key=_is_small):
+        if is_small:
+            yield from _store_together(bucket, run, bar)
+        else:
+            for file in run:
+                yield file, _store_alone(bucket, file, bar)
+
+
+def _is_small(file: FileToStore) -> bool:
+    return not file.is_stream and file.size_bytes < _SMALL_BYTES
+
+
+def _store_together(bucket: Bucket, files: Iterator[FileToStore], bar: tqdm[Any]) -> Iterator[Stored]:
+    """Small files: those that cannot be read are not sent; the others share requests."""
+    sent: deque[tuple[FileToStore, OSError | None]] = deque()
+
+    def contents() -> Iterator[tuple[str, bytes]]:
+        for file in files:
+            try:
+                with open(file.path, "rb") as opened:
+                    data = opened.read()
+            except OSError as error:
+                sent.append((file, error))
+                continue
+            sent.append((file, None))
+            bar.update(len(data))
+            yield file.name, data
+
+    def unreadable() -> Iterator[Stored]:
+        while sent and (error := sent[0][1]) is not None:
+            yield sent.popleft()[0], error
+
+    for result in bucket.put_many(contents(), on_error="yield"):
+        yield from unreadable()
+        yield sent.popleft()[0], result
+    yield from unreadable()
+
+
+def _store_alone(bucket: Bucket, file: FileToStore, bar: tqdm[Any]) -> ObjectInfo | LoaderError | OSError:
+    try:
+        if file.path == STDIN:
+            if sys.stdin.isatty():
+                note("reading from the terminal; Ctrl-D ends the object")
+            return bucket.put(file.name, sys.stdin.buffer)
+        with open(file.path, "rb") as opened:
+            return bucket.put(file.name, opened if file.is_stream else _Counted(opened, bar))  # type: ignore[arg-type]
+    except (LoaderError, OSError) as error:
+        if isinstance(error, LoaderError) and error.retryable:
+            raise  # it has been tried again and again: the next file would fare no better
+        return error
+
+
+class _Counted:
+    """A file that moves a progress bar while it is read; a retry, which begins anew, moves it back."""
+
+    def __init__(self, file: IO[bytes], bar: tqdm[Any]) -> None:
+        self._file = file
+        self._bar = bar
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._bar.update(len(data))
+        return data
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, position: int) -> int:
+        self._bar.n -= self._file.tell() - position
+        return self._file.seek(position)

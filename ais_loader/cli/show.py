@@ -1,0 +1,135 @@
+"""What commands show: names that cannot harm a terminal, sizes, times, tables, progress."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ais_loader.entry import ObjectInfo
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+_LINES_AT_ONCE = 256
+# Control characters, surrogates, line separators; and the marks that reorder what is read on a screen.
+_ESCAPED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def printable(text: str) -> str:
+    """`text` as one line that a terminal shows and does not obey; nothing else of it is changed."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        ascii(char)[1:-1] if unicodedata.category(char) in _ESCAPED_CATEGORIES or char in _REORDERING else char
+        for char in text
+    )
+
+
+def size_text(size_bytes: float) -> str:
+    """A size for people, such as "13.2 KiB"."""
+    if size_bytes < 1024:
+        return f"{size_bytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size_bytes /= 1024
+        # 1023.95 would be shown as "1024.0"
+        if size_bytes < 1023.95:
+            return f"{size_bytes:.1f} {unit}"
+    return f"{size_bytes / 1024:,.1f} PiB"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Such as "1 object" or "1,200 objects"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def time_text(time_ns: int) -> str:
+    """Local time to the second."""
+    return datetime.fromtimestamp(time_ns // 10**9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _utc(time_ns: int) -> str:
+    seconds, rest_ns = divmod(time_ns, 10**9)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest_ns // 1000).isoformat(timespec="microseconds")
+
+
+def info_fields(info: ObjectInfo) -> dict[str, Any]:
+    """An object for --json; `batch` reads these lines, too."""
+    return {
+        "bucket": info.bucket,
+        "name": info.name,
+        "size_bytes": info.size_bytes,
+        "version": info.version,
+        "crc32c": f"{info.checksum:08x}",
+        "modified": _utc(info.modified_ns),
+        "metadata": info.metadata,
+    }
+
+
+def note(text: str) -> None:
+    """Tell the person, not the pipe."""
+    click.echo(text, err=True)
+
+
+def fail(text: str) -> None:
+    """Tell of one failure among others; a progress bar under way stays below it."""
+    if "tqdm" in sys.modules:
+        from tqdm import tqdm
+
+        tqdm.write(f"Failed: {text}", file=sys.stderr)
+    else:
+        note(f"Failed: {text}")
+
+
+class Lines:
+    """Lines for standard output, written many at a time: a listing may have millions."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+        if len(self._lines) >= _LINES_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._lines:
+            text, self._lines = "\n".join(self._lines), []
+            click.echo(text)
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # What was found before a failure is shown; a reader that has gone gets nothing more.
+        if kind is None or not issubclass(kind, BrokenPipeError):
+            self.flush()
+
+
+@contextmanager
+def progress(total: int | None, *, unit: str) -> Iterator[tqdm[Any]]:
+    """A bar on standard error, if that is a terminal. `unit` "B" counts bytes in powers of 1,024."""
+    from tqdm import tqdm
+
+    bar: tqdm[Any] = tqdm(
+        total=total, unit=unit, unit_scale=unit == "B", unit_divisor=1024 if unit == "B" else 1000,
+        file=sys.stderr, disable=None, leave=False, dynamic_ncols=True, delay=0.5,
+    )  # fmt: skip
+    with bar:
+        yield bar
+
+
+def confirmed(question: str) -> bool:
+    """Ask on standard error; an answer that is not yes is no."""
+    click.echo(f"{question} [y/N] ", err=True, nl=False)
+    answer = sys.stdin.readline()
+    if not answer:
+        click.echo(err=True)
+        raise click.ClickException("nobody answered, so nothing was done; --yes answers beforehand")
+    return answer.strip().lower() in ("y", "yes")

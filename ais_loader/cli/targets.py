@@ -1,0 +1,71 @@
+"""Names on the command line: BUCKET, BUCKET/NAME, and the same behind ais://."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from ais_loader.entry import Entry
+from ais_loader.errors import InvalidRequest
+from ais_loader.urls import SCHEME, to_entry
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bucket and what follows its slash: an object's name, a prefix, or nothing."""
+
+    bucket: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.bucket}/{self.name}" if self.name else self.bucket
+
+
+def parse_target(text: str) -> Target:
+    """A bucket, or something in it. Raises InvalidRequest."""
+    rest = text.removeprefix(SCHEME)
+    bucket, _, name = rest.partition("/")
+    if bucket.endswith(":") and name.startswith("/"):
+        raise InvalidRequest(f"{text!r}: need BUCKET/NAME or {SCHEME}BUCKET/NAME; --store says in which store")
+    if not bucket:
+        raise InvalidRequest(f"{text!r} names no bucket; need BUCKET/NAME or {SCHEME}BUCKET/NAME")
+    return Target(bucket, name)
+
+
+def parse_object(text: str) -> Target:
+    """An object by its literal name. Raises InvalidRequest."""
+    target = parse_target(text)
+    if not target.name:
+        raise InvalidRequest(f"{text!r} names a bucket; need BUCKET/NAME")
+    return target
+
+
+def parse_entry(text: str) -> Entry:
+    """Something to read. Raises InvalidRequest.
+
+    An ais:// URL means what it means in Python, a member of an archive included; BUCKET/NAME takes the name literally.
+    """
+    target = parse_object(text)
+    return to_entry(text) if text.startswith(SCHEME) else Entry(target.bucket, target.name)
+
+
+def label(entry: Entry) -> str:
+    """An entry as one name, for people."""
+    return "/".join(part for part in (entry.bucket, entry.name, entry.member) if part is not None)
+
+
+def parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A click callback: the argument, or each of several, as `parse` understands it."""
+
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        try:
+            if isinstance(value, tuple):
+                return tuple(parse(each) for each in value)
+            return None if value is None else parse(value)
+        except InvalidRequest as error:
+            raise click.BadParameter(str(error), ctx, param) from error
+
+    return callback
