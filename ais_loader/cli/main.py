@@ -72,9 +72,8 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, LoaderError) or (store_errors and isinstance(error, store_errors.StoreError)):
         return text
     if isinstance(error, OSError):
-        if error.strerror is None or error.filename is None:
-            return text or type(error).__name__
-        return f"{click.format_filename(error.filename)}: {error.strerror}"
+        reason = error.strerror or text or type(error).__name__
+        return reason if error.filename is None else f"{click.format_filename(error.filename)}: {reason}"
     if isinstance(error, ModuleNotFoundError) and error.name == "rocksdict":
         return "a store on this machine needs RocksDB: pip install 'ais-loader[store]'"
     return f"unexpected {type(error).__name__}: {text} (AIS_LOADER_DEBUG=1 shows where)"

@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from ais_loader.cli.main import one_line
 from ais_loader.cli.put_plan import STDIN, FileToStore, PutPlan, plan_put
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
@@ -93,10 +92,15 @@ def _run(bucket: Bucket, plan: PutPlan, *, as_json: bool) -> bool:
                             lines.add(json.dumps({"source": file.path, **info_fields(result)}))
                     else:
                         failed += 1
-                        _tell_failure(file.path, one_line(result), lines if as_json else None)
+                        _tell_failure(file.path, _reason(result), lines if as_json else None)
     finally:
         _summarize(plan, bucket.name, stored, stored_bytes, failed, time.monotonic() - began)
     return not failed
+
+
+def _reason(error: LoaderError | OSError) -> str:
+    """Why a file was not stored; which file it was is said beside it."""
+    return str(error) if isinstance(error, LoaderError) else error.strerror or str(error)
 
 
 def _tell_failure(path: str, reason: str, lines: Lines | None) -> None:

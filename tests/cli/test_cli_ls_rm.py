@@ -1,0 +1,127 @@
+"""`ais-loader ls`, `rm` and `bucket`: what is shown, and what it takes to delete."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from ais_loader.client import connect
+from tests.cli.kit import Run, Stored
+
+
+def test_objects_are_listed_in_name_order_as_names_that_other_commands_take(
+    run: Run, filled: str, objects: dict[str, bytes]
+) -> None:
+    result = run("ls", filled)
+    assert result.stdout.splitlines() == [f"{filled}/{name}" for name in sorted(objects)]
+    for line in result.stdout.splitlines():
+        assert run("get", line).stdout_bytes == objects[line.removeprefix(f"{filled}/")]
+
+
+def test_a_prefix_is_the_beginning_of_names(run: Run, filled: str) -> None:
+    assert run("ls", f"{filled}/en").stdout.split() == [f"{filled}/{n}" for n in ("en/a.txt", "en/b.bin", "english")]
+    assert run("ls", f"ais://{filled}/en/", "--limit", "1").stdout == f"{filled}/en/a.txt\n"
+    nothing = run("ls", f"{filled}/none")
+    assert (nothing.exit_code, nothing.stdout) == (1, "")
+    assert nothing.stderr == f"Error: no object in bucket {filled!r} begins with 'none'\n"
+
+
+def test_buckets_are_listed_by_both_commands(run: Run, filled: str) -> None:
+    assert filled in run("ls").stdout.splitlines()
+    assert run("ls").stdout == run("bucket", "ls").stdout
+    described = [json.loads(line) for line in run("bucket", "ls", "--json").stdout.splitlines()]
+    assert [bucket["copies"] for bucket in described if bucket["bucket"] == filled] == [1]
+    assert run("ls", "--limit", "3").exit_code == 2
+
+
+def test_the_long_form_has_size_time_checksum_and_version(run: Run, filled: str) -> None:
+    (line,) = run("ls", "-l", f"{filled}/en/b").stdout.splitlines()
+    assert re.fullmatch(rf" +256  \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d  9c44184b  [\d.]+  {filled}/en/b\.bin", line)
+    assert run("ls", "--human", f"{filled}/en/b").stdout.split()[:2] == ["256", "B"]
+
+
+def test_json_has_every_field_of_an_object(run: Run, filled: str) -> None:
+    (line,) = run("ls", "--json", f"{filled}/es").stdout.splitlines()
+    fields = json.loads(line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00", fields.pop("modified"))
+    assert re.fullmatch(r"\d+\.\d+\.\d+", fields.pop("version"))
+    assert fields == {"bucket": filled, "name": "es/ñ 1.txt", "size_bytes": 0, "crc32c": "00000000", "metadata": {}}
+
+
+def test_an_empty_bucket_is_an_empty_list(run: Run, bucket_name: str) -> None:
+    run("bucket", "create", bucket_name)
+    assert (run("ls", bucket_name).exit_code, run("ls", bucket_name).output) == (0, "")
+    assert run("ls", "none-" + bucket_name).exit_code == 1
+
+
+def test_a_name_cannot_command_the_terminal(run: Run, bucket_name: str, url: str) -> None:
+    name = "clear\x1b[2J\nnext\u202egpj.exe"
+    with connect(url) as client:
+        client.create_bucket(bucket_name).put(name, b"x")
+    assert run("ls", bucket_name).stdout == f"{bucket_name}/clear\\x1b[2J\\nnext\\u202egpj.exe\n"
+    assert json.loads(run("ls", "--json", bucket_name).stdout)["name"] == name
+
+
+def test_a_named_object_goes_and_one_that_is_missing_is_reported(run: Run, filled: str, stored: Stored) -> None:
+    result = run("rm", f"{filled}/z", f"{filled}/none", f"ais://{filled}/english")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"Failed: {filled}/none: no object 'none' in bucket {filled!r}\ndeleted 2 objects\nfailed: 1 object\n"
+    )
+    assert stored.names() == ["en/a.txt", "en/b.bin", "es/ñ 1.txt"]
+
+
+def test_a_folder_goes_only_after_yes(run: Run, filled: str, objects: dict[str, bytes], stored: Stored) -> None:
+    for answer in (b"n\n", b"\n", b"maybe\n"):
+        result = run("rm", "-r", f"{filled}/en", stdin=answer)
+        assert result.exit_code == 1 and result.stderr.endswith("nothing deleted\n")
+    silent = run("rm", "-r", f"{filled}/en")
+    assert silent.exit_code == 1 and "--yes answers beforehand" in silent.stderr
+    assert stored.contents() == objects
+    agreed = run("rm", "-r", f"{filled}/en", stdin=b"y\n")
+    assert (agreed.exit_code, agreed.stdout) == (0, "")
+    assert f"  {filled}/en/a.txt\n  {filled}/en/b.bin\nDelete 2 objects (260 B)? [y/N] " in agreed.stderr
+    assert stored.names() == ["english", "es/ñ 1.txt", "z"]  # not english: -r means a folder
+
+
+def test_all_of_a_bucket_goes_without_the_bucket(run: Run, filled: str, stored: Stored) -> None:
+    assert run("rm", filled).exit_code == 2
+    assert run("rm", "-r", "--yes", filled).stderr == "deleted 5 objects\n"
+    assert stored.names() == []
+    again = run("rm", "-r", "--yes", filled)
+    assert (again.exit_code, again.stderr) == (1, f"Error: no objects below {filled}\n")
+
+
+def test_folders_that_overlap_are_deleted_once(run: Run, filled: str) -> None:
+    assert run("rm", "-r", "-y", f"{filled}/en/", f"{filled}/en", f"{filled}/es").stderr == "deleted 3 objects\n"
+
+
+def test_a_bucket_is_made_once_and_deleted_when_empty_or_forced(run: Run, bucket_name: str) -> None:
+    assert run("bucket", "create", bucket_name).output == ""
+    again = run("bucket", "create", f"ais://{bucket_name}")
+    assert (again.exit_code, again.stderr) == (1, f"Error: bucket {bucket_name!r} exists; --exist-ok accepts that\n")
+    assert run("bucket", "create", bucket_name, "--exist-ok").exit_code == 0
+    run("put", "-", f"{bucket_name}/x", stdin=b"x")
+    full = run("bucket", "rm", bucket_name)
+    assert (full.exit_code, full.stderr) == (
+        1,
+        f"Error: bucket {bucket_name!r} holds objects; --force deletes them with it\n",
+    )
+    forced = run("bucket", "rm", bucket_name, "--force")
+    assert (forced.exit_code, forced.stderr) == (0, f"deleted bucket {bucket_name} and 1 object in it\n")
+    assert bucket_name not in run("ls").stdout.split()
+    assert run("bucket", "rm", bucket_name).exit_code == 1
+
+
+def test_bucket_names_that_cannot_be_are_refused(run: Run) -> None:
+    assert run("bucket", "create", "a/b").exit_code == 2
+    bad = run("bucket", "create", "Not good!")
+    assert bad.exit_code == 1 and "need 1 to 63 of the characters" in bad.stderr
+
+
+def test_deleting_makes_no_store(run: Run, tmp_path: Path) -> None:
+    for arguments in (["rm", "b/x"], ["rm", "-ry", "b"], ["bucket", "rm", "b"], ["ls"], ["get", "b/x"]):
+        result = run(*arguments, "--store", tmp_path / "none")
+        assert result.exit_code == 1 and "no store at" in result.stderr
+    assert list(tmp_path.iterdir()) == []

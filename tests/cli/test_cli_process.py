@@ -1,0 +1,186 @@
+"""The command line as processes: signals, closed pipes, terminals, two nodes that want the same thing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ais_loader.cli import main
+from ais_loader.client import connect
+from ais_loader.testing import NodeProcess
+from tests.cli.kit import TIMEOUT_S, command, environment, run_process
+
+
+@pytest.fixture
+def store(local_url: str) -> str:
+    """An embedded store with a bucket `b` of three objects."""
+    with connect(local_url) as client:
+        list(client.create_bucket("b").put_many([("t", b"text\n"), ("bin", bytes(1000)), ("big", bytes(1 << 20))]))
+    return local_url
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_ends_cleanly_when_told_to(tmp_path: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        command("serve", "--drive", tmp_path / "s", "--port", "0", "--json"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    assert process.stdout is not None
+    with _killed_after(process):
+        url = json.loads(process.stdout.readline())["url"]
+        assert run_process("bucket", "create", "b", store=url).returncode == 0
+        process.send_signal(number)
+        rest, messages = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, rest, messages) == (0, b"", b"")
+    assert run_process("ls", store=str(tmp_path / "s")).stdout == b"b\n"
+
+
+@contextlib.contextmanager
+def _killed_after(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """A deadline for a process that a test talks to."""
+    deadline = threading.Timer(TIMEOUT_S, process.kill)
+    deadline.start()
+    try:
+        yield
+    finally:
+        deadline.cancel()
+        process.kill()
+        process.communicate()
+
+
+def test_a_second_node_on_a_port_says_so_in_one_line(node: NodeProcess, tmp_path: Path) -> None:
+    result = run_process("serve", "--drive", tmp_path / "s", "--port", str(node.port))
+    reason = f"Error: cannot listen on 127.0.0.1, port {node.port}: Address already in use\n"
+    assert (result.returncode, result.stdout, result.stderr.decode()) == (1, b"", reason)
+
+
+def test_a_store_that_a_node_holds_points_to_the_node(node: NodeProcess, tmp_path: Path) -> None:
+    held = str(node.drives[0])
+    for arguments in (["serve", "--drive", held, "--port", "0"], ["bucket", "create", "x", "--store", held]):
+        result = run_process(*arguments)
+        assert result.returncode == 1 and result.stderr.count(b"\n") == 1
+        assert f"{held} is open for writing by process {node.pid}" in result.stderr.decode()
+    assert b"--store grpc://HOST:PORT" in result.stderr
+    assert run_process("ls", "--store", held).returncode == 0  # reading needs no lock
+
+
+def test_serve_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.doc").write_bytes(b"")
+    cases: list[tuple[list[str | Path], str]] = [
+        (["--drive", tmp_path / "full", "--port", "0"], "is not a store, and not empty either (thesis.doc)"),
+        (["--drive", tmp_path / "s", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+    ]
+    for arguments, reason in cases:
+        result = run_process("serve", *arguments)
+        assert result.returncode == 1 and reason in result.stderr.decode()
+        assert result.stderr.count(b"\n") == 1
+
+
+def test_serve_finds_wrong_options_before_it_touches_a_drive(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for arguments, reason in [
+        (["--drive", tmp_path / "file"], "is a file"),
+        (["--drive", tmp_path / "s", "--port", "99999"], "99999 is not in the range"),
+        (["--drive", tmp_path / "s", "--read-threads", "0"], "0 is not in the range"),
+        ([], "Missing option '--drive'"),
+    ]:
+        result = CliRunner().invoke(main, ["serve", *map(str, arguments)])
+        assert result.exit_code == 2 and reason in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_ctrl_c_stops_a_put_quietly_and_stores_no_part_of_it(store: str) -> None:
+    process = subprocess.Popen(
+        command("put", "-", "b/half"), stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(store)
+    )
+    assert process.stdin is not None
+    with _killed_after(process):
+        process.stdin.write(bytes(1 << 20))  # more than a pipe holds: once it is written, the put is under way
+        process.stdin.flush()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 130
+        assert process.stderr is not None
+        messages = process.stderr.read()
+    assert b"Traceback" not in messages and b"Error" not in messages and b"Aborted" not in messages
+    with connect(store, mode="r") as client:
+        assert [info.name for info in client.bucket("b").objects()] == ["big", "bin", "t"]
+
+
+@pytest.mark.parametrize("arguments", [["ls", "b"], ["get", "b/big"]])
+def test_a_reader_that_stops_reading_ends_it_quietly(store: str, arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        result = subprocess.run(
+            command(*arguments), stdout=write, stderr=subprocess.PIPE, timeout=TIMEOUT_S,
+            env=environment(store),
+        )  # fmt: skip
+    finally:
+        os.close(write)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
+def test_head_of_a_listing_is_its_first_line(store: str) -> None:
+    listing = " ".join(command("ls", "b"))
+    result = subprocess.run(
+        ["bash", "-c", f"{listing} | head -1"], capture_output=True, timeout=TIMEOUT_S, env=environment(store)
+    )
+    assert (result.stdout, result.stderr) == (b"b/big\n", b"")
+
+
+def _on_a_terminal(arguments: list[str], store: str) -> tuple[int, bytes, bytes]:
+    """Exit code, what the terminal showed, and standard error."""
+    outer, inner = pty.openpty()
+    try:
+        result = subprocess.run(
+            command(*arguments), stdin=subprocess.DEVNULL, stdout=inner, stderr=subprocess.PIPE, timeout=TIMEOUT_S,
+            env=environment(store),
+        )  # fmt: skip
+        os.write(inner, b"END")  # a read from an empty terminal would wait
+        shown = b""
+        while not shown.endswith(b"END"):
+            shown += os.read(outer, 4096)
+    finally:
+        os.close(outer)
+        os.close(inner)
+    return result.returncode, shown.removesuffix(b"END"), result.stderr
+
+
+def test_a_terminal_gets_text_and_is_spared_the_rest(store: str, tmp_path: Path) -> None:
+    assert _on_a_terminal(["get", "b/t"], store) == (0, b"text\r\n", b"")
+    code, shown, messages = _on_a_terminal(["get", "b/bin"], store)
+    assert (code, shown) == (1, b"") and b"this is not text, and standard output is a terminal" in messages
+    (tmp_path / "list").write_text("b/t\n")
+    code, shown, messages = _on_a_terminal(["batch", str(tmp_path / "list"), "-o", "-"], store)
+    assert (code, shown) == (2, b"") and b"use a pipe" in messages
+
+
+def test_two_commands_share_a_store_as_one_writer_and_readers(store: str) -> None:
+    with connect(store) as writer:
+        writer.bucket("b").put("new", b"1")
+        assert run_process("ls", "b", store=store).stdout == b"b/big\nb/bin\nb/new\nb/t\n"
+        refused = run_process("put", "-", "b/x", store=store, stdin=b"x")
+        assert refused.returncode == 1 and f"by process {os.getpid()}".encode() in refused.stderr
+
+
+def test_a_put_survives_a_node_that_restarts_meanwhile(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path / "s") as node:
+        with connect(node.url) as client:
+            client.create_bucket("b")
+        process = subprocess.Popen(command("put", "-", "b/x", "--store", node.url), stdin=subprocess.PIPE)
+        with _killed_after(process):
+            node.restart()
+            process.communicate(b"bytes", timeout=TIMEOUT_S)
+            assert process.returncode == 0
+        assert run_process("get", "b/x", store=node.url).stdout == b"bytes"
