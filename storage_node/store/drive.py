@@ -19,16 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from storage_node.store import format as fmt
 from storage_node.store import session
+from storage_node.store.blocks import put_blocks, read_blocks
 from storage_node.store.catalog import REBUILD_HINT, Catalog, WriteBatch
 from storage_node.store.errors import (
     BucketNotFound,
-    CorruptObject,
     FormatError,
     StoreClosed,
     StoreError,
@@ -178,26 +176,8 @@ class Drive:
             yield fmt.name_of_key(key), fmt.decode_record(value)
 
     def block_checksums(self, record: Record, first: int, stop: int) -> list[int]:
-        """Stored checksums of blocks first .. stop-1 of an object larger than one block.
-
-        Raises CorruptObject when they are not there; so it is soon after the object was replaced.
-        """
-        checksums: list[int] = self.block_checksum_array(record, first, stop).tolist()
-        return checksums
-
-    def block_checksum_array(self, record: Record, first: int, stop: int) -> npt.NDArray[np.uint32]:
-        """The same as an array of shape (stop - first,)."""
-        counter = fmt.counter_of_path(record.path)
-        chunks = range(first // fmt.BLOCKS_PER_CHUNK, -(-stop // fmt.BLOCKS_PER_CHUNK))
-        values = self.catalog.get_many([fmt.blocks_key(counter, chunk) for chunk in chunks])
-        found = np.frombuffer(b"".join(value or b"" for value in values), "<u4")
-        skipped = chunks.start * fmt.BLOCKS_PER_CHUNK
-        checksums = found[first - skipped : stop - skipped].astype(np.uint32)
-        if None in values or len(checksums) != stop - first:
-            raise CorruptObject(
-                f"{self.root}: block checksums of {record.path.decode(errors='replace')} are missing from the catalog; "
-                "see `ais-loader doctor`"
-            )
+        """Stored checksums of blocks first .. stop-1 of an object larger than one block. Raises CorruptObject."""
+        checksums: list[int] = read_blocks(self.catalog, record, first, stop).tolist()
         return checksums
 
     # -- writing
@@ -292,7 +272,7 @@ class Drive:
                 current[key] = record
                 commit.put(key, fmt.encode_record(record))
                 commit.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.counter))
-                self._put_blocks(commit, record.counter, pending.file.block_checksums())
+                put_blocks(commit, record.counter, pending.file.block_checksums())
             for record in dead:
                 commit.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.counter), record.path)
             failpoint("put.published")
@@ -319,12 +299,6 @@ class Drive:
         return Record(
             version.epoch, version.counter, version.node, file.size_bytes, file.checksum, now_ns, 0, path, raw_metadata
         )
-
-    @staticmethod
-    def _put_blocks(batch: WriteBatch, counter: int, checksums: list[int]) -> None:
-        for chunk, at in enumerate(range(0, len(checksums), fmt.BLOCKS_PER_CHUNK)):
-            part = np.array(checksums[at : at + fmt.BLOCKS_PER_CHUNK], "<u4")
-            batch.put(fmt.blocks_key(counter, chunk), part.tobytes())
 
     def _take_counter(self) -> int:
         with self._counter_lock:
@@ -376,6 +350,27 @@ class Drive:
             failpoint("delete.committed")
         self._garbage.bury(list(dead.values()))
         return [key in dead for key in keys]
+
+    def replace_entry(self, key: bytes, record: Record | None, blocks: Sequence[int] = ()) -> None:
+        """Set one catalog entry as it is, or remove it (None), and bury what it named before. For the doctor."""
+        with self._striped([key]):
+            self._require_writable()
+            dead: list[Record] = []
+            with contextlib.suppress(FormatError):  # an unintelligible entry names no file that could be told
+                before = self.catalog.get(key)
+                dead = [fmt.decode_record(before)] if before is not None else []
+            batch = WriteBatch(raw_mode=True)
+            if record is None:
+                batch.delete(key)
+            else:
+                dead = [other for other in dead if other.path != record.path]
+                batch.put(key, fmt.encode_record(record))
+                put_blocks(batch, record.counter, blocks)
+            for other in dead:
+                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, other.counter), other.path)
+            self.catalog.write(batch, sync=True)
+            self._cache.forget([key])
+        self._garbage.bury(dead)
 
     # -- the end of things
 

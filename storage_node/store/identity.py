@@ -40,14 +40,23 @@ def read(root: Path) -> DriveIdentity | None:
         raise FormatError(f"{root} is not a folder") from None
     if root.is_dir():
         names = {entry.name for entry in root.iterdir()}
-        foreign = {name for name in names - _STORED - _UNFINISHED if not name.startswith(_ASIDE)}
-        if foreign:
+        if foreign := _foreign(names):
             shown = ", ".join(sorted(foreign)[:3])
             raise FormatError(f"{root} is not a store, and not empty either ({shown}); give an empty or new folder")
         if names & _STORED:
             # Identities are written before anything else: this one was there, and is lost.
             raise FormatError(f"{path} is missing from a drive in use; `ais-loader doctor --rebuild` writes it anew")
     return None
+
+
+def is_drive_folder(root: Path) -> bool:
+    """Whether a folder is a drive, or was one that has lost files of its own."""
+    names = {entry.name for entry in root.iterdir()}
+    return FILE_NAME in names or (bool(names & _STORED) and not _foreign(names))
+
+
+def _foreign(names: set[str]) -> set[str]:
+    return {name for name in names - _STORED - _UNFINISHED if not name.startswith(_ASIDE)}
 
 
 def _decode(data: bytes, path: Path) -> DriveIdentity:

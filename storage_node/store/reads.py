@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage_node.store.batch_plan import check_range
+from storage_node.store.blocks import read_blocks
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive import Drive
 from storage_node.store.errors import CorruptObject, DriveFailed, InvalidRequest, ObjectNotFound, RangeError
@@ -45,7 +46,7 @@ class ObjectReader(Iterator[bytes]):
         if self._verify and length and record.size_bytes > BLOCK_BYTES:
             try:
                 stop_block = -(-self._stop // BLOCK_BYTES)
-                self._blocks = drive.block_checksum_array(record, self._first_block, stop_block)
+                self._blocks = read_blocks(drive.catalog, record, self._first_block, stop_block)
             except BaseException:
                 self.close()
                 raise

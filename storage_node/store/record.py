@@ -65,9 +65,26 @@ class ClusterRecord:
         left = tuple(other for other in self.purging if other != bucket_uuid)
         return replace(self, revision=self.revision + 1, purging=left)
 
+    def knows_bucket(self, bucket_uuid: bytes) -> bool:
+        return any(bucket.uuid == bucket_uuid.hex() for bucket in self.buckets.values())
+
+    def with_recovered_bucket(self, bucket_uuid: bytes) -> ClusterRecord:
+        """A bucket whose objects are there but whose name is lost."""
+        bucket = BucketRecord(bucket_uuid.hex())
+        return replace(
+            self, revision=self.revision + 1, buckets={**self.buckets, recovered_name(bucket_uuid): bucket}
+        )
+
+    def with_epoch(self, epoch: int) -> ClusterRecord:
+        return replace(self, epoch=epoch, revision=self.revision + 1)
+
     def next_epoch(self) -> ClusterRecord:
         """After a catalog was lost: versions given from now on rank above all that were ever given."""
         return replace(self, epoch=self.epoch + 1, revision=self.revision + 1)
+
+
+def recovered_name(bucket_uuid: bytes) -> str:
+    return f"recovered-{bucket_uuid.hex()}"
 
 
 def encode(record: ClusterRecord) -> bytes:

@@ -12,7 +12,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -245,6 +245,12 @@ class Store:
             with self._record_lock:
                 self._commit_record(self._record.purged(bucket_uuid))
         return purged
+
+    def change_record(self, change: Callable[[ClusterRecord], ClusterRecord]) -> None:
+        """Commit a changed record. For the doctor; raises what `create_bucket` raises."""
+        self._require_writable()
+        with self._record_lock:
+            self._commit_record(change(self._record))
 
     def _commit_record(self, record: ClusterRecord) -> None:
         """Put the record on every drive; the caller holds _record_lock. Counts once a majority has it."""

@@ -1,0 +1,309 @@
+"""One drive's catalog against its files: what the doctor compares, without changing anything.
+
+A drive that a writer holds is surveyed as a reader: every suspicion is looked at again after catching up, so that what
+was only in motion is not reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from protos.placement import Candidate, ranked
+from storage_node.store import format as fmt
+from storage_node.store.blocks import read_blocks
+from storage_node.store.checksum import crc32c
+from storage_node.store.drive import Drive
+from storage_node.store.errors import CorruptObject, FormatError
+from storage_node.store.format import BLOCK_BYTES, Identity, Record, Version
+from storage_node.store.inventory import NamedFiles, is_object_path
+from storage_node.store.raw_files import RawFiles
+from storage_node.store.record import ClusterRecord
+from storage_node.store.report import PROGRESS_EVERY, Finding, Progress
+
+_LOOKS_AT_A_MOVING_OBJECT = 10
+
+
+@dataclass(slots=True)
+class Survey:
+    """What one drive holds. Findings arrive through `examine`."""
+
+    objects: int = 0
+    object_bytes: int = 0
+    files: int = 0
+    waiting: int = 0
+    newest: Version = field(default_factory=lambda: Version(0, 0))
+    unknown_buckets: Counter[bytes] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A finding, and what a repair needs to know about it."""
+
+    finding: Finding
+    key: bytes = b""
+    record: Record | None = None
+    identity: Identity | None = None
+    file: bytes = b""
+
+
+def shown(path: bytes) -> str:
+    return "objects/" + path.decode(errors="backslashreplace")
+
+
+class Examination:
+    """Compares one open drive. Run `entries`, then `strays`; both yield what is wrong as they meet it."""
+
+    def __init__(
+        self, drive: Drive, record: ClusterRecord | None, *, checksums: bool, progress: Progress | None
+    ) -> None:
+        self.survey = Survey()
+        self._drive = drive
+        self._record = record
+        self._checksums = checksums
+        self._progress = progress
+        self._named: NamedFiles | None = None
+        self._names: dict[bytes, str] = {}
+        self._candidates: list[Candidate] = []
+        if record is not None:
+            self._names = {bucket.uuid_bytes: name for name, bucket in record.buckets.items()}
+            self._names |= {bytes.fromhex(purged): "" for purged in record.purging}
+            self._candidates = [Candidate(bytes.fromhex(drive_uuid)) for drive_uuid in record.drives]
+
+    def _advance(self, doing: str, done: int) -> None:
+        if self._progress is not None and done % PROGRESS_EVERY == 0:
+            self._progress(f"{self._drive.root}: {doing}", done)
+
+    def _suspect(self, kind: str, message: str, *, key: bytes = b"", record: Record | None = None) -> Suspect:
+        bucket, name = "", ""
+        if key:
+            bucket = self._names.get(fmt.bucket_of_key(key), fmt.bucket_of_key(key).hex())
+            name = key[17:].decode(errors="backslashreplace")
+        path = shown(record.path) if record is not None else ""
+        return Suspect(Finding(kind, str(self._drive.root), message, path, bucket, name), key, record)
+
+    # -- entries, each against its file
+
+    def entries(self) -> Iterator[Suspect]:
+        """Walk the catalog. Raises FormatError, DriveFailed when it cannot be read to the end."""
+        if not self._drive.writable:
+            self._drive.catch_up()
+        self._named = NamedFiles(self._note_paths())
+        for key, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
+            self.survey.objects += 1
+            self._advance("comparing objects", self.survey.objects)
+            for _ in range(_LOOKS_AT_A_MOVING_OBJECT):
+                suspect = self._examine(key, value)
+                if suspect is None or self._drive.writable:
+                    break
+                self._drive.catch_up()
+                now = self._drive.catalog.get(key)
+                if now is None or now == value:
+                    suspect = None if now is None else suspect
+                    break
+                value = now
+            if suspect is not None:
+                yield suspect
+        for bucket_uuid, count in self.survey.unknown_buckets.items():
+            message = f"{count:,} objects of bucket {bucket_uuid.hex()}, which the store's record does not have"
+            yield self._suspect("unknown-bucket", message, key=fmt.OBJECT_PREFIX + bucket_uuid)
+
+    def _note_paths(self) -> Iterator[bytes]:
+        for _, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
+            with contextlib.suppress(FormatError):  # `entries` reports it
+                record = fmt.decode_record(value)
+                self.survey.object_bytes += record.size_bytes
+                self.survey.newest = max(self.survey.newest, record.version)
+                yield record.path
+        for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
+            for _, path in self._drive.catalog.scan(prefix):
+                self.survey.waiting += 1
+                yield path
+
+    def _examine(self, key: bytes, value: bytes) -> Suspect | None:
+        try:
+            record = fmt.decode_record(value)
+            fmt.decode_metadata(record.raw_metadata)
+            name = fmt.name_of_key(key)
+        except (FormatError, UnicodeDecodeError) as error:
+            return self._suspect("bad-entry", str(error), key=key)
+        bucket_uuid = fmt.bucket_of_key(key)
+        if self._record is not None:
+            if bucket_uuid not in self._names:
+                self.survey.unknown_buckets[bucket_uuid] += 1
+            if record.epoch > self._record.epoch:
+                message = f"version {record.version} is of a later epoch than the store's record, {self._record.epoch}"
+                return self._suspect("later-epoch", message, key=key, record=record)
+            if len(self._candidates) > 1:
+                owner = self._record.drives[ranked(bucket_uuid, name, self._candidates)[0]]
+                if owner != self._drive.identity.drive_uuid:
+                    message = f"it belongs on drive {owner}, where readers look for it"
+                    return self._suspect("misplaced", message, key=key, record=record)
+        return self._examine_file(key, record)
+
+    def _examine_file(self, key: bytes, record: Record) -> Suspect | None:
+        try:
+            size = self._drive.files.size_bytes(record.path)
+            if size != record.size_bytes:
+                message = f"the file has {size:,} bytes, the object {record.size_bytes:,}"
+                return self._suspect("wrong-size", message, key=key, record=record)
+            blocks = self._stored_blocks(record)
+            if self._checksums:
+                whole, computed = read_checksums(self._drive.files, record)
+                if whole != record.checksum or (blocks is not None and blocks != computed):
+                    return self._suspect("corrupt", "the bytes do not match the checksum", key=key, record=record)
+                if (problem := self._identity_problem(key, record)) is not None:
+                    return self._suspect("file-identity", problem, key=key, record=record)
+            if blocks is None:
+                message = "the checksums of its blocks are missing: ranges cannot be verified"
+                return self._suspect("missing-blocks", message, key=key, record=record)
+        except FileNotFoundError:
+            return self._suspect("missing-file", "the file is gone", key=key, record=record)
+        except OSError as error:
+            return self._suspect("unreadable", f"{error.strerror} (errno {error.errno})", key=key, record=record)
+        return None
+
+    def _stored_blocks(self, record: Record) -> list[int] | None:
+        if record.size_bytes <= BLOCK_BYTES:
+            return []
+        try:
+            stored = read_blocks(self._drive.catalog, record, 0, -(-record.size_bytes // BLOCK_BYTES))
+            return [int(checksum) for checksum in stored]
+        except CorruptObject:
+            return None
+
+    def _identity_problem(self, key: bytes, record: Record) -> str | None:
+        if not keeps_identity(self._drive.files):
+            return None
+        found = read_identity(self._drive.files, record.path)
+        if found is None:
+            return "the file does not say what it is: rebuilding a lost catalog would miss it"
+        if (object_key(found), found.version, found.checksum) != (key, record.version, record.checksum):
+            return f"the file says that it is version {found.version} of {found.name!r}"
+        return None
+
+    # -- files, each against the catalog
+
+    def strays(self) -> Iterator[Suspect]:
+        """Files that the catalog does not account for. Call after `entries` has ended."""
+        assert self._named is not None
+        for path in self._named.not_among(self._walk()):
+            if not is_object_path(path):
+                finding = Finding("foreign-file", str(self._drive.root), "not a file of the store", shown(path))
+                yield Suspect(finding, file=path)
+            elif (suspect := self._stray(path)) is not None:
+                yield suspect
+
+    def _walk(self) -> Iterator[bytes]:
+        for path in self._drive.files.walk():
+            self.survey.files += 1
+            self._advance("comparing files", self.survey.files)
+            yield path
+
+    def _stray(self, path: bytes) -> Suspect | None:
+        try:
+            identity = read_identity(self._drive.files, path)
+        except OSError:
+            identity = None
+        self._drive.catch_up()
+        catalog = self._drive.catalog
+        counter = fmt.counter_of_path(path)
+        for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
+            if catalog.get(fmt.generation_key(prefix, counter)) == path:
+                return None
+        entry = catalog.get(object_key(identity)) if identity is not None else None
+        try:
+            record = fmt.decode_record(entry) if entry is not None else None
+        except FormatError:
+            return None  # it may be the file of the entry that cannot be read
+        if (record is not None and record.path == path) or not self._exists(path):
+            return None
+        drive = str(self._drive.root)
+        purged = identity is not None and self._names.get(identity.bucket_uuid) == ""
+        if identity is not None and not purged and (record is None or record.version < identity.version):
+            bucket = self._names.get(identity.bucket_uuid, identity.bucket_uuid.hex())
+            message = f"version {identity.version}, newer than what the catalog knows"
+            finding = Finding("recoverable", drive, message, shown(path), bucket, identity.name)
+            return Suspect(finding, object_key(identity), record, identity, path)
+        whose = f"an old version, {identity.version}, of {identity.name!r}" if identity else "it does not say of what"
+        finding = Finding("orphan", drive, f"a file that nothing names: {whose}", shown(path))
+        return Suspect(finding, identity=identity, file=path)
+
+    def _exists(self, path: bytes) -> bool:
+        try:
+            self._drive.files.size_bytes(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+# -- what a file says, and what its bytes say
+
+
+def keeps_identity(files: RawFiles) -> bool:
+    """Whether the file system stores extended attributes; asks without writing."""
+    try:
+        os.getxattr(files.objects_fd, fmt.XATTR_NAME)
+    except OSError as error:
+        return error.errno == errno.ENODATA
+    return True
+
+
+def read_identity(files: RawFiles, path: bytes) -> Identity | None:
+    """What a file says it is; None when it says nothing, nothing intelligible, or not what its name says.
+
+    Raises OSError.
+    """
+    raw = files.identity(path)
+    if raw is None:
+        return None
+    try:
+        identity = fmt.decode_identity(raw)
+    except FormatError:
+        return None
+    expected = fmt.file_path(identity.bucket_uuid, identity.name, identity.version.counter)
+    return identity if expected == path else None
+
+
+def object_key(identity: Identity) -> bytes:
+    return fmt.object_key(identity.bucket_uuid, identity.name)
+
+
+def record_of(identity: Identity, path: bytes) -> Record:
+    """The catalog entry that a file's identity stands for; without metadata where that did not fit."""
+    version = identity.version
+    return Record(
+        version.epoch, version.counter, version.node, identity.size_bytes, identity.checksum, identity.modified_ns, 0,
+        path, fmt.encode_metadata(identity.metadata or {}),
+    )  # fmt: skip
+
+
+def read_checksums(files: RawFiles, record: Record) -> tuple[int, list[int]]:
+    """CRC-32C of an object's bytes as they are on the drive, and that of each block (empty for at most one block).
+
+    A file that ends early gives checksums that cannot match. Raises OSError.
+    """
+    whole, blocks = 0, []
+    fd = files.open(record.path)
+    try:
+        for offset in range(0, record.size_bytes, BLOCK_BYTES):
+            wanted = min(BLOCK_BYTES, record.size_bytes - offset)
+            block = _pread(fd, wanted, offset)
+            if len(block) < wanted:
+                return ~record.checksum & 0xFFFFFFFF, []
+            blocks.append(crc32c(block))
+            whole = crc32c(block, whole)
+    finally:
+        os.close(fd)
+    return whole, blocks if record.size_bytes > BLOCK_BYTES else []
+
+
+def _pread(fd: int, size: int, offset: int) -> bytes:
+    data = os.pread(fd, size, offset)
+    while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+        data += more
+    return data
