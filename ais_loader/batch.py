@@ -39,8 +39,10 @@ class Batch:
         requests: Sequence[pb.BatchRequest],
         open_stream: Callable[[pb.BatchRequest], FrameStream],
         on_error: OnError,
+        bucket: str | None = None,
     ) -> None:
         self._entries = entries
+        self._bucket = bucket  # of all entries, where they are mere names
         self._open_stream = open_stream
         self._waiting = deque(requests)
         self._streams: deque[FrameStream] = deque()
@@ -64,7 +66,7 @@ class Batch:
         return next(self._items)
 
     def _deliver(self) -> Iterator[Item]:
-        entries = self._entries
+        entries, bucket = self._entries, self._bucket
         for frame in self._whole_frames():
             start, data = 0, frame.payload
             stops = frame.size.cumsum().tolist()
@@ -72,16 +74,18 @@ class Batch:
                 yield from self._deliver_marked(frame, stops)
                 continue
             for index, stop in zip(frame.index.tolist(), stops, strict=True):
-                yield Item(index, entries[index], Status.OK, data[start:stop], None)
+                yield Item(index, entries[index], Status.OK, data[start:stop], None, bucket)
                 start = stop
 
     def _deliver_marked(self, frame: Frame, stops: list[int]) -> Iterator[Item]:
         start = 0
         for index, status, stop in zip(frame.index.tolist(), frame.status.tolist(), stops, strict=True):
+            entry = self._entries[index]
             if status == Status.OK:
-                yield Item(index, self._entries[index], Status.OK, frame.payload[start:stop], None)
+                yield Item(index, entry, Status.OK, frame.payload[start:stop], None, self._bucket)
             else:
-                yield Item(index, self._entries[index], _known(status), _NO_DATA, self._fault(frame, index, status))
+                error = self._fault(frame, index, status)
+                yield Item(index, entry, _known(status), _NO_DATA, error, self._bucket)
             start = stop
 
     def _fault(self, frame: Frame, index: int, status: int) -> LoaderError:

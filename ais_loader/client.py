@@ -117,10 +117,16 @@ class Client:
         parsed, requests = requests_for_entries(entries, chosen)
         return self._batch(parsed, requests, chosen)
 
-    def _batch(self, entries: Sequence[EntryLike], requests: list[Any], options: BatchOptions) -> Batch:
+    def _batch(
+        self, entries: Sequence[EntryLike], requests: list[Any], options: BatchOptions, bucket: str | None = None
+    ) -> Batch:
         transport, timeout_s = self._transport, options.timeout_s
         return Batch(
-            entries, requests, lambda request: transport.open_batch(request, timeout_s=timeout_s), options.on_error
+            entries,
+            requests,
+            lambda request: transport.open_batch(request, timeout_s=timeout_s),
+            options.on_error,
+            bucket,
         )
 
     def get_batches(
@@ -239,9 +245,9 @@ class Bucket:
         return self._transport.objects(self.name, prefix=prefix, page_size=page_size)
 
     def get_batch(self, names: Sequence[str], **options: Any) -> Batch:
-        """The columnar short form of `Client.get_batch`: whole objects of this bucket; `item.entry` is the name."""
+        """The columnar short form of `Client.get_batch`: whole objects of this bucket, no Entry per item."""
         chosen = BatchOptions(**options)
-        return self.client._batch(names, requests_for_names(self.name, names, chosen), chosen)
+        return self.client._batch(names, requests_for_names(self.name, names, chosen), chosen, self.name)
 
 
 def _put_spec(

@@ -76,16 +76,30 @@ class Item:
     copy with `tobytes()` what outlives the batch. It is empty when `status` is not OK; `error` then says why.
     """
 
-    __slots__ = ("data", "entry", "error", "index", "status")
+    __slots__ = ("_bucket", "_entry", "data", "error", "index", "status")
 
     def __init__(
-        self, index: int, entry: EntryLike, status: Status, data: memoryview, error: errors.LoaderError | None
+        self,
+        index: int,
+        entry: EntryLike,
+        status: Status,
+        data: memoryview,
+        error: errors.LoaderError | None,
+        bucket: str | None = None,
     ) -> None:
         self.index = index
-        self.entry = entry
         self.status = status
         self.data = data
         self.error = error
+        self._entry = entry
+        self._bucket = bucket
+
+    @property
+    def entry(self) -> Entry:
+        """What was asked for. Of a columnar batch it is made here: most consumers never look."""
+        if isinstance(self._entry, str):
+            self._entry = Entry(self._bucket or "", self._entry)
+        return self._entry
 
     @property
     def ok(self) -> bool:

@@ -15,12 +15,14 @@ import grpc
 import tenacity
 
 from ais_loader import errors
+from ais_loader.checksum import crc32c
 from ais_loader.content import Buffer, Source
 from ais_loader.batch import Batch
 from ais_loader.entry import Entry, ObjectInfo
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.download import download
+from ais_loader.transport.exchange import Exchange
 from ais_loader.transport.put_stream import object_info, put_many
 from ais_loader.transport.session import Session
 from ais_loader.transport.stream import GrpcStream, StreamPolicy
@@ -47,7 +49,7 @@ _OPTIONS = (
 class _Connection:
     """The channel, stubs and session of one process."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, verify_payload: bool) -> None:
         self.endpoint = endpoint
         self.pid = os.getpid()
         self.lock = threading.Lock()
@@ -57,6 +59,7 @@ class _Connection:
         self.node = rpc.NodeStub(self.channel)  # type: ignore[no-untyped-call]
         self._open_session = self.channel.stream_stream("/ais_loader.v1.GetBatch/Session")
         self._session: Session | None = None  # guarded by lock
+        self.exchange = Exchange(self._open_session, verify_payload)
 
     def session(self) -> Session:
         with self.lock:
@@ -90,6 +93,7 @@ class _Connection:
         with self.lock:
             if self._session is not None:
                 self._session.close()
+        self.exchange.close()
         self.channel.close()
 
 
@@ -124,7 +128,7 @@ class GrpcTransport:
             if self._closed:
                 raise errors.Closed(f"the connection to {self.url} has been closed")
             if self._connection is None or self._connection.pid != os.getpid():
-                self._connection = _Connection(self._endpoints[self._endpoint])
+                self._connection = _Connection(self._endpoints[self._endpoint], self._verify_payload)
             return self._connection
 
     def _next_endpoint(self) -> None:
@@ -161,10 +165,12 @@ class GrpcTransport:
     # -- buckets
 
     def create_bucket(self, name: str, *, copies: int, exist_ok: bool) -> BucketInfo:
+        _require_text(name, errors.InvalidName, "bucket name")
         request = pb.CreateBucketRequest(name=name, copies=copies, exist_ok=exist_ok)
         return _bucket_info(self._call(lambda here: here.buckets.CreateBucket(request, timeout=CALL_TIMEOUT_S)))
 
     def bucket(self, name: str) -> BucketInfo:
+        _require_text(name, errors.BucketNotFound, "bucket name")
         request = pb.GetBucketRequest(name=name)
         return _bucket_info(self._call(lambda here: here.buckets.GetBucket(request, timeout=CALL_TIMEOUT_S)))
 
@@ -174,6 +180,7 @@ class GrpcTransport:
         return [_bucket_info(bucket) for bucket in answer.bucket]
 
     def delete_bucket(self, name: str, *, force: bool) -> int:
+        _require_text(name, errors.BucketNotFound, "bucket name")
         request = pb.DeleteBucketRequest(name=name, force=force)
         # No deadline: the time is that of the objects. A lost answer leaves the bucket gone.
         return int(self._call(lambda here: here.buckets.DeleteBucket(request), retry=False).deleted_objects)
@@ -181,22 +188,14 @@ class GrpcTransport:
     # -- objects
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
-        header = _encodable(lambda: pb.PutHeader(
-            bucket=spec.bucket, name=spec.name, metadata=spec.metadata, size_bytes=spec.size_bytes,
-            checksum=spec.checksum,
-        ))  # fmt: skip
-
-        def messages() -> Iterator[pb.PutRequest]:
-            yield pb.PutRequest(header=header)
-            for chunk in source.chunks():
-                yield pb.PutRequest(data=bytes(chunk))
+        header = _put_header(spec)
 
         def send(here: _Connection) -> pb.ObjectInfo:
-            failure: list[BaseException] = []
+            failure: list[Exception] = []
             try:
-                return here.objects.Put(_watched(messages(), failure))
+                return here.objects.Put(_put_messages(header, source, failure))
             except grpc.RpcError:
-                if failure:  # gRPC hides what the caller's own file raised
+                if failure:
                     raise failure[0] from None
                 raise
 
@@ -216,7 +215,13 @@ class GrpcTransport:
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]:  # fmt: skip
-        """Rides the session as a batch of one; what is too large for a batch is streamed by a call of its own."""
+        """A batch of one on a session of its own; what is too large for a batch is streamed by a call of its own."""
+        if start == 0 and length is None and member is None:
+            request = batch_pb.BatchRequest(bucket=(bucket,), name=(name,), fail_fast=True, ordered=True)
+            if (data := self._here().exchange.get(request, timeout_s)) is not None:
+                yield data
+                return
+        _require_object(bucket, name)
         options = BatchOptions(timeout_s=timeout_s, verify_ranges=verify)
         entries, requests = requests_for_entries([Entry(bucket, name, member, start, length)], options)
         batch = Batch(entries, requests, lambda request: self.open_batch(request, timeout_s=timeout_s), "raise")
@@ -235,20 +240,22 @@ class GrpcTransport:
         )  # fmt: skip
 
     def head(self, bucket: str, name: str) -> ObjectInfo:
-        request = _encodable(lambda: pb.HeadRequest(bucket=bucket, name=name))
+        _require_object(bucket, name)
+        request = pb.HeadRequest(bucket=bucket, name=name)
         return object_info(self._call(lambda here: here.objects.Head(request, timeout=CALL_TIMEOUT_S)))
 
     def delete(self, bucket: str, name: str) -> None:
-        request = _encodable(lambda: pb.DeleteRequest(bucket=bucket, name=name))
+        _require_object(bucket, name)
+        request = pb.DeleteRequest(bucket=bucket, name=name)
         # Not retried: a first try whose answer was lost would make the second say "not found".
         self._call(lambda here: here.objects.Delete(request, timeout=CALL_TIMEOUT_S), retry=False)
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
-        after = ""
+        _require_text(bucket, errors.BucketNotFound, "bucket name")
+        _require_text(prefix, errors.InvalidRequest, "prefix")
+        after, page_size = "", min(page_size, 2**32 - 1)
         while True:
-            request = _encodable(
-                lambda: pb.ListRequest(bucket=bucket, prefix=prefix, start_after=after, page_size=page_size)
-            )
+            request = pb.ListRequest(bucket=bucket, prefix=prefix, start_after=after, page_size=page_size)
             page = self._call(lambda here: here.objects.List(request, timeout=CALL_TIMEOUT_S))  # noqa: B023 - called at once
             for message in page.object:
                 yield object_info(message)
@@ -289,19 +296,48 @@ def _connect_again(url: str, retry_s: float, verify_payload: bool) -> GrpcTransp
     return GrpcTransport(url, retry_s=retry_s, verify_payload=verify_payload)
 
 
-def _encodable(make: Callable[[], T]) -> T:
+def _put_header(spec: PutSpec) -> pb.PutHeader:
+    _require_text(spec.bucket, errors.BucketNotFound, "bucket name")
+    _require_text(spec.name, errors.InvalidName, "object name")
+    for text in (*spec.metadata, *spec.metadata.values()):
+        _require_text(text, errors.InvalidRequest, "metadata")
     try:
-        return make()
-    except (UnicodeEncodeError, TypeError, ValueError) as error:
-        raise errors.InvalidName(f"not what a request can carry: {error}") from error
+        return pb.PutHeader(
+            bucket=spec.bucket, name=spec.name, metadata=spec.metadata, size_bytes=spec.size_bytes,
+            checksum=spec.checksum,
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidRequest(f"checksum={spec.checksum!r}: need a number of 32 bits ({error})") from error
 
 
-def _watched(messages: Iterator[T], failure: list[BaseException]) -> Iterator[T]:
+def _put_messages(header: pb.PutHeader, source: Source, failure: list[Exception]) -> Iterator[pb.PutRequest]:
+    """What the caller's own file raises goes to `failure`: the stream then ends without its end, and nothing is stored."""
+    yield pb.PutRequest(header=header)
+    size_bytes = checksum = 0
     try:
-        yield from messages
-    except Exception as error:
+        for chunk in source.chunks():
+            data = bytes(chunk)
+            size_bytes, checksum = size_bytes + len(data), crc32c(data, checksum)
+            yield pb.PutRequest(data=data)
+    except Exception as error:  # noqa: BLE001 - raised again by the thread that called put()
         failure.append(error)
-        raise
+        return
+    yield pb.PutRequest(end=pb.PutEnd(size_bytes=size_bytes, checksum=checksum))
+
+
+def _require_object(bucket: str, name: str) -> None:
+    _require_text(bucket, errors.BucketNotFound, "bucket name")
+    _require_text(name, errors.ObjectNotFound, "object name")
+
+
+def _require_text(text: str, refusal: type[errors.LoaderError], what: str) -> None:
+    """Refuse what no request can carry, and no store can therefore hold."""
+    if not isinstance(text, str):
+        raise errors.InvalidRequest(f"{what} {text!r}: need a str, got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise refusal(f"{what} {text!r}: not valid Unicode (a lone surrogate has no UTF-8 form)") from None
 
 
 def _bucket_info(bucket: pb.Bucket) -> BucketInfo:

@@ -6,10 +6,8 @@ anything that goes wrong, takes the ordinary way, which knows how to wait and ho
 
 from __future__ import annotations
 
-import struct
-
 from protos import ais_batch_pb2 as pb
-from protos.frame import encode_varint
+from protos.frame import encode_single
 from storage_node.store.batch_read import read_cached
 from storage_node.store.checksum import crc32c
 from storage_node.store.store import Store
@@ -17,8 +15,7 @@ from storage_node.store.store import Store
 MAX_BYTES = 64 << 10
 """Copying and summing more than this would hold up the other sessions."""
 
-# index 0, then size and checksum; status OK; checksum kind STORED: see protos/frame.py
-_FRAME = struct.Struct("<2s4x2sI2sI6s")
+_DIGEST_OF_OK = crc32c(bytes((pb.OK,)))
 
 
 def answer_small(store: Store, request: pb.BatchRequest, batch_id: int) -> bytes | None:
@@ -39,12 +36,6 @@ def answer_small(store: Store, request: pb.BatchRequest, batch_id: int) -> bytes
     if drive is None or record is None or not 0 < record.size_bytes <= MAX_BYTES:
         return None
     size, checksum = record.size_bytes, record.checksum
-    end = pb.End(entries=1, payload_bytes=size, digest=crc32c(b"\0" + checksum.to_bytes(4, "little")))
-    raw_end = end.SerializeToString()
-    frame = _FRAME.pack(b"\x0a\x04", b"\x12\x04", size, b"\x1a\x04", checksum, b"\x22\x01\x00\x2a\x01\x01")
-    frame += b"\x7a" + encode_varint(size)
-    prefix = b"".join((
-        b"\x08", encode_varint(batch_id), b"\x1a", encode_varint(len(raw_end)), raw_end,
-        b"\x7a", encode_varint(len(frame) + size), frame,
-    ))  # fmt: skip
+    digest = crc32c(checksum.to_bytes(4, "little"), _DIGEST_OF_OK)
+    prefix = encode_single(batch_id, size, checksum, digest)
     return read_cached(prefix, drive.files.objects_fd, record.path, size, checksum)
