@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
-
 from ais_loader.entry import EntryLike, Item, Status, entry_error
 from ais_loader.errors import Closed, InvalidRequest, LoaderError
 from ais_loader.packed import PackedBatch, pack
@@ -16,9 +14,6 @@ from ais_loader.requests import OnError
 from ais_loader.transport.base import FrameStream
 from protos import ais_batch_pb2 as pb
 from protos.frame import EntryFault, Frame
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _PARTS_IN_FLIGHT = 2
 _NO_DATA = memoryview(b"")
@@ -198,7 +193,7 @@ class Batch:
     def __enter__(self) -> Batch:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

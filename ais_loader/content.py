@@ -35,7 +35,7 @@ class Source:
                 self._position = data.tell()
         else:
             try:
-                self._data = memoryview(data)  # numpy arrays, mmap: anything that exports its bytes
+                self._data = memoryview(data)  # type: ignore[arg-type]  # numpy arrays, mmap: anything that exports its bytes
                 self.size_bytes = self._data.nbytes
             except TypeError:
                 raise TypeError(f"data is a {type(data).__name__}: need bytes, a path, or a binary file") from None

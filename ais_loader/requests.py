@@ -44,7 +44,9 @@ class BatchOptions:
             raise InvalidRequest(f"timeout_s={self.timeout_s!r}: need a number of seconds above 0")
 
 
-def requests_for_entries(entries: Sequence[EntryLike], options: BatchOptions) -> tuple[list[Entry], list[pb.BatchRequest]]:
+def requests_for_entries(
+    entries: Sequence[EntryLike], options: BatchOptions
+) -> tuple[list[Entry], list[pb.BatchRequest]]:
     """The entries, URLs parsed, and the requests that ask for them. Raises InvalidRequest, TypeError."""
     parsed = [entry if type(entry) is Entry else to_entry(entry) for entry in entries]
     requests = []

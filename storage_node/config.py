@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of one node process. Only `durability` changes what a client can rely on; the rest is speed and limits."""
+    """Settings of one node process. Only `durability` changes what a client can rely on; the rest is speed, limits."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Loopback unless told otherwise: there is no authentication."""

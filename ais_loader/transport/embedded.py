@@ -99,7 +99,13 @@ class EmbeddedTransport:
 
         with translated():
             upload = stage_object(
-                self._store_here(), spec.bucket, spec.name, source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
+                self._store_here(),
+                spec.bucket,
+                spec.name,
+                source.chunks(),
+                spec.metadata,
+                spec.size_bytes,
+                spec.checksum,
             )
             return _object_info(spec.bucket, spec.name, upload.commit())
 
@@ -138,7 +144,9 @@ class EmbeddedTransport:
         from storage_node.store.reads import open_object
 
         with translated():
-            reader = open_object(self._store_here(), bucket, name, start=start, length=length, member=member or "", verify=verify)
+            reader = open_object(
+                self._store_here(), bucket, name, start=start, length=length, member=member or "", verify=verify
+            )
         return _translated_chunks(reader)
 
     def head(self, bucket: str, name: str) -> ObjectInfo:
@@ -282,5 +290,5 @@ class _EmbeddedStream:
 
     def close(self) -> None:
         # A generator that is running in another thread refuses to close; it then ends with its consumer.
-        if not self._frames.gi_running:
+        with contextlib.suppress(ValueError):
             self._frames.close()

@@ -71,7 +71,7 @@ class Exchange:
         try:
             data = self._ask(stream, request, timeout_s)
             keep = True
-        except Exception as error:  # noqa: BLE001 - whatever broke, the ordinary way meets it again and reports it
+        except Exception as error:  # whatever broke, the ordinary way meets it again and reports it
             if stream.overdue:
                 raise SilenceTimeout(f"nothing arrived for {timeout_s:g} s; is the node alive?") from error
             data = None

@@ -1,6 +1,12 @@
 """What storage_node/store/_native.c offers; the contracts are in checksum.py and batch_read.py."""
 
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
 from typing_extensions import Buffer
+
+# numpy's arrays declare the buffer protocol from Python 3.12 on.
+Column: TypeAlias = Buffer | npt.NDArray[Any]
 
 OPEN: int
 READ: int
@@ -13,20 +19,20 @@ def read_cached(prefix: bytes, dirfd: int, path: bytes, length: int, expected: i
 def read_frame(
     prefix: Buffer,
     checksum_at: int,
-    dirfds: Buffer,
+    dirfds: Column,
     paths: list[bytes] | tuple[bytes, ...],
-    offsets: Buffer,
-    lengths: Buffer,
-    expected: Buffer,
-    verify: Buffer,
+    offsets: Column,
+    lengths: Column,
+    expected: Column,
+    verify: Column,
     /,
 ) -> bytes | tuple[int, int, int]: ...
 def read_list(
-    dirfds: Buffer,
+    dirfds: Column,
     paths: list[bytes] | tuple[bytes, ...],
-    offsets: Buffer,
-    lengths: Buffer,
-    expected: Buffer,
-    verify: Buffer,
+    offsets: Column,
+    lengths: Column,
+    expected: Column,
+    verify: Column,
     /,
 ) -> list[bytes] | tuple[int, int, int]: ...

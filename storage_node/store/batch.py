@@ -355,7 +355,8 @@ class StoreBatch:
         covering = self._read_bytes(folder, record.path, begin, end - begin, None)
         if not isinstance(covering, bytes):
             return covering
-        stored = self._store.drive_at(self._drives[position]).block_checksums(record, first, stop) if stop > first else []
+        drive = self._store.drive_at(self._drives[position])
+        stored = drive.block_checksums(record, first, stop) if stop > first else []
         for number, checksum in enumerate(stored):
             if crc32c(memoryview(covering)[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]) != checksum:
                 return FailureCode.CHECKSUM, 0
@@ -384,7 +385,8 @@ class StoreBatch:
             self._fail(position, failed.status, failed.fault.message, failed.fault.kind)
             return False
         self._records[position], self._paths[position] = record, record.path
-        self.sizes[position], self.checksum[position], self.kind[position] = record.size_bytes, record.checksum, pb.STORED
+        self.sizes[position], self.checksum[position] = record.size_bytes, record.checksum
+        self.kind[position] = pb.STORED
         self._start[position] = 0
         self._narrow(position)
         return not self.status[position]

@@ -30,12 +30,18 @@ import sys
 from collections.abc import Callable
 from enum import IntEnum
 from operator import index
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from storage_node.store.checksum import crc32c
 
 if TYPE_CHECKING:
+    from typing import Any
+
+    import numpy.typing as npt
     from typing_extensions import Buffer
+
+    # numpy's arrays declare the buffer protocol from Python 3.12 on.
+    Column: TypeAlias = Buffer | npt.NDArray[Any]
 
 __all__ = [
     "IMPLEMENTATION",
@@ -75,12 +81,12 @@ class _EntryFailed(Exception):
 def read_frame_python(
     prefix: Buffer,
     checksum_at: int,
-    dirfds: Buffer,
+    dirfds: Column,
     paths: Paths,
-    offsets: Buffer,
-    lengths: Buffer,
-    expected: Buffer,
-    verify: Buffer,
+    offsets: Column,
+    lengths: Column,
+    expected: Column,
+    verify: Column,
     /,
 ) -> bytes | Failure:
     """`prefix` followed by every piece, as one bytes object of len(prefix) + sum(lengths) bytes.
@@ -106,7 +112,7 @@ def read_frame_python(
 
 
 def read_list_python(
-    dirfds: Buffer, paths: Paths, offsets: Buffer, lengths: Buffer, expected: Buffer, verify: Buffer, /
+    dirfds: Column, paths: Paths, offsets: Column, lengths: Column, expected: Column, verify: Column, /
 ) -> list[bytes] | Failure:
     """Every piece as a bytes object of its own."""
     try:
@@ -136,8 +142,8 @@ def read_cached_python(prefix: bytes, dirfd: int, path: bytes, length: int, expe
 _Entry: TypeAlias = tuple[int, bytes, int, int, int, int]
 
 
-def _column(name: str, kind: str, formats: str, itemsize: int, source: Buffer, count: int) -> list[int]:
-    view = memoryview(source)
+def _column(name: str, kind: str, formats: str, itemsize: int, source: Column, count: int) -> list[int]:
+    view = memoryview(cast("Buffer", source))
     item = view.format.removeprefix("@")
     if len(item) != 1 or item not in formats or view.itemsize != itemsize:
         raise TypeError(f"{name} must hold native {kind} items")
@@ -150,12 +156,12 @@ def _column(name: str, kind: str, formats: str, itemsize: int, source: Buffer, c
 
 def _columns(
     prefix_bytes: int,
-    dirfds: Buffer,
+    dirfds: Column,
     paths: Paths,
-    offsets: Buffer,
-    lengths: Buffer,
-    expected: Buffer,
-    verify: Buffer,
+    offsets: Column,
+    lengths: Column,
+    expected: Column,
+    verify: Column,
 ) -> list[_Entry]:
     """The entries as rows, after every check that does not need the drive."""
     if not isinstance(paths, list | tuple):
@@ -235,9 +241,9 @@ def _pread_exactly(position: int, fd: int, offset: int, length: int) -> bytes:
 
 
 ReadFrame: TypeAlias = Callable[
-    ["Buffer", int, "Buffer", Paths, "Buffer", "Buffer", "Buffer", "Buffer"], "bytes | Failure"
+    ["Buffer", int, "Column", Paths, "Column", "Column", "Column", "Column"], "bytes | Failure"
 ]
-ReadList: TypeAlias = Callable[["Buffer", Paths, "Buffer", "Buffer", "Buffer", "Buffer"], "list[bytes] | Failure"]
+ReadList: TypeAlias = Callable[["Column", Paths, "Column", "Column", "Column", "Column"], "list[bytes] | Failure"]
 ReadCached: TypeAlias = Callable[[bytes, int, bytes, int, int], "bytes | None"]
 Implementation: TypeAlias = Literal["native", "python"]
 
