@@ -14,7 +14,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -312,20 +312,18 @@ class Drive:
             self._next_counter += 1
             return self._next_counter - 1
 
-    @contextlib.contextmanager
-    def _striped(self, keys: Sequence[bytes]) -> Iterator[None]:
-        with contextlib.ExitStack() as held:
-            for stripe in sorted({xxhash.xxh3_64_intdigest(key) % _STRIPES for key in keys}):
-                held.enter_context(self._stripes[stripe])
-            yield
+    def _striped(self, keys: Sequence[bytes]) -> contextlib.ExitStack:
+        return self._hold(sorted({xxhash.xxh3_64_intdigest(key) % _STRIPES for key in keys}))
 
-    @contextlib.contextmanager
-    def quiet(self) -> Iterator[None]:
-        """No commit and no delete runs meanwhile; the caller must do neither."""
+    def _hold(self, stripes: Iterable[int]) -> contextlib.ExitStack:
         with contextlib.ExitStack() as held:
-            for stripe in self._stripes:
-                held.enter_context(stripe)
-            yield
+            for stripe in stripes:
+                held.enter_context(self._stripes[stripe])
+            return held.pop_all()
+
+    def quiet(self) -> contextlib.ExitStack:
+        """A context in which no commit and no delete runs; the caller must do neither."""
+        return self._hold(range(_STRIPES))
 
     def refuse_bucket(self, bucket_uuid: bytes) -> None:
         """From now on nothing is committed into this bucket; the caller keeps the drive quiet."""
@@ -383,7 +381,7 @@ class Drive:
         return self.reap(everything=True) > 0
 
     def close(self) -> None:
-        """Wait for running commits, then let go of the drive. In a forked child only its descriptors are closed."""
+        """Wait for running commits, then let go of the drive. A forked child only closes its descriptors."""
         if self._pid != os.getpid():
             self.files.close()
             return
@@ -393,6 +391,7 @@ class Drive:
             if self.writable:
                 with contextlib.suppress(StoreError, OSError):  # what is not tidied up now is at the next start
                     self._garbage.reap(everything=True)
+                    self.files.clear_staging()  # uploads that are still under way can no longer be committed
                     session.end(self.catalog, self.files.objects_fd, lasting=self._sync)
             self._closed = True
             self.catalog.close()

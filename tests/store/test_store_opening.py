@@ -1,0 +1,230 @@
+"""Opening: who may, what is created, what is refused, and that a half-made or half-lost store is never mistaken."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from storage_node.store import record as records
+from storage_node.store.doctor import check
+from storage_node.store.errors import FormatError, InvalidRequest, StoreError, StoreLocked, StoreNotFound
+from storage_node.store.identity import FILE_NAME
+from storage_node.store.store import Store
+from tests.store.store_kit import BUCKET, assert_sound, contents, put, store_at
+
+HOLDER = """
+import sys
+from storage_node.store.store import Store
+with Store.open(sys.argv[1:]) as store:
+    store.create_bucket("held", exist_ok=True)
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_new_store_is_made_with_its_parent_folders_and_found_again(tmp_path: Path) -> None:
+    root = tmp_path / "some" / "where" / "drive"
+    with store_at(root) as store:
+        put(store, "a", b"1")
+        store_uuid = store.store_uuid
+    with Store.open([os.path.relpath(root)]) as store:
+        assert (store.store_uuid, contents(store)) == (store_uuid, {"a": b"1"})
+    assert_sound(root)
+
+
+def test_reading_creates_nothing(tmp_path: Path) -> None:
+    for folder in (tmp_path / "missing", tmp_path):
+        with pytest.raises(StoreNotFound, match='mode="a" creates one'):
+            Store.open([folder], mode="r")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("paths", [[], ["a", "a"], ["a", "./a"], ["a/../b", "b"]])
+def test_paths_that_cannot_be_the_drives_of_a_store_are_refused(tmp_path: Path, paths: list[str]) -> None:
+    with pytest.raises(InvalidRequest, match="different drive folders"):
+        Store.open([tmp_path / path for path in paths])
+
+
+@pytest.mark.parametrize("options", [{"mode": "w"}, {"durability": "none"}])
+def test_options_that_do_not_exist_are_refused(tmp_path: Path, options: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest):
+        Store.open([tmp_path], **options)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_foreign_files_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("important")
+    with pytest.raises(FormatError, match=r"not a store, and not empty either \(thesis.tex\)"):
+        Store.open([tmp_path])
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FormatError, match="not a folder"):
+        Store.open([tmp_path / "file"])
+
+
+def test_opening_twice_for_writing_in_one_process_names_this_process(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        with pytest.raises(StoreLocked, match="open for writing by this process"):
+            Store.open([tmp_path / "drive"])
+        put(store, "a", b"still mine")
+    with Store.open([tmp_path / "drive"]) as again:
+        assert contents(again) == {"a": b"still mine"}
+
+
+def test_opening_beside_a_writer_in_another_process_names_that_process(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "drive")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "open\n"
+        for _ in range(2):  # asking who it is must not take the lock away
+            with pytest.raises(StoreLocked, match=f"open for writing by process {holder.pid};"):
+                Store.open([tmp_path / "drive"])
+        assert check([tmp_path / "drive"]).drives[0].held_by == f"process {holder.pid}"
+        with pytest.raises(StoreLocked):
+            Store.open([tmp_path / "drive"])
+        with Store.open([tmp_path / "drive"], mode="r") as reader:
+            assert list(reader.buckets()) == ["held"]
+        holder.communicate(timeout=60)
+    with Store.open([tmp_path / "drive"]) as store:
+        assert list(store.buckets()) == ["held"]
+
+
+def test_a_path_with_the_word_lock_in_it_is_not_mistaken_for_a_held_lock(tmp_path: Path) -> None:
+    root = tmp_path / "block-lock"
+    with store_at(root):
+        pass
+    (root / "catalog" / "CURRENT").write_bytes(b"nonsense")
+    with pytest.raises(FormatError, match="--rebuild"):
+        Store.open([root])
+
+
+def test_of_many_that_create_one_store_at_once_all_find_the_same_or_are_told_it_is_held(tmp_path: Path) -> None:
+    found: list[str] = []
+    refused: list[StoreError] = []
+    start = threading.Barrier(8)
+
+    def create() -> None:
+        start.wait(timeout=30)
+        try:
+            with Store.open([tmp_path / "a", tmp_path / "b"]) as store:
+                found.append(store.store_uuid)
+        except StoreError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=create) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(found) + len(refused) == 8 and len(set(found)) == 1
+    assert all(isinstance(error, StoreLocked) for error in refused), refused
+    assert_sound(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_creation_that_was_interrupted_is_done_again(tmp_path: Path) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    with store_at(*roots, bucket=None):
+        pass
+    shutil.rmtree(roots[1])
+    for name in ("record.json", "catalog", "objects", "staging"):
+        path = roots[0] / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (roots[0] / "record.json.new").write_text("half")
+    with pytest.raises(StoreNotFound):
+        Store.open(roots, mode="r")
+    with store_at(*roots) as store:
+        put(store, "a", b"1")
+        assert contents(store) == {"a": b"1"}
+
+
+def test_a_drive_in_use_that_lost_its_identity_is_not_replaced_by_an_empty_store(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        put(store, "a", b"1")
+    record = (tmp_path / "drive" / "record.json").read_bytes()
+    (tmp_path / "drive" / FILE_NAME).unlink()
+    with pytest.raises(FormatError, match=r"drive.json is missing from a drive in use; .*--rebuild"):
+        Store.open([tmp_path / "drive"])
+    assert (tmp_path / "drive" / "record.json").read_bytes() == record
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 1}', b"\xff", b'{"format": 1, "drive_uuid": "a", "store_uuid": "b"}'])
+def test_a_damaged_identity_is_reported(tmp_path: Path, data: bytes) -> None:
+    with store_at(tmp_path / "drive"):
+        pass
+    (tmp_path / "drive" / FILE_NAME).write_bytes(data)
+    with pytest.raises(FormatError, match="not a drive identity"):
+        Store.open([tmp_path / "drive"])
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, records.FILE_NAME])
+def test_a_later_format_is_refused_by_its_number(tmp_path: Path, name: str) -> None:
+    with store_at(tmp_path / "drive"):
+        pass
+    path = tmp_path / "drive" / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    with pytest.raises(FormatError, match="format 2; this version reads format 1"):
+        Store.open([tmp_path / "drive"])
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"format": 1, "checksum": 0, "record": "{}"}', None])
+def test_one_damaged_record_of_two_is_ignored_and_written_anew(tmp_path: Path, damage: bytes | None) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    with store_at(*roots) as store:
+        put(store, "a", b"1")
+    whole = (roots[0] / "record.json").read_bytes()
+    (roots[0] / "record.json").write_bytes(damage) if damage is not None else (roots[0] / "record.json").unlink()
+    with Store.open(roots, mode="r") as store:
+        assert contents(store) == {"a": b"1"}
+    with Store.open(roots) as store:
+        assert contents(store) == {"a": b"1"}
+    assert (roots[0] / "record.json").read_bytes() == whole
+
+
+def test_a_store_without_any_readable_record_says_how_to_get_one(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive"):
+        pass
+    (tmp_path / "drive" / "record.json").write_bytes(b"{}")
+    for mode in ("a", "r"):
+        with pytest.raises(FormatError, match=r"no drive has a readable record .*--rebuild"):
+            Store.open([tmp_path / "drive"], mode=mode)  # type: ignore[arg-type]
+
+
+def test_opening_writes_no_reader_folders_that_outlive_the_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    with store_at(tmp_path / "drive") as store:
+        put(store, "a", b"1")
+        reader = Store.open([tmp_path / "drive"], mode="r")
+        assert contents(reader) == {"a": b"1"}
+        assert not list(scratch.iterdir())
+        reader.close()
+
+
+def test_a_store_that_fails_to_open_holds_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    with store_at(*roots):
+        pass
+
+    def fail(self: Store) -> None:
+        raise StoreError("injected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "_settle", fail)
+        with pytest.raises(StoreError, match="injected"):
+            Store.open(roots)
+    with store_at(*roots) as store:
+        assert BUCKET in store.buckets()
