@@ -82,12 +82,14 @@ class ObjectInfo(_message.Message):
     def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., version: _Optional[str] = ..., checksum: _Optional[int] = ..., modified_ns: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("header", "data")
+    __slots__ = ("header", "data", "end")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     header: PutHeader
     data: bytes
-    def __init__(self, header: _Optional[_Union[PutHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    end: PutEnd
+    def __init__(self, header: _Optional[_Union[PutHeader, _Mapping]] = ..., data: _Optional[bytes] = ..., end: _Optional[_Union[PutEnd, _Mapping]] = ...) -> None: ...
 
 class PutHeader(_message.Message):
     __slots__ = ("bucket", "name", "metadata", "size_bytes", "checksum")
@@ -109,6 +111,14 @@ class PutHeader(_message.Message):
     size_bytes: int
     checksum: int
     def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class PutEnd(_message.Message):
+    __slots__ = ("size_bytes", "checksum")
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    size_bytes: int
+    checksum: int
+    def __init__(self, size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class PutManyRequest(_message.Message):
     __slots__ = ("object",)

@@ -271,8 +271,8 @@ class ObjectsServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Put(self, request_iterator, context):
-        """The first message names the object, the following ones carry its bytes. Nothing becomes visible
-        before the stream has ended and the length and checksum, where given, have been found right.
+        """The first message names the object, the following ones carry its bytes, the last one says what was
+        sent. Nothing becomes visible before size and checksum have been found right.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -60,7 +60,7 @@ class NodeServer:
         return f"grpc://{self.config.host}:{self.port}"
 
     def start(self) -> NodeServer:
-        """Open the store and listen. Raises what `Store.open` raises, and DriveFailed's sibling OSError for the port."""
+        """Open the store and listen. Raises what `Store.open` raises, and OSError when it cannot listen."""
         self._store = Store.open(self._drives, mode="a", durability=self.config.durability)
         self._thread.start()
         if not self._started.wait(START_TIMEOUT_S):

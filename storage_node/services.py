@@ -24,6 +24,8 @@ from storage_node.store.writes import check_content, stage_object
 
 ERROR_KIND_KEY = "ais-error-kind"
 MAX_PAGE_SIZE = 10_000
+MAX_DETAILS = 600
+"""Characters of an error's message. They travel percent-encoded in the trailer, and one of more than 8 KiB is lost."""
 
 _STATUS = {
     errors.InvalidName: grpc.StatusCode.INVALID_ARGUMENT,
@@ -50,7 +52,10 @@ class Context(Protocol):
 async def abort(context: Context, error: errors.StoreError) -> NoReturn:
     """End the call with this error."""
     code = _STATUS.get(type(error), grpc.StatusCode.INTERNAL)
-    await context.abort(code, str(error), ((ERROR_KIND_KEY, error.kind),))
+    message = str(error)
+    if len(message) > MAX_DETAILS:
+        message = message[: MAX_DETAILS - 3] + "..."
+    await context.abort(code, message, ((ERROR_KIND_KEY, error.kind),))
 
 
 class BucketsService:
@@ -93,33 +98,17 @@ class ObjectsService:
         self._store = service.store
 
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
-        upload: Upload | None = None
-        header = pb.PutHeader()
-        read = self._service.read
+        put = _Put(self._store)
         try:
             async for request in requests:
-                if request.WhichOneof("part") == "header":
-                    if upload is not None:
-                        raise errors.InvalidRequest("a second header in one PUT")
-                    header = request.header
-                    upload = await read(self._store.begin_put, header.bucket, header.name, dict(header.metadata))
-                elif upload is None:
-                    raise errors.InvalidRequest("a PUT begins with its header")
-                else:
-                    await read(upload.write, request.data)
-            if upload is None:
-                raise errors.InvalidRequest("a PUT without a header")
-            check_content(
-                upload, header.size_bytes if header.HasField("size_bytes") else None,
-                header.checksum if header.HasField("checksum") else None,
-            )  # fmt: skip
-            record = await read(upload.commit)
-            return _info(header.bucket, header.name, record)
+                if (record := await self._service.read(put.take, request)) is not None:
+                    return _info(put.header.bucket, put.header.name, record)
+            raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
         except errors.StoreError as error:
             await abort(context, error)
         finally:
-            if upload is not None:
-                upload.abort()
+            if put.upload is not None:
+                await self._service.read(put.upload.abort)
 
     async def PutMany(
         self, requests: AsyncIterator[pb.PutManyRequest], context: Context
@@ -200,6 +189,38 @@ class ObjectsService:
         shown = found[:page_size]
         objects = [_info(request.bucket, name, record) for name, record in shown]
         return pb.ListResponse(object=objects, more=len(found) > len(shown))
+
+
+class _Put:
+    """The messages of one PUT, taken one after another on reader threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.header = pb.PutHeader()
+        self.upload: Upload | None = None
+
+    def take(self, request: pb.PutRequest) -> Record | None:
+        """The committed object's record when this was the last message. Raises StoreError."""
+        part = request.WhichOneof("part")
+        if part == "header":
+            if self.upload is not None:
+                raise errors.InvalidRequest("a second header in one PUT")
+            self.header = request.header
+            self.upload = self._store.begin_put(self.header.bucket, self.header.name, dict(self.header.metadata))
+            return None
+        if self.upload is None:
+            raise errors.InvalidRequest("a PUT begins with its header")
+        if part == "data":
+            self.upload.write(request.data)
+            return None
+        if part != "end":
+            raise errors.InvalidRequest("a message of a PUT that is neither header nor data nor end")
+        check_content(self.upload, request.end.size_bytes, request.end.checksum)
+        check_content(
+            self.upload, self.header.size_bytes if self.header.HasField("size_bytes") else None,
+            self.header.checksum if self.header.HasField("checksum") else None,
+        )  # fmt: skip
+        return self.upload.commit()
 
 
 class NodeService:

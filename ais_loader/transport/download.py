@@ -32,10 +32,10 @@ def download(
     left: int | None = None
     while True:
         call: Call | None = None
-        watchdog: Watchdog | None = None
+        watchdog = Watchdog(timeout_s)
         try:
             call = open_call(request)
-            watchdog = Watchdog(call.cancel, timeout_s)
+            watchdog.guard(call.cancel)
             for message in call:
                 watchdog.seen()
                 if message.WhichOneof("part") == "header":
@@ -56,12 +56,11 @@ def download(
             short = f"{request.name!r}: the stream ended {left or 0:,} bytes early"
             failure: errors.LoaderError = errors.NodeUnavailable(short)
         except Exception as error:  # gRPC's errors, translated; others pass through `translate` as they are
-            if watchdog is not None and watchdog.fired:
+            if watchdog.fired:
                 raise errors.SilenceTimeout(f"{request.name!r}: nothing arrived for {timeout_s:g} s") from error
             failure = translate(error)
         finally:
-            if watchdog is not None:
-                watchdog.stop()
+            watchdog.stop()
             if call is not None:
                 call.cancel()
         patience.pause(failure)

@@ -168,7 +168,8 @@ class GrpcStream:
         start = 0
         # A piece's checksum covers the entry from its beginning.
         seed = int(self._partial.checksum[0]) if frame.piece is not None and self._partial is not None else 0
-        for index, size, expected in zip(frame.index.tolist(), frame.size.tolist(), frame.checksum.tolist(), strict=True):
+        columns = (frame.index.tolist(), frame.size.tolist(), frame.checksum.tolist())
+        for index, size, expected in zip(*columns, strict=True):
             if size and crc32c(frame.payload[start : start + size], seed) != expected:
                 self._fail(f"entry {index} was damaged on its way")
             start += size

@@ -8,10 +8,11 @@ costs no thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from protos import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit, MemoryBudget
@@ -44,8 +45,21 @@ class BatchService:
         self._readers = readers
 
     async def read(self, function: Callable[..., T], *arguments: object) -> T:
-        """Run a function that may wait for a drive, off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
+        """Run a function that may wait for a drive, off the event loop.
+
+        Cancelled, it still returns only when the function has, or never will be run: what it works on may be closed.
+        """
+        work = self._readers.submit(function, *arguments)
+        done = asyncio.wrap_future(work)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            work.cancel()
+            while not done.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([done])
+            _retrieve(done)
+            raise
 
     async def serve(self, requests: AsyncIterator[pb.SessionRequest], stream: Outgoing) -> None:
         """One session, until the client ends it or its connection breaks; nothing of it is left afterwards."""
@@ -218,6 +232,7 @@ class _BatchRun:
         return None if ended else batch.end(entries)
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()
+def _retrieve(finished: asyncio.Future[Any]) -> None:
+    """Take note of an outcome that nobody waits for any more."""
+    if finished.done() and not finished.cancelled():
+        finished.exception()

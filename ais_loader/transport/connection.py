@@ -1,0 +1,90 @@
+"""One process's connection to one endpoint: channel, stubs, the session that batches share, and what errors mean."""
+
+from __future__ import annotations
+
+import threading
+
+import grpc
+
+from ais_loader import errors
+from ais_loader.transport.exchange import Exchange
+from ais_loader.transport.session import Session
+from protos import ais_objects_pb2_grpc as rpc
+
+_ERROR_KIND_KEY = "ais-error-kind"
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # gRPC's own default leaves a client waiting for up to 17 s after a node is back.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_retries", 0),
+    # A node whose machine has gone without a word is found out while a call or a session is open.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Each client has a connection of its own, as each process of a training job has.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class Connection:
+    """The channel, stubs and sessions of one process to one endpoint."""
+
+    def __init__(self, endpoint: str, verify_payload: bool) -> None:
+        self.endpoint = endpoint
+        self.abandoned = False
+        self.lock = threading.Lock()
+        self.channel = grpc.insecure_channel(endpoint, options=_OPTIONS)
+        self.buckets = rpc.BucketsStub(self.channel)
+        self.objects = rpc.ObjectsStub(self.channel)
+        self.node = rpc.NodeStub(self.channel)
+        self._open_session = self.channel.stream_stream("/ais_loader.v1.GetBatch/Session")
+        self._session: Session | None = None  # guarded by lock
+        self.exchange = Exchange(self._open_session, verify_payload)
+
+    @property
+    def session_broke(self) -> bool:
+        return self._session is not None and not self._session.alive
+
+    def session(self) -> Session:
+        with self.lock:
+            if self._session is None or not self._session.alive:
+                self._session = Session(
+                    lambda outgoing: self._open_session(outgoing, wait_for_ready=False), self.translate, self.endpoint
+                )
+            return self._session
+
+    def translate(self, error: Exception) -> errors.LoaderError:
+        """Our error for what gRPC says; the node's own errors carry their kind."""
+        if isinstance(error, errors.LoaderError):
+            return error
+        if not isinstance(error, grpc.RpcError):
+            return errors.NodeUnavailable(f"{self.endpoint}: {error}")
+        for key, value in error.trailing_metadata() or ():
+            if key == _ERROR_KIND_KEY:
+                return errors.from_kind(value, error.details())
+        code, details = error.code(), error.details()
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return errors.SilenceTimeout(f"{self.endpoint}: no answer in time ({details})")
+        if code == grpc.StatusCode.CANCELLED:
+            return self.given_up()
+        if code == grpc.StatusCode.UNIMPLEMENTED:
+            return errors.Unsupported(f"{self.endpoint} is not a storage node of this version ({details})")
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.UNKNOWN):
+            return errors.NodeUnavailable(f"{self.endpoint}: {details}")
+        return errors.LoaderError(f"{self.endpoint}: {code.name}: {details}")
+
+    def given_up(self) -> errors.LoaderError:
+        """The error of a call that was ended on this side."""
+        if self.abandoned:
+            return errors.NodeUnavailable(f"{self.endpoint}: given up for the next endpoint")
+        return errors.Closed(f"{self.endpoint}: the connection was closed")
+
+    def close(self) -> None:
+        with self.lock:
+            if self._session is not None:
+                self._session.close()
+        self.exchange.close()
+        self.channel.close()
