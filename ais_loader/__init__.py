@@ -18,7 +18,8 @@ from ais_loader.packed import PackedBatch
 from ais_loader.requests import BatchOptions
 
 if TYPE_CHECKING:
-    from ais_loader.datasets import BatchIterableDataset, BatchLoader, MapDataset
+    from ais_loader.datasets import BatchIterableDataset, MapDataset
+    from ais_loader.loader import BatchLoader
     from ais_loader.plan import ShufflePlan
 
 __version__ = "0.1.0"
@@ -44,7 +45,7 @@ __all__ = [
 
 _LAZY = {
     "BatchIterableDataset": "ais_loader.datasets",
-    "BatchLoader": "ais_loader.datasets",
+    "BatchLoader": "ais_loader.loader",
     "MapDataset": "ais_loader.datasets",
     "ShufflePlan": "ais_loader.plan",
 }

@@ -1,0 +1,364 @@
+"""The store as PyTorch datasets, where a batch is one storage request.
+
+`MapDataset` serves any sampler that runs in the DataLoader's own process; `BatchIterableDataset` reads whole batches
+from a plan, several ahead of the trainer, and can say its exact place and resume there (`BatchLoader` does so for a
+DataLoader with workers). Both cross into worker processes by fork or by pickling: what crosses is the store's address,
+and each process makes a connection of its own at its first read.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from ais_loader.batch import Batch
+from ais_loader.client import Client, connect
+from ais_loader.entry import EntryLike, Item
+from ais_loader.entry_table import EntryTable
+from ais_loader.errors import InvalidRequest
+from ais_loader.plan import Plan, Position, WorkerShare, parse_state, position_state, split_steps, worker_state
+from ais_loader.requests import BatchOptions, OnError
+from ais_loader.urls import to_entry
+
+ClientOrUrl: TypeAlias = Client | str | os.PathLike[str]
+Decode: TypeAlias = Callable[[Item], Any]
+Collate: TypeAlias = Callable[[list[Any]], Any]
+
+
+class ProcessClient:
+    """The client that datasets use in this process: the caller's own, or one opened from a URL at the first read.
+
+    One opened here only reads, so that any number of workers can have an embedded store open beside its writer.
+    """
+
+    def __init__(self, client_or_url: ClientOrUrl) -> None:
+        if not isinstance(client_or_url, (Client, str, os.PathLike)):
+            raise TypeError(f"need a Client, a URL or a path, got {type(client_or_url).__name__}")
+        self._given = client_or_url if isinstance(client_or_url, Client) else os.fspath(client_or_url)
+        self._opened: Client | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None}
+
+    def get(self) -> Client:
+        if isinstance(self._given, Client):
+            return self._given
+        if self._opened is None:
+            self._opened = connect(self._given, mode="r")
+        return self._opened
+
+
+def take_samples(batch: Batch, decode: Decode | None) -> list[Any]:
+    """The samples of one fetched batch, in order: what a dataset hands on, and in a worker what crosses to the trainer.
+
+    Nothing in them refers to the batch's buffers unless `decode` kept a view. This is the one place to change how a
+    batch's bytes reach another process.
+    """
+    with batch:
+        if decode is None:
+            return batch.tobytes()
+        samples = []
+        for item in batch:
+            try:
+                samples.append(decode(item))
+            except Exception as error:
+                entry = to_entry(item.entry)
+                where = f"ais://{entry.bucket}/{entry.name}" + (f"/{entry.member}" if entry.member else "")
+                error.add_note(f"raised by decode() for entry {item.index} of its batch, {where}")
+                raise
+        return samples
+
+
+class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
+    """n entries by number, for a DataLoader with any sampler. `__getitems__` fetches a whole batch with one request.
+
+    Numbers count like a list's: -n to n - 1, of any integer type; others raise IndexError, or TypeError for no integer.
+    """
+
+    def __init__(
+        self,
+        client_or_url: ClientOrUrl,
+        entries: Sequence[EntryLike],
+        decode: Decode | None = None,
+        *,
+        on_error: OnError = "raise",
+        timeout_s: float = 30.0,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            client_or_url: a Client, or where to connect to, in each process at its first read.
+            entries: Entry values or ais:// URLs. A list or tuple of one bucket's whole objects is stored as an
+                `EntryTable`; any other sequence is kept as it is, and asked for only what is read.
+            decode: an Item to a sample. It runs where the batch was fetched; `item.data` is a view, so copy what is to
+                be kept. Must pickle if workers are spawned. Without it a sample is bytes.
+            on_error: "raise": the first entry that failed raises its error out of the DataLoader, with its own type.
+                "placeholder": its sample is None, or what `decode` makes of an item that is not `ok`.
+            timeout_s: the longest silence, in seconds.
+            options: further fields of BatchOptions.
+
+        Raises InvalidRequest, TypeError. Reading raises what `Client.get_batch` does, and what `decode` raises.
+        """
+        self._client = ProcessClient(client_or_url)
+        self._entries = _compact(entries)
+        self._decode = decode
+        self._options = _checked_options(options, on_error, timeout_s)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__((index,))[0]
+
+    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+        """The samples at these indices, in their order, by one request; the DataLoader calls it for each batch."""
+        count = len(self._entries)
+        wanted = [_position(index, count) for index in _as_integers(indices)]
+        client, entries = self._client.get(), self._entries
+        if self._decode is None and isinstance(entries, EntryTable):
+            batch = client.bucket(entries.bucket).get_batch(entries.names(wanted), **self._options)
+        else:
+            batch = client.get_batch([entries[at] for at in wanted], **self._options)
+        return take_samples(batch, self._decode)
+
+
+class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
+    """Whole batches in a plan's order, for `BatchLoader`, or `DataLoader(batch_size=None, num_workers=k)`.
+
+    Iterating yields one epoch: the batches of this rank, and in a DataLoader's worker those of this worker, such that
+    the loader delivers the plan's order whatever `num_workers` is. The next `in_flight` batches are under way while one
+    is being used.
+
+    An iteration starts at the position that was set last, by `set_epoch` or `load_state_dict`. It does not move on by
+    itself: without `set_epoch` every iteration is the same. (`BatchLoader` moves on.)
+    """
+
+    def __init__(
+        self,
+        client_or_url: ClientOrUrl,
+        plan: Plan,
+        decode: Decode | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        in_flight: int = 3,
+        even_ranks: bool = False,
+        collate: Collate | None = None,
+        on_error: OnError = "raise",
+        timeout_s: float = 30.0,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            client_or_url, decode, on_error, timeout_s, options: as for MapDataset.
+            plan: `batch(epoch, step)` and `steps(epoch)`, pure functions; see `Plan`.
+            rank, world_size: which part of the plan is read here. Without them torch.distributed is asked when the
+                iteration starts, then the environment (RANK, WORLD_SIZE), and else all of it is.
+            in_flight: batches requested ahead, per worker.
+            even_ranks: leave out the end of an epoch that not every rank has a batch of. Without it nothing is left
+                out, and some ranks get one batch more: a training that waits for all ranks at every step would hang.
+            collate: a list of samples to a batch, where it was fetched. Without it a batch is that list.
+
+        Raises InvalidRequest, TypeError.
+        """
+        if not callable(getattr(plan, "batch", None)) or not callable(getattr(plan, "steps", None)):
+            raise TypeError(
+                f"a plan has batch(epoch, step) and steps(epoch), got {type(plan).__name__}; "
+                "a sampler goes with MapDataset and a DataLoader"
+            )
+        if (rank is None) != (world_size is None):
+            raise InvalidRequest(f"rank={rank}, world_size={world_size}: give both or neither")
+        if rank is not None and world_size is not None:
+            split_steps(0, rank=rank, world_size=world_size)
+        if in_flight < 1:
+            raise InvalidRequest(f"in_flight={in_flight}: need at least 1")
+        self.plan = plan
+        self._client = ProcessClient(client_or_url)
+        self._decode = decode
+        self._collate = collate
+        self._place = None if rank is None or world_size is None else (rank, world_size)
+        self._in_flight = in_flight
+        self._even_ranks = even_ranks
+        self._options = _checked_options(options, on_error, timeout_s)
+        self._start = Position()
+        self._share: WorkerShare | None = None
+        self._run: Run | None = None
+        self._look_for_start = False
+        # The start position where workers that outlive an iteration can see it: (epoch, step) in shared memory.
+        self._shared_start = torch.zeros(2, dtype=torch.int64).share_memory_()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__ | {"_run": None}
+        if self._place is None and _distributed():
+            state["_place"] = self.place()  # a spawned worker could not ask: its process group is not set up
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._shared_start.share_memory_()  # no change when it arrived as shared memory, as it does in a worker
+
+    def place(self) -> tuple[int, int]:
+        """(rank, world_size) of this process. Raises InvalidRequest when the environment has one of them only."""
+        if self._place is not None:
+            return self._place
+        if _distributed():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+        if not rank and not world_size:
+            return 0, 1
+        try:
+            return int(rank), int(world_size)
+        except ValueError:
+            raise InvalidRequest(f"environment: RANK={rank!r}, WORLD_SIZE={world_size!r}: need two numbers") from None
+
+    def __len__(self) -> int:
+        """Batches of this rank in the whole epoch, wherever the iteration starts. Raises TypeError if it has no end."""
+        steps = self.plan.steps(self._start.epoch)
+        if steps is None:
+            raise TypeError("the plan's epoch has no end, and so no length")
+        rank, world_size = self.place()
+        return len(split_steps(steps, rank=rank, world_size=world_size, even_ranks=self._even_ranks))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that an iteration started now would read."""
+        return self._start.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration reads this epoch: from its beginning, or, if it is the epoch that `load_state_dict` set,
+        from the place restored. An iteration under way is not affected."""
+        if epoch != self._start.epoch:
+            self._move(Position(operator.index(epoch), 0), None)
+
+    def _move(self, start: Position, share: WorkerShare | None) -> None:
+        self._start, self._share, self._run = start, share, None
+        self._look_for_start = False
+        if get_worker_info() is None:
+            self._shared_start[0], self._shared_start[1] = start.epoch, start.step
+
+    def begin_run(self) -> Run:
+        """For BatchLoader: count anew, from the position set last. `state_dict` reads the latest run's count."""
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        if info is not None:
+            # A worker begins with the position that it was made with or given; used again, it looks where that is now.
+            if self._look_for_start:
+                self._start, self._share = Position(*self._shared_start.tolist()), None
+            self._look_for_start = True
+        rank, world_size = self.place()
+        self._run = Run(self._start, self._share, rank, world_size, worker, num_workers)
+        return self._run
+
+    def end_run(self, run: Run) -> None:
+        """For BatchLoader: the run reached its epoch's end, so the next one reads the next epoch."""
+        if run is self._run:
+            self._move(Position(run.start.epoch + 1, 0), None)
+
+    def __iter__(self) -> Iterator[Any]:
+        run = self.begin_run()
+        return self._deliver(run, run.steps(self.plan, self._even_ranks))
+
+    def _deliver(self, run: Run, steps: range) -> Iterator[Any]:
+        plan, epoch = self.plan, run.start.epoch
+        wanted = (plan.batch(epoch, step) for step in steps)
+        for batch in self._client.get().get_batches(wanted, in_flight=self._in_flight, **self._options):
+            samples = take_samples(batch, self._decode)
+            result = samples if self._collate is None else self._collate(samples)
+            run.delivered += 1
+            yield result
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batches that the latest iteration has yielded: numbers and strings only.
+
+        It is the same on all ranks that have had equally many batches, and stands for all of them: it resumes with any
+        number of ranks and workers, all given the same state. What a *worker* says of itself (torchdata's
+        StatefulDataLoader asks there) is about that worker, and resumes with equally many workers and ranks only.
+        """
+        fingerprint = getattr(self.plan, "fingerprint", None)
+        run = self._run
+        if run is None:
+            if self._share is not None:
+                return worker_state(self._start, self._share, fingerprint)
+            return position_state(self._start, self.place()[1], fingerprint)
+        if run.is_workers:
+            return worker_state(run.start, run.share(), fingerprint)
+        return position_state(run.position(), run.world_size, fingerprint)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on where the state says. Raises InvalidRequest: no state, or one of another plan."""
+        position, share = parse_state(state, getattr(self.plan, "fingerprint", None))
+        self._move(position, share)
+
+
+class Run:
+    """One iteration's share of the plan, and how much of it has been handed out."""
+
+    def __init__(
+        self, start: Position, resumed: WorkerShare | None, rank: int, world_size: int, worker: int, num_workers: int
+    ) -> None:
+        self.start = start
+        self.rank, self.world_size = rank, world_size
+        self.worker, self.num_workers = worker, num_workers
+        self.is_workers = resumed is not None or get_worker_info() is not None
+        self.delivered = 0
+        if resumed is not None:
+            here = WorkerShare(worker, num_workers, world_size, resumed.batches)
+            if here != resumed:
+                raise InvalidRequest(
+                    f"the state of worker {resumed.worker} of {resumed.num_workers} under {resumed.world_size} ranks "
+                    f"cannot resume worker {worker} of {num_workers} under {world_size}; a state of BatchLoader could"
+                )
+            self.delivered = resumed.batches
+
+    def steps(self, plan: Plan, even_ranks: bool) -> range:
+        """What is left to deliver here."""
+        mine = split_steps(
+            plan.steps(self.start.epoch), start=self.start.step, rank=self.rank, world_size=self.world_size,
+            worker=self.worker, num_workers=self.num_workers, even_ranks=even_ranks,
+        )  # fmt: skip
+        return mine[self.delivered :]
+
+    def position(self) -> Position:
+        """Ranks take turns, so each batch handed out here stands for a whole round."""
+        return Position(self.start.epoch, self.start.step + self.delivered * self.world_size)
+
+    def share(self) -> WorkerShare:
+        return WorkerShare(self.worker, self.num_workers, self.world_size, self.delivered)
+
+
+def _distributed() -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def _checked_options(options: dict[str, Any], on_error: OnError, timeout_s: float) -> dict[str, Any]:
+    chosen = {"on_error": on_error, "timeout_s": timeout_s, **options}
+    if not BatchOptions(**chosen).ordered:
+        raise InvalidRequest("ordered=False: a dataset's samples come in the order of their indices")
+    return chosen
+
+
+def _compact(entries: Sequence[EntryLike]) -> Sequence[EntryLike]:
+    indexable = hasattr(entries, "__getitem__") and hasattr(entries, "__len__")
+    if not indexable or isinstance(entries, (str, bytes, Mapping)):
+        raise TypeError(f"entries must be a sequence of Entry values or ais:// URLs, got {type(entries).__name__}")
+    if isinstance(entries, (list, tuple)):
+        return EntryTable.of(entries) or entries
+    return entries
+
+
+def _as_integers(indices: Iterable[int]) -> Iterable[int]:
+    # A numpy array or a tensor gives Python integers all at once; a list may hold any kind of integer.
+    tolist = getattr(indices, "tolist", None)
+    return indices if tolist is None else tolist()
+
+
+def _position(index: Any, count: int) -> int:
+    at = operator.index(index)
+    if not -count <= at < count:
+        raise IndexError(f"index {at} of a dataset of {count:,} entries")
+    return at + count if at < 0 else at

@@ -1,0 +1,88 @@
+"""A DataLoader over a plan that knows how many batches the trainer has had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ais_loader.datasets import BatchIterableDataset, Run
+from ais_loader.errors import InvalidRequest
+
+
+class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-checked here
+    """`DataLoader(dataset, batch_size=None, ...)` for a BatchIterableDataset, with an exact position.
+
+    Workers read ahead, so none of them knows what the trainer has seen. Here a batch counts when it is handed out:
+    `load_state_dict(loader.state_dict())` goes on with the very next one, whatever `num_workers` was or is.
+
+    An epoch that has been iterated to its end is followed by the next one; `set_epoch` chooses another. An iteration
+    that was broken off starts anew from where it began: from the epoch's beginning, or the position loaded.
+    """
+
+    def __init__(self, dataset: BatchIterableDataset, **options: Any) -> None:
+        """
+        Args:
+            dataset: what to read; its `collate` makes batches.
+            options: those of torch's DataLoader, without the ones that would make batches or change their order.
+
+        Raises InvalidRequest, TypeError.
+        """
+        if not isinstance(dataset, BatchIterableDataset):
+            raise TypeError(f"need a BatchIterableDataset, got {type(dataset).__name__}; others go with a DataLoader")
+        for name, reason in _REFUSED.items():
+            if options.get(name):
+                raise InvalidRequest(f"{name}={options[name]!r}: {reason}")
+        if not options.get("in_order", True):
+            raise InvalidRequest("in_order=False: with batches out of order there is no position to resume at")
+        super().__init__(dataset, **{"collate_fn": _as_it_is} | options | {"batch_size": None})
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole epoch. Raises TypeError if the epoch has no end."""
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        # After that line: without workers it makes the dataset begin a run too, and the latest run is what counts.
+        return self._hand_out(batches, self.dataset.begin_run())
+
+    def _hand_out(self, batches: Iterator[Any], run: Run) -> Iterator[Any]:
+        for batch in batches:
+            run.delivered += 1
+            yield batch
+        self.dataset.end_run(run)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that an iteration started now would read."""
+        return self.dataset.epoch  # type: ignore[no-any-return]  # torch is not type-checked here
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration reads this epoch: from its beginning, or, if it is the epoch that `load_state_dict` set,
+        from the place restored."""
+        self.dataset.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batches that the trainer has had, as numbers and strings; see the dataset's."""
+        return self.dataset.state_dict()  # type: ignore[no-any-return]  # torch is not type-checked here
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on where the state says. Raises InvalidRequest: no state, or one of another plan."""
+        if "worker" in state:
+            raise InvalidRequest("the state of one worker, as StatefulDataLoader saves it, cannot resume a BatchLoader")
+        self.dataset.load_state_dict(state)
+
+
+def _as_it_is(batch: Any) -> Any:
+    # Instead of torch's default, which walks through every batch to turn numpy arrays into tensors.
+    return batch
+
+
+_REFUSED = {
+    "batch_size": "the plan makes the batches",
+    "batch_sampler": "the plan makes the batches; a sampler goes with MapDataset and a DataLoader",
+    "sampler": "the plan decides the order; a sampler goes with MapDataset and a DataLoader",
+    "shuffle": "the plan decides the order, as ShufflePlan(shuffle=True) does",
+    "drop_last": "the plan decides, as ShufflePlan(drop_last=True) does",
+}

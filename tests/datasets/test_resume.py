@@ -1,0 +1,217 @@
+"""Resuming: a saved position goes on with exactly the batches that the trainer has not had."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from datasets_kit import URLS, CountUp, contents
+from torch.utils.data._utils import worker as torch_worker
+
+from ais_loader import BatchIterableDataset, BatchLoader, Client, ShufflePlan
+from ais_loader.errors import InvalidRequest, ObjectNotFound
+
+# Three workers on two cores are what some tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+PLAN = ShufflePlan(URLS, 4, seed=9)
+STEPS = PLAN.steps(0)
+
+
+def planned(epoch: int) -> list[list[bytes]]:
+    return [contents(PLAN.batch(epoch, step)) for step in range(STEPS)]
+
+
+def loader_of(client: Client, num_workers: int = 0, **options: Any) -> BatchLoader:
+    return BatchLoader(BatchIterableDataset(client, PLAN, **options), num_workers=num_workers)
+
+
+def state_after(loader: BatchLoader, batches: int) -> dict[str, Any]:
+    """As a checkpoint would hold it."""
+    for _ in islice(loader, batches):
+        pass
+    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+    return state
+
+
+class TestLoader:
+    @pytest.mark.parametrize("batches", range(STEPS + 1))
+    def test_a_new_loader_goes_on_with_the_very_next_batch(self, local_store: Client, batches: int) -> None:
+        state = state_after(loader_of(local_store), batches)
+        resumed = loader_of(local_store)
+        resumed.load_state_dict(state)
+        assert list(resumed) == planned(0)[batches:]
+        assert list(resumed) == planned(1)
+
+    @pytest.mark.parametrize("batches", [0, 1, 5, STEPS])
+    def test_workers_that_read_ahead_do_not_move_the_position(self, store: Client, batches: int) -> None:
+        state = state_after(loader_of(store, num_workers=2), batches)
+        assert (state["epoch"], state["step"]) == (0, batches)
+        resumed = loader_of(store, num_workers=3)
+        resumed.load_state_dict(state)
+        assert list(resumed) == planned(0)[batches:]
+
+    def test_the_loader_that_was_broken_off_can_itself_go_back(self, local_store: Client) -> None:
+        loader = BatchLoader(BatchIterableDataset(local_store, PLAN), num_workers=2, persistent_workers=True)
+        states = []
+        for _ in islice(loader, 6):
+            states.append(loader.state_dict())
+        for state in (states[4], states[1]):
+            loader.load_state_dict(state)
+            assert list(loader) == planned(0)[state["step"] :]
+
+    def test_positions_go_on_counting_after_a_resume_and_over_epochs(self, local_store: Client) -> None:
+        loader = loader_of(local_store)
+        loader.load_state_dict(state_after(loader_of(local_store), 5))
+        assert state_after(loader, 3)["step"] == 8
+        assert len(list(loader)) == STEPS - 5
+        assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (1, 0)
+        assert state_after(loader, 2)["step"] == 2
+
+    def test_set_epoch_keeps_the_place_restored_in_that_epoch_and_begins_another(self, local_store: Client) -> None:
+        state = state_after(loader_of(local_store), 5)
+        for epoch, expected in ((0, planned(0)[5:]), (2, planned(2))):
+            loader = loader_of(local_store)
+            loader.load_state_dict(state)
+            loader.set_epoch(epoch)
+            assert list(loader) == expected
+
+    def test_an_older_iteration_does_not_count_for_a_newer_one(self, local_store: Client) -> None:
+        loader = loader_of(local_store)
+        older = iter(loader)
+        next(older)
+        newer = iter(loader)
+        next(newer)
+        assert len(list(older)) == STEPS - 1
+        assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (0, 1)
+
+    def test_a_plan_without_an_end_resumes(self, local_store: Client) -> None:
+        plan = CountUp()
+        loaders = [BatchLoader(BatchIterableDataset(local_store, plan), num_workers=2) for _ in range(2)]
+        loaders[1].load_state_dict(state_after(loaders[0], 31))
+        assert next(iter(loaders[1])) == contents(plan.batch(0, 31))
+
+    def test_the_batch_that_failed_is_the_one_to_go_on_with(self, local_store: Client) -> None:
+        urls = [*URLS[:8], "ais://speech/missing", *URLS[8:11]]
+        plan = ShufflePlan(urls, 4, shuffle=False)
+        loader = BatchLoader(BatchIterableDataset(local_store, plan))
+        with pytest.raises(ObjectNotFound):
+            list(loader)
+        patient = BatchLoader(BatchIterableDataset(local_store, plan, on_error="placeholder"))
+        patient.load_state_dict(loader.state_dict())
+        assert list(patient) == [[None, *contents(URLS[8:11])]]
+
+
+class TestRanks:
+    def test_the_state_of_any_rank_stands_for_all_and_for_another_number_of_them(self, local_store: Client) -> None:
+        states = [state_after(loader_of(local_store, rank=rank, world_size=2), 3) for rank in range(2)]
+        assert states[0] == states[1]
+        for world_size in (1, 2, 3):
+            rest = []
+            for rank in range(world_size):
+                loader = loader_of(local_store, rank=rank, world_size=world_size)
+                loader.load_state_dict(states[0])
+                rest.append(list(loader))
+            assert rest == [planned(0)[6 + rank :: world_size] for rank in range(world_size)]
+
+    def test_ranks_saved_at_different_times_each_resume_their_own_part(self, local_store: Client) -> None:
+        for rank, batches in ((0, 4), (1, 2)):
+            loader = loader_of(local_store, rank=rank, world_size=2)
+            loader.load_state_dict(state_after(loader_of(local_store, rank=rank, world_size=2), batches))
+            assert list(loader) == planned(0)[rank::2][batches:]
+
+
+class TestRefused:
+    def test_another_plans_state_is_refused_by_name(self, local_store: Client) -> None:
+        state = state_after(loader_of(local_store), 2)
+        other = BatchLoader(BatchIterableDataset(local_store, ShufflePlan(URLS, 4, seed=10)))
+        with pytest.raises(InvalidRequest, match=r"another plan.*seed=9.*seed=10"):
+            other.load_state_dict(state)
+
+    def test_what_is_no_state_is_refused(self, local_store: Client) -> None:
+        with pytest.raises(InvalidRequest, match="not a state"):
+            loader_of(local_store).load_state_dict({"epoch": 1})
+
+
+@contextmanager
+def as_worker(worker: int, num_workers: int, dataset: BatchIterableDataset) -> Iterator[None]:
+    """This process as a DataLoader's worker, as far as a dataset can tell."""
+    info = torch_worker.WorkerInfo(id=worker, num_workers=num_workers, seed=0, dataset=dataset)
+    torch_worker._worker_info = info
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = None
+
+
+class TestWorkerStates:
+    """torchdata's StatefulDataLoader asks the dataset copy in each worker; here the copies are driven as it does."""
+
+    @pytest.mark.parametrize("num_workers", [1, 3])
+    @pytest.mark.parametrize("delivered", [0, 1, 4, STEPS])
+    def test_every_workers_own_state_restores_exactly(
+        self, local_store: Client, num_workers: int, delivered: int
+    ) -> None:
+        original = BatchIterableDataset(local_store, PLAN)
+        original.load_state_dict(state_after(loader_of(local_store), 2))
+        states, rest = [], []
+        for worker in range(num_workers):
+            dataset = copy.deepcopy(original)
+            with as_worker(worker, num_workers, dataset):
+                mine = planned(0)[2:][worker::num_workers]
+                done = len(range(worker, delivered, num_workers))
+                batches = iter(dataset)
+                assert [next(batches) for _ in mine[:done]] == mine[:done]
+                states.append(json.loads(json.dumps(dataset.state_dict())))
+                rest.append(mine[done:])
+        for worker, state in enumerate(states):
+            dataset = copy.deepcopy(original)
+            with as_worker(worker, num_workers, dataset):
+                dataset.load_state_dict(state)
+                assert dataset.state_dict() == state
+                assert list(dataset) == rest[worker]
+                assert dataset.state_dict()["batches"] == len(planned(0)[2:][worker::num_workers])
+
+    def test_a_worker_does_not_take_up_the_state_of_another(self, local_store: Client) -> None:
+        dataset = BatchIterableDataset(local_store, PLAN)
+        with as_worker(0, 2, dataset):
+            next(iter(dataset))
+            state = dataset.state_dict()
+        for worker, num_workers in ((1, 2), (0, 3)):
+            with as_worker(worker, num_workers, dataset):
+                dataset.load_state_dict(state)
+                with pytest.raises(InvalidRequest, match="worker 0 of 2"):
+                    iter(dataset)
+        with pytest.raises(InvalidRequest, match="StatefulDataLoader"):
+            loader_of(local_store).load_state_dict(state)
+
+    def test_what_a_worker_restores_stays_its_own(self, local_store: Client) -> None:
+        dataset = BatchIterableDataset(local_store, PLAN)
+        twin = BatchIterableDataset.__new__(BatchIterableDataset)
+        twin.__setstate__(dataset.__getstate__())  # shares its memory, as a copy in a worker process does
+        with as_worker(0, 1, twin):
+            next(iter(twin))
+            twin.load_state_dict(twin.state_dict() | {"epoch": 4})
+            assert list(twin) == planned(4)[1:]
+        assert list(dataset) == planned(0)
+
+    def test_a_state_of_this_process_counts_its_own_iteration(self, local_store: Client) -> None:
+        dataset = BatchIterableDataset(local_store, PLAN)
+        batches = iter(dataset)
+        next(batches)
+        next(batches)
+        resumed = BatchIterableDataset(local_store, PLAN)
+        resumed.load_state_dict(dataset.state_dict())
+        assert list(resumed) == list(batches)
+
+
+def test_a_state_survives_torch_save(local_store: Client, tmp_path: Any) -> None:
+    torch.save(state_after(loader_of(local_store), 3), tmp_path / "checkpoint.pt")
+    loader = loader_of(local_store)
+    loader.load_state_dict(torch.load(tmp_path / "checkpoint.pt", weights_only=True))
+    assert list(loader) == planned(0)[3:]

@@ -1,0 +1,112 @@
+"""split_steps: every step is delivered by exactly one worker of one rank, in an order that a DataLoader restores."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.plan import Position, WorkerShare, parse_state, position_state, split_steps, worker_state
+
+COUNTS = st.integers(1, 7)
+
+
+def round_robin(parts: list[list[int]]) -> list[int]:
+    """One of each part in turn, as a DataLoader collects from its workers, until all are empty."""
+    longest = max(map(len, parts))
+    return [part[at] for at in range(longest) for part in parts if at < len(part)]
+
+
+@settings(deadline=None)
+@given(steps=st.integers(0, 80), start=st.integers(0, 90), world_size=COUNTS, num_workers=COUNTS)
+def test_ranks_and_workers_in_turn_give_every_step_from_start_on_in_order(
+    steps: int, start: int, world_size: int, num_workers: int
+) -> None:
+    ranks = [
+        round_robin(
+            [
+                list(split_steps(
+                    steps, start=start, rank=rank, world_size=world_size, worker=worker, num_workers=num_workers
+                ))
+                for worker in range(num_workers)
+            ]
+        )
+        for rank in range(world_size)
+    ]  # fmt: skip
+    assert round_robin(ranks) == list(range(start, steps))
+    assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
+
+
+@settings(deadline=None)
+@given(steps=st.integers(0, 80), start=st.integers(0, 90), world_size=COUNTS)
+def test_even_ranks_have_equally_many_steps_and_lose_less_than_a_round(steps: int, start: int, world_size: int) -> None:
+    ranks = [
+        list(split_steps(steps, start=start, rank=rank, world_size=world_size, even_ranks=True))
+        for rank in range(world_size)
+    ]
+    assert len(set(map(len, ranks))) == 1
+    left = len(range(start, steps))
+    assert round_robin(ranks) == list(range(start, steps))[: left - left % world_size]
+
+
+@settings(deadline=None)
+@given(steps=st.integers(0, 60), rounds=st.integers(0, 12), worlds=st.lists(COUNTS, min_size=2, max_size=4))
+def test_a_run_cut_after_any_round_and_resumed_under_other_world_sizes_loses_and_repeats_nothing(
+    steps: int, rounds: int, worlds: list[int]
+) -> None:
+    delivered: list[int] = []
+    start = 0
+    for world_size in worlds:
+        ranks = [list(split_steps(steps, start=start, rank=rank, world_size=world_size)) for rank in range(world_size)]
+        delivered += round_robin([rank[:rounds] for rank in ranks])
+        start += rounds * world_size
+    assert delivered == list(range(min(start, steps)))
+
+
+def test_a_plan_without_an_end_is_divided_without_an_end() -> None:
+    mine = split_steps(None, start=10, rank=1, world_size=3, worker=1, num_workers=2)
+    assert list(islice(mine, 3)) == [14, 20, 26]
+    assert len(mine) > 10**18
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"rank": 2, "world_size": 2}, {"rank": -1}, {"world_size": 0}, {"worker": 1, "num_workers": 1},
+        {"worker": -1}, {"num_workers": 0}, {"start": -1},
+    ],
+)  # fmt: skip
+def test_impossible_divisions_are_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequest):
+        split_steps(10, **arguments)
+
+
+class TestState:
+    """A position as it stands in a checkpoint."""
+
+    def test_a_state_reads_back_as_what_was_written(self) -> None:
+        position, share = Position(3, 17), WorkerShare(1, 2, 4, 5)
+        assert parse_state(position_state(position, 4, "plan"), "plan") == (position, None)
+        assert parse_state(worker_state(position, share, "plan"), "plan") == (position, share)
+
+    def test_a_plan_without_a_fingerprint_is_not_compared(self) -> None:
+        assert parse_state(position_state(Position(1, 2), 1, None), "plan")[0] == Position(1, 2)
+        assert parse_state(position_state(Position(1, 2), 1, "plan"), None)[0] == Position(1, 2)
+
+    @pytest.mark.parametrize(
+        "change", [{"version": 2}, {"epoch": -1}, {"step": -3}, {"step": "4"}, {"epoch": None}, {"plan": "another"}]
+    )
+    def test_what_is_no_state_of_this_plan_is_refused(self, change: dict[str, object]) -> None:
+        state = position_state(Position(1, 2), 1, "plan")
+        with pytest.raises(InvalidRequest):
+            parse_state(state | change, "plan")
+
+    @pytest.mark.parametrize("key", ["version", "epoch", "step", "world_size", "plan"])
+    def test_a_state_with_a_part_missing_is_refused(self, key: str) -> None:
+        state = position_state(Position(1, 2), 1, "plan")
+        del state[key]
+        with pytest.raises(InvalidRequest, match="not a state"):
+            parse_state(state, "plan")

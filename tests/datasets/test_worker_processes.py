@@ -1,0 +1,132 @@
+"""Datasets in real worker processes: errors keep their type, a killed worker is told, forks and spawns both read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets_kit import (
+    BUCKET,
+    JOIN_TIMEOUT_S,
+    URLS,
+    DieOnce,
+    Recording,
+    collate_badly,
+    contents,
+    decode_badly,
+    decode_recording,
+)
+from torch.utils.data import DataLoader
+
+from ais_loader import BatchIterableDataset, BatchLoader, Client, MapDataset, ShufflePlan, connect
+from ais_loader.errors import ObjectNotFound
+
+PLAN = ShufflePlan(URLS, 8, seed=2)
+MISSING = f"ais://{BUCKET}/missing"
+
+
+def map_loader(client: Client | str, urls: list[str], decode: Any = None, collate: Any = None) -> DataLoader[Any]:
+    dataset = MapDataset(client, urls, decode)
+    return DataLoader(dataset, batch_size=8, num_workers=1, collate_fn=collate, timeout=JOIN_TIMEOUT_S)
+
+
+def plan_loader(client: Client | str, urls: list[str], decode: Any = None, collate: Any = None) -> DataLoader[Any]:
+    dataset = BatchIterableDataset(client, ShufflePlan(urls, 8, shuffle=False), decode, collate=collate)
+    return BatchLoader(dataset, num_workers=1, timeout=JOIN_TIMEOUT_S)
+
+
+@pytest.fixture(params=[map_loader, plan_loader])
+def make_loader(request: pytest.FixtureRequest) -> Callable[..., DataLoader[Any]]:
+    """A loader with one worker of each kind: batches of eight, in order."""
+    make: Callable[..., DataLoader[Any]] = request.param
+    return make
+
+
+MakeLoader = Callable[..., DataLoader[Any]]
+
+
+class TestErrors:
+    def test_a_missing_object_comes_out_of_the_worker_as_itself(self, store: Client, make_loader: MakeLoader) -> None:
+        batches = iter(make_loader(store, [*URLS[:8], MISSING]))
+        assert next(batches) == contents(URLS[:8])
+        with pytest.raises(ObjectNotFound, match=r"(?s)worker process 0.*missing"):
+            next(batches)
+
+    def test_an_error_of_decode_keeps_its_type_and_names_the_entry(
+        self, local_store: Client, make_loader: MakeLoader
+    ) -> None:
+        with pytest.raises(ArithmeticError, match=rf"(?s)no samples in .* entry 0 of its batch, {URLS[0]}"):
+            next(iter(make_loader(local_store, URLS, decode_badly)))
+
+    def test_an_error_of_collate_keeps_its_type(self, local_store: Client, make_loader: MakeLoader) -> None:
+        with pytest.raises(BufferError, match="8 samples do not fit"):
+            next(iter(make_loader(local_store, URLS, None, collate_badly)))
+
+    def test_a_killed_worker_ends_the_loop_with_an_error_and_a_new_loader_works(
+        self, local_store: Client, make_loader: MakeLoader, tmp_path: Path
+    ) -> None:
+        loader = make_loader(local_store, URLS, DieOnce(tmp_path / "died"))
+        with pytest.raises(RuntimeError, match=r"exited unexpectedly|is killed by signal"):
+            list(loader)
+        assert [sample for batch in loader for sample in batch] == contents(URLS)
+
+
+class TestFork:
+    """Workers inherit a client that the parent has used, and must use nothing of it but the address."""
+
+    def test_parent_and_workers_read_at_the_same_time(self, store: Client) -> None:
+        bucket = store.bucket(BUCKET)
+        own = iter(store.get_batch(URLS))
+        assert next(own).tobytes() == contents(URLS[:1])[0]
+        loader = DataLoader(MapDataset(store, URLS, decode_recording), 8, num_workers=2, collate_fn=list)
+        seen: list[Recording] = []
+        for batch in loader:
+            assert bucket.get(batch[0].name) == batch[0].data
+            seen += batch
+        assert [sample.data for sample in seen] == contents(URLS)
+        assert os.getpid() not in {sample.pid for sample in seen}
+        assert [item.tobytes() for item in own] == contents(URLS[1:])
+
+    def test_a_dataset_that_was_read_in_the_parent_by_its_url_is_read_in_workers(self, store: Client) -> None:
+        dataset = MapDataset(store.url, URLS)
+        assert dataset[3] == contents(URLS[3:4])[0]
+        assert [sample for batch in DataLoader(dataset, 8, num_workers=2) for sample in batch] == contents(URLS)
+        assert dataset[4] == contents(URLS[4:5])[0]
+
+
+class TestSpawn:
+    """What crosses is pickled: the address of the store, the entries, the plan, the decoder."""
+
+    def test_a_map_dataset_reads_in_a_spawned_worker(self, store: Client) -> None:
+        dataset = MapDataset(store, URLS, decode_recording)
+        loader = DataLoader(dataset, 16, num_workers=1, multiprocessing_context="spawn", collate_fn=list)
+        seen = [sample for batch in loader for sample in batch]
+        assert [sample.data for sample in seen] == contents(URLS)
+        assert os.getpid() not in {sample.pid for sample in seen}
+
+    def test_spawned_workers_that_stay_follow_the_plan_from_epoch_to_epoch_and_to_a_restored_place(
+        self, local_store: Client
+    ) -> None:
+        loader = BatchLoader(
+            BatchIterableDataset(local_store.url, PLAN, rank=1, world_size=2),
+            num_workers=2, persistent_workers=True, multiprocessing_context="spawn",
+        )  # fmt: skip
+        steps = range(1, PLAN.steps(0), 2)
+        for epoch in (0, 1):
+            assert list(loader) == [contents(PLAN.batch(epoch, step)) for step in steps]
+        loader.load_state_dict(loader.state_dict() | {"epoch": 5, "step": 2})
+        assert list(loader) == [contents(PLAN.batch(5, step)) for step in steps[1:]]
+
+
+def test_a_reader_beside_the_writer_sees_what_was_put_before_its_workers_started(tmp_path: Path) -> None:
+    with connect(tmp_path / "store") as writer:
+        bucket = writer.create_bucket(BUCKET)
+        urls = []
+        for at in range(3):
+            bucket.put(f"{at}", bytes([at]) * 100)
+            urls.append(f"ais://{BUCKET}/{at}")
+            loader = DataLoader(MapDataset(writer, urls), batch_size=2, num_workers=1)
+            assert [sample for batch in loader for sample in batch] == [bytes([n]) * 100 for n in range(at + 1)]
