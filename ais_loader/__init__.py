@@ -14,6 +14,7 @@ from ais_loader.batch import Batch
 from ais_loader.client import Bucket, Client, connect
 from ais_loader.entry import Entry, Item, ObjectInfo, Status
 from ais_loader.errors import LoaderError
+from ais_loader.object_file import ObjectFile
 from ais_loader.packed import PackedBatch
 from ais_loader.requests import BatchOptions
 
@@ -35,6 +36,7 @@ __all__ = [
     "Item",
     "LoaderError",
     "MapDataset",
+    "ObjectFile",
     "ObjectInfo",
     "PackedBatch",
     "ShufflePlan",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+
 from ais_loader.entry import EntryLike, Item, Status, entry_error
 from ais_loader.errors import Closed, InvalidRequest, LoaderError
 from ais_loader.packed import PackedBatch, pack

@@ -11,8 +11,10 @@ from ais_loader import errors
 from ais_loader.batch import Batch
 from ais_loader.content import Content, Source
 from ais_loader.entry import EntryLike, ObjectInfo
+from ais_loader.object_file import ObjectFile
 from ais_loader.requests import BatchOptions, requests_for_entries, requests_for_names
 from ais_loader.transport.base import BucketInfo, PutSpec, Transport
+from ais_loader.urls import split_url
 
 URL_VARIABLE = "AIS_LOADER_URL"
 
@@ -151,6 +153,11 @@ class Client:
             for batch in under_way:
                 batch.close()
 
+    def open(self, url: str, *, timeout_s: float = 30.0) -> ObjectFile:
+        """`ais://bucket/name` as a read-only, seekable binary file; see `Bucket.open`."""
+        bucket, name = split_url(url)
+        return self.bucket(bucket).open(name, timeout_s=timeout_s)
+
     # -- life
 
     def describe(self) -> dict[str, object]:
@@ -229,6 +236,13 @@ class Bucket:
             self.name, name, start=start, length=length, member=member, verify=verify, timeout_s=timeout_s
         )
         return b"".join(chunks)
+
+    def open(self, name: str, *, timeout_s: float = 30.0) -> ObjectFile:
+        """An object as a read-only, seekable binary file, of the version that it has now.
+
+        Raises ObjectNotFound, BucketNotFound.
+        """
+        return ObjectFile(self.client, self.head(name), timeout_s=timeout_s)
 
     def head(self, name: str) -> ObjectInfo:
         """Raises ObjectNotFound, BucketNotFound."""

@@ -1,0 +1,85 @@
+"""The baseline for anything over gRPC: a server that sends the same bytes and does nothing else.
+
+Unary: one request, one answer of `size` bytes. Stream: one open bidirectional stream; each request is answered with one
+message. Plain Python grpcio on both sides, thread-pool server and sync client, as in its documentation.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any
+
+import grpc
+
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
+
+
+def _serve(size_bytes: int, ready: Connection) -> None:
+    answer = bytes(size_bytes)
+    server = grpc.server(ThreadPoolExecutor(16), options=_OPTIONS)
+    handlers = {
+        "Unary": grpc.unary_unary_rpc_method_handler(lambda request, context: answer),
+        "Stream": grpc.stream_stream_rpc_method_handler(lambda requests, context: (answer for _ in requests)),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    ready.send(port)
+    server.wait_for_termination()
+
+
+class EchoServer:
+    """An echo server in a process of its own; `port` after entering."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+
+    def __enter__(self) -> EchoServer:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(self._size_bytes, there), daemon=True)
+        self._process.start()
+        if not here.poll(30):
+            raise TimeoutError("the echo server did not start")
+        self.port: int = here.recv()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.join(10)
+
+
+def unary(port: int, count: int) -> float:
+    """Calls per second of one client."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS) as channel:
+        call = channel.unary_unary("/echo/Unary")
+        call(b"warm")
+        start = time.perf_counter()
+        for _ in range(count):
+            call(b"x" * 32)
+        return count / (time.perf_counter() - start)
+
+
+def stream(port: int, count: int, in_flight: int = 3) -> float:
+    """Messages per second on one open stream, with up to `in_flight` requests under way."""
+    import threading
+
+    room = threading.Semaphore(in_flight)
+
+    def requests() -> Iterator[bytes]:
+        for _ in range(count + 1):
+            room.acquire()
+            yield b"x" * 32
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS) as channel:
+        answers: Any = channel.stream_stream("/echo/Stream")(requests())
+        next(answers)
+        room.release()
+        start = time.perf_counter()
+        for _ in answers:
+            room.release()
+        return count / (time.perf_counter() - start)

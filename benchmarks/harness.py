@@ -1,0 +1,89 @@
+"""What every benchmark shares: rounds that take turns, medians of ratios, and a table that names its machine.
+
+Machines are shared and noisy, so no absolute figure is a claim. All contestants run once per round, one after another;
+a ratio is taken within a round, and the median over the rounds is reported with its range.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A ratio that must be reached: `subject` against `baseline`."""
+
+    subject: str
+    baseline: str
+    at_least: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    claim: Claim
+    ratios: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def reached(self) -> bool:
+        return self.median >= self.claim.at_least
+
+
+def run_rounds(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Rate (per second) of each contestant in each round; the order turns, so that none always follows another."""
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            rates[name].append(contestants[name]())
+    return rates
+
+
+def judge(rates: Mapping[str, Sequence[float]], claims: Sequence[Claim]) -> list[Outcome]:
+    return [
+        Outcome(claim, tuple(a / b for a, b in zip(rates[claim.subject], rates[claim.baseline], strict=True)))
+        for claim in claims
+    ]
+
+
+def rates_table(rates: Mapping[str, Sequence[float]], unit: str, size_bytes: int | None = None) -> str:
+    """Median, lowest and highest rate of each contestant, as Markdown."""
+    lines = [f"| what | median {unit} | range |" + (" GiB/s |" if size_bytes else "")]
+    lines.append("|---|---:|---:|" + ("---:|" if size_bytes else ""))
+    for name, values in rates.items():
+        median = statistics.median(values)
+        line = f"| {name} | {median:,.0f} | {min(values):,.0f} – {max(values):,.0f} |"
+        lines.append(line + (f" {median * size_bytes / 2**30:.2f} |" if size_bytes else ""))
+    return "\n".join(lines)
+
+
+def claims_table(outcomes: Sequence[Outcome]) -> str:
+    lines = ["| ratio | wanted | median | range | |", "|---|---:|---:|---:|---|"]
+    for outcome in outcomes:
+        claim = outcome.claim
+        lines.append(
+            f"| {claim.subject} ÷ {claim.baseline} | ≥ {claim.at_least:g} | **{outcome.median:.2f}** "
+            f"| {min(outcome.ratios):.2f} – {max(outcome.ratios):.2f} | {'reached' if outcome.reached else 'MISSED'} |"
+        )
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """One line: processor, cores, kernel, versions."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), platform.machine())
+    packages = ("grpcio", "rocksdict", "numpy", "torch")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    return (
+        f"{model}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, {versions}"
+    )
