@@ -10,6 +10,7 @@ leaked at fork, and a catalog that finds itself in another process refuses with 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -24,21 +25,26 @@ from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, Read
 
 from storage_node.store.errors import DriveFailed, DriveFull, FormatError, StoreClosed, StoreError, StoreLocked
 from storage_node.store.locking import lock_holder
+from storage_node.store.raw_files import drive_error
 
 __all__ = ["Catalog", "WriteBatch", "held_by_this_process"]
 
 _READER_OPENS = 5
+BINDING_FILE = "rocksdict-config.json"
 REBUILD_HINT = "`ais-loader doctor --rebuild` makes it anew from the files"
 
 _open_catalogs: weakref.WeakSet[Catalog] = weakref.WeakSet()
 _live_iterators: dict[int, RdictIter] = {}
 
 
-class _Inherited:
-    """Takes the place of a handle that came through fork, so that nothing can reach it."""
+class _Refused:
+    """Takes the place of a handle that must not be reached any more: closed, or inherited through fork."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise StoreClosed("this store was opened before a fork, by the parent process; open it again in the child")
+        raise StoreClosed(self._why)
 
 
 def leak(handle: object) -> None:
@@ -49,7 +55,7 @@ def leak(handle: object) -> None:
 def _leak_inherited() -> None:
     for catalog in list(_open_catalogs):
         leak(catalog._db)
-        catalog._db = _Inherited()
+        catalog._db = _Refused("this store was opened before a fork, by the parent process; open it again in the child")
         catalog._catch_up_lock = threading.Lock()
     for iterator in list(_live_iterators.values()):
         leak(iterator)
@@ -82,7 +88,6 @@ class Catalog:
     def __init__(self, path: Path, *, writable: bool) -> None:
         self.path = path
         self.writable = writable
-        self._closed = False
         self._catch_up_lock = threading.Lock()
         self._folder_inode = 0  # guarded by _catch_up_lock
         if not writable and not (path / "CURRENT").exists():
@@ -97,6 +102,7 @@ class Catalog:
 
     def _open(self) -> Rdict:
         if self.writable:
+            _divert_binding_file(self.path)
             return Rdict(str(self.path), _options(), access_type=AccessType.read_write())
         self._folder_inode = os.stat(self.path).st_ino
         # A reader's folder holds nothing but RocksDB's own diary. Unlinked at once, it cannot outlive a killed reader.
@@ -127,7 +133,7 @@ class Catalog:
 
     @property
     def is_open(self) -> bool:
-        return not self._closed and not isinstance(self._db, _Inherited)
+        return not isinstance(self._db, _Refused)
 
     # -- reading
 
@@ -222,16 +228,34 @@ class Catalog:
             raise catalog_error(error, self.path, "flushing the catalog") from error
 
     def close(self) -> None:
-        """Flush and let go of the lock; harmless in a process that inherited the catalog, and when called twice."""
+        """Flush and let go of the lock; harmless in a process that inherited the catalog, and when called twice.
+
+        What cannot be flushed (the drive is full, or gone) is in the log, and read from there at the next opening.
+        """
         if self.is_open:
-            self._closed = True
-            self._db.close()
+            db, self._db = self._db, _Refused("the store has been closed")
+            with contextlib.suppress(Exception):  # then the handle lets go when it is dropped, here
+                db.close()
+
+
+def _divert_binding_file(path: Path) -> None:
+    """Let rocksdict write its settings nowhere: it does so at every opening, a reader's on a read-only mount too.
+
+    Nothing is lost: the only setting, raw mode, is given at every opening.
+    """
+    link = path / BINDING_FILE
+    if not link.is_symlink():
+        path.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.devnull)
 
 
 def catalog_error(error: Exception, path: Path, doing: str) -> StoreError:
     """rocksdict raises plain Exception with RocksDB's status as text."""
     if isinstance(error, StoreError):
         return error
+    if isinstance(error, OSError):
+        return drive_error(error, path.parent, doing)
     text = str(error)
     if isinstance(error, DbClosedError):
         return StoreClosed(f"{path.parent}: the store has been closed ({doing})")

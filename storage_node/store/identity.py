@@ -32,14 +32,12 @@ def read(root: Path) -> DriveIdentity | None:
     Raises FormatError when the folder belongs to somebody else, or when a drive's identity is lost or damaged.
     """
     path = root / FILE_NAME
-    try:
+    names = _names(root)
+    if FILE_NAME not in names:
+        names = _names(root)  # a store that is being created at this moment has its identity before all else
+    if FILE_NAME in names:
         return _decode(path.read_bytes(), path)
-    except FileNotFoundError:
-        pass
-    except NotADirectoryError:
-        raise FormatError(f"{root} is not a folder") from None
-    if root.is_dir():
-        names = {entry.name for entry in root.iterdir()}
+    if names:
         if foreign := _foreign(names):
             shown = ", ".join(sorted(foreign)[:3])
             raise FormatError(f"{root} is not a store, and not empty either ({shown}); give an empty or new folder")
@@ -51,8 +49,17 @@ def read(root: Path) -> DriveIdentity | None:
 
 def is_drive_folder(root: Path) -> bool:
     """Whether a folder is a drive, or was one that has lost files of its own."""
-    names = {entry.name for entry in root.iterdir()}
+    names = _names(root)
     return FILE_NAME in names or (bool(names & _STORED) and not _foreign(names))
+
+
+def _names(root: Path) -> set[str]:
+    try:
+        return {entry.name for entry in root.iterdir()}
+    except FileNotFoundError:
+        return set()
+    except NotADirectoryError:
+        raise FormatError(f"{root} is not a folder") from None
 
 
 def _foreign(names: set[str]) -> set[str]:

@@ -58,11 +58,21 @@ def open_drives(roots: Sequence[Path], *, writable: bool, durability: Durability
 
     Raises StoreNotFound, StoreLocked, StoreReadOnly, FormatError, DriveFull, DriveFailed.
     """
-    known = known_drives(roots)
-    if _never_used(roots, known):
-        if not writable:
+    if not writable:
+        known = known_drives(roots)
+        if _never_used(roots, known):
             raise StoreNotFound(f'no store at {", ".join(map(str, roots))}; mode="a" creates one')
-        known = _create(roots)
+        return _open_known(roots, known, writable=False, durability=durability)
+    with _only_opener(roots):
+        known = known_drives(roots)
+        if _never_used(roots, known):
+            known = _create(roots)
+        return _open_known(roots, known, writable=True, durability=durability)
+
+
+def _open_known(
+    roots: Sequence[Path], known: dict[Path, DriveIdentity], *, writable: bool, durability: Durability
+) -> OpenDrives:
     record = newest_record(known)
     by_uuid = _by_uuid(roots, known, record)
     drives: list[Drive | None] = []
@@ -152,25 +162,20 @@ def _never_used(roots: Sequence[Path], known: dict[Path, DriveIdentity]) -> bool
 
 
 def _create(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
-    """Make a new store on empty folders, unless somebody else was faster."""
+    """Make a new store on empty folders."""
+    store_uuid = uuid.uuid4().hex
+    known = {root: identities.create(store_uuid) for root in roots}
+    record = ClusterRecord(store_uuid, tuple(identity.drive_uuid for identity in known.values()))
     try:
-        for root in roots:
+        for root, identity in known.items():
             _make_folder(root)
-        with _only_creator(roots[0]):
-            known = known_drives(roots)
-            if not _never_used(roots, known):
-                return known
-            store_uuid = uuid.uuid4().hex
-            for root in roots:
-                known[root] = identities.create(store_uuid)
-                identities.write(root, known[root])
-                failpoint("create.identity")
-            record = ClusterRecord(store_uuid, tuple(known[root].drive_uuid for root in roots))
-            for root in roots:
-                records.write(root, record)
-            return known
+            identities.write(root, identity)
+            failpoint("create.identity")
+        for root in roots:
+            records.write(root, record)
     except OSError as error:
         raise drive_error(error, root, "creating a store") from error
+    return known
 
 
 def _make_folder(root: Path) -> None:
@@ -182,13 +187,22 @@ def _make_folder(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def _only_creator(root: Path) -> Iterator[None]:
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _only_opener(roots: Sequence[Path]) -> Iterator[None]:
+    """Of several processes that open a store for writing at once, one gets to look at it."""
+    root = next((root for root in roots if root.is_dir()), roots[0])
+    try:
+        _make_folder(root)
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (NotADirectoryError, FileExistsError):
+        raise FormatError(f"{root} is not a folder") from None
+    except OSError as error:
+        raise drive_error(error, root, "opening a store") from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreLocked(f"somebody else is creating a store at {root}; open it when that is done") from None
+            message = f"{root} is just being opened for writing by somebody else; one writer at a time"
+            raise StoreLocked(message) from None
         yield
     finally:
         os.close(fd)

@@ -21,7 +21,7 @@ from storage_node.store import format as fmt
 from storage_node.store import identity as identities
 from storage_node.store import record as records
 from storage_node.store.blocks import put_blocks
-from storage_node.store.catalog import Catalog, WriteBatch, held_by_this_process
+from storage_node.store.catalog import BINDING_FILE, Catalog, WriteBatch, held_by_this_process
 from storage_node.store.errors import FormatError, StoreError, StoreLocked, StoreNotFound
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record, Version
@@ -304,7 +304,7 @@ class _Rebuild:
 
     def _swap(self, root: Path, seen: _Seen) -> None:
         old, aside = root / "catalog", _free_name(root)
-        if set(os.listdir(old)) <= {"LOCK"}:
+        if set(os.listdir(old)) <= {"LOCK", BINDING_FILE}:
             shutil.rmtree(old)
             kept = ""
         else:

@@ -16,7 +16,10 @@ from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.names import object_name_fault
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
+from tests.store.memory_folder import IN_MEMORY
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, names, put, read, store_at
+
+MEMORY = "/dev/shm" if IN_MEMORY else None
 
 # Few parts, so that names collide, are prefixes of each other, and sort differently as text and as bytes.
 NAMES = st.lists(
@@ -38,7 +41,7 @@ def in_order(all_names: object) -> list[str]:
 def test_a_list_has_every_name_once_in_byte_order_however_it_is_cut_into_pages(
     drives: int, stored: set[str], prefix: str, page: int
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder, store_at(*(Path(folder, str(n)) for n in range(drives))) as store:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder, store_at(*(Path(folder, str(n)) for n in range(drives))) as store:
         for name in stored:
             put(store, name, name.encode())
         store.create_bucket("other")
@@ -67,7 +70,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = tempfile.TemporaryDirectory(dir=MEMORY)
         self.roots = [Path(self._folder.name, "a"), Path(self._folder.name, "b")]
         self.model: dict[str, bytes] = {}
         self.newest: dict[str, object] = {}

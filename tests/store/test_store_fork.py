@@ -1,0 +1,169 @@
+"""A fork with a store open: the child cannot use it and cannot hurt it, and ends without hanging."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage_node.store.errors import StoreClosed, StoreLocked
+from storage_node.store.reads import open_object
+from storage_node.store.store import Store
+from storage_node.store.writes import stage_object
+from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, names, put, read, store_at
+
+
+def in_a_child(work: Callable[[], None], timeout_s: float = 60.0) -> None:
+    """Run `work` in a forked child that ends as an interpreter ends, and fail if it fails or hangs."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            gc.collect()
+            sys.stdout.flush()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    deadline = time.monotonic() + timeout_s
+    done, status = os.waitpid(pid, os.WNOHANG)
+    while not done and time.monotonic() < deadline:
+        threading.Event().wait(0.005)
+        done, status = os.waitpid(pid, os.WNOHANG)
+    if not done:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert done, "the child hangs"
+    assert status == 0, f"the child ended with status {status}"
+
+
+def refused(action: Callable[[], object]) -> None:
+    with pytest.raises(StoreClosed, match="fork"):
+        action()
+
+
+def test_a_child_is_refused_everything_and_the_parent_goes_on(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        put(store, "a", b"1")
+        upload = stage_object(store, BUCKET, "b", [b"2"], {})
+
+        def child() -> None:
+            for action in (
+                lambda: store.head(BUCKET, "b"), lambda: put(store, "c", b""), lambda: store.delete(BUCKET, "a"),
+                lambda: names(store), lambda: drive_of(store).reap(everything=True), upload.commit,
+            ):  # fmt: skip
+                refused(action)
+            upload.abort()
+
+        in_a_child(child)
+        upload.commit()
+        assert contents(store) == {"a": b"1", "b": b"2"}
+    assert_sound(tmp_path / "drive")
+
+
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_a_child_may_close_or_drop_what_it_inherited(tmp_path: Path, mode: str) -> None:
+    with store_at(tmp_path / "drive") as store:
+        for number in range(100):
+            put(store, f"{number}", b"%d" % number)
+        store.delete(BUCKET, "0")
+    held = [Store.open([tmp_path / "drive"], mode=mode)]  # type: ignore[arg-type]
+    if mode == "a":
+        put(held[0], "1", b"new")  # leaves garbage, which a close would remove
+    listing = held[0].objects(BUCKET)
+    next(listing)
+
+    def close() -> None:
+        held[0].close()
+
+    def drop() -> None:
+        listing.close()
+        held.clear()
+
+    in_a_child(close)
+    in_a_child(drop)
+    assert len(list(listing)) == 98
+    assert len(contents(held[0])) == 99
+    if mode == "a":
+        assert drive_of(held[0]).reap(everything=True) == 1
+    held[0].close()
+    assert_sound(tmp_path / "drive")
+
+
+def test_a_child_reads_on_what_it_had_open_and_opens_its_own_reader(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        data = os.urandom(3 << 20)
+        put(store, "a", data)
+        reader = open_object(store, BUCKET, "a")
+        first = next(reader)
+
+        def child() -> None:
+            assert first + b"".join(reader) == data
+            with Store.open([tmp_path / "drive"], mode="r") as own:
+                assert read(own, "a") == data
+            with pytest.raises(StoreLocked, match="this process, or the one that it was forked from"):
+                Store.open([tmp_path / "drive"])
+
+        in_a_child(child)
+        put(store, "b", b"")
+
+
+def test_a_fork_while_others_write_stops_neither(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        put(store, "a", b"x")
+        stop, failures = threading.Event(), []
+
+        def write(name: str) -> None:
+            number = 0
+            while not stop.is_set():
+                try:
+                    put(store, f"{name}{number % 10}", bytes(300))
+                    number += 1
+                except Exception as error:
+                    failures.append(error)
+                    raise
+
+        threads = [threading.Thread(target=write, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+
+        def child() -> None:
+            refused(lambda: put(store, "child", b""))
+            with Store.open([tmp_path / "drive"], mode="r") as own:
+                assert read(own, "a") == b"x"
+            store.close()
+
+        for _ in range(10):
+            in_a_child(child)
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert not failures and "child" not in names(store)
+    assert_sound(tmp_path / "drive")
+
+
+def test_an_interpreter_that_ends_with_an_inherited_store_does_not_hang(tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+from storage_node.store.store import Store
+store = Store.open([{str(tmp_path / "drive")!r}])
+store.create_bucket("b", exist_ok=True)
+if os.fork() == 0:
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+with store.begin_put("b", "after") as upload:
+    upload.commit()
+"""
+    import subprocess
+
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60, check=True)
+    with Store.open([tmp_path / "drive"]) as store:
+        assert names(store, bucket="b") == ["after"]

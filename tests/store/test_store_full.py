@@ -1,0 +1,171 @@
+"""A drive without room: puts are refused whole, nothing that was acknowledged is lost, and room makes it go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage_node.store.errors import DriveFull, ObjectNotFound, StoreError
+from storage_node.store.store import Store
+from storage_node.store.writes import stage_object
+from tests.store.small_drive import InjectedDrive, SmallDrive, small_drive
+from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, object_files, put, read, store_at
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["as this user may", "injected"])
+def small(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDrive]:
+    if request.param == "injected":
+        yield InjectedDrive(tmp_path / "drive", monkeypatch)
+        return
+    with small_drive(tmp_path, monkeypatch) as drive:
+        yield drive
+
+
+def fill(store: Store) -> dict[str, bytes]:
+    """Put objects until one is refused; what was acknowledged."""
+    kept: dict[str, bytes] = {}
+    with pytest.raises(DriveFull, match="no space left"):
+        for number in range(200):
+            data = bytes([number]) * MIB
+            put(store, f"{number:03}", data)
+            kept[f"{number:03}"] = data
+    return kept
+
+
+def again(action: object, seconds: float = 60.0) -> None:
+    """Repeat until it works: RocksDB takes a few seconds to notice that there is room."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            action()  # type: ignore[operator]
+            return
+        except StoreError:
+            if time.monotonic() > deadline:
+                raise
+            threading.Event().wait(0.05)
+
+
+def test_a_put_that_does_not_fit_is_refused_and_deleting_makes_room(small: SmallDrive) -> None:
+    with store_at(small.root) as store:
+        kept = fill(store)
+        assert len(kept) > 10
+        assert contents(store) == kept
+        for name in list(kept)[:3]:
+            store.delete(BUCKET, name)
+            del kept[name]
+        put(store, "new", b"n" * MIB)
+        kept["new"] = b"n" * MIB
+        assert contents(store) == kept
+    with Store.open([small.root]) as store:
+        assert contents(store) == kept
+    assert_sound(small.root)
+
+
+def test_an_overwrite_that_does_not_fit_leaves_the_old_object(small: SmallDrive) -> None:
+    with store_at(small.root) as store:
+        kept = fill(store)
+        with pytest.raises(DriveFull):
+            put(store, "000", bytes(2 * MIB))
+        with pytest.raises(DriveFull):
+            stage_object(store, BUCKET, "000", (bytes(MIB // 4) for _ in range(8)), {})
+        assert contents(store) == kept
+    assert_sound(small.root)
+
+
+def test_dead_files_make_room_before_their_grace_is_over(small: SmallDrive) -> None:
+    with store_at(small.root) as store:
+        for number in range(100):
+            put(store, "same", bytes([number]) * (2 * MIB))
+            assert read(store, "same") == bytes([number]) * (2 * MIB)
+        assert len(object_files(small.root)) < 45
+    assert_sound(small.root)
+
+
+def test_a_group_on_a_full_drive_fails_in_its_places_and_leaves_nothing(small: SmallDrive) -> None:
+    with store_at(small.root) as store:
+        kept = fill(store)
+        uploads: list[object] = []
+        for number in range(4):
+            try:
+                uploads.append(stage_object(store, BUCKET, f"group{number}", [bytes(MIB)], {}))
+            except StoreError as error:
+                uploads.append(error)
+        results = store.commit_many(uploads)  # type: ignore[arg-type]
+        stored = {f"group{at}": bytes(MIB) for at, result in enumerate(results) if not isinstance(result, StoreError)}
+        assert any(isinstance(result, DriveFull) for result in results)
+        assert contents(store) == {**kept, **stored}
+    assert_sound(small.root)
+
+
+def test_a_drive_full_to_the_last_byte_loses_nothing_and_goes_on_when_there_is_room(small: SmallDrive) -> None:
+    with store_at(small.root) as store:
+        kept = {f"{number}": b"%d" % number * 100 for number in range(20)}
+        for name, data in kept.items():
+            put(store, name, data)
+        staged = [stage_object(store, BUCKET, f"staged{number}", [b"x" * 1000], {}) for number in range(3)]
+        overwriting = stage_object(store, BUCKET, "0", [b"new"], {})
+        refused = 0
+        small.leave(0)
+        # The catalog's log has room reserved: its last bytes go first.
+        with pytest.raises(DriveFull):
+            for _ in range(100_000):
+                drive_of(store).catalog.write(_filler(), sync=False)
+        for upload in (*staged, overwriting):
+            with pytest.raises(DriveFull):
+                upload.commit()
+            refused += 1
+        with pytest.raises(DriveFull):
+            store.delete(BUCKET, "1")
+        small.leave(0)
+        with pytest.raises(DriveFull):
+            store.create_bucket("more")
+        assert refused == 4 and contents(store) == kept
+        with pytest.raises(ObjectNotFound):
+            read(store, "staged0")
+        small.release()
+        again(lambda: put(store, "0", b"newer"))
+        kept["0"] = b"newer"
+        store.delete(BUCKET, "1")
+        del kept["1"]
+        assert contents(store) == kept
+    with Store.open([small.root]) as store:
+        assert contents(store) == kept
+    assert len(object_files(small.root)) == len(kept)
+    assert_sound(small.root)
+
+
+def test_a_commit_that_failed_for_room_is_gone_after_a_crash_too(small: SmallDrive) -> None:
+    """The process ends before there is room again: intents are what names the files."""
+    with store_at(small.root) as store:
+        put(store, "a", b"old")
+    store = Store.open([small.root])
+    upload = stage_object(store, BUCKET, "a", [b"new"], {})
+    small.leave(0)
+    with pytest.raises(DriveFull):
+        for _ in range(100_000):
+            drive_of(store).catalog.write(_filler(), sync=False)
+    with pytest.raises(DriveFull):
+        upload.commit()
+    drive = drive_of(store)
+    drive.catalog.close()  # without the tidying of an orderly close
+    drive.files.close()
+    small.release()
+    with Store.open([small.root]) as again_open:
+        assert contents(again_open) == {"a": b"old"}
+    assert len(object_files(small.root)) == 1
+    assert_sound(small.root)
+
+
+def _filler():  # type: ignore[no-untyped-def]
+    from storage_node.store.catalog import WriteBatch
+
+    batch = WriteBatch(raw_mode=True)
+    batch.put(b"x", bytes(4096))
+    batch.delete(b"x")
+    return batch

@@ -1,0 +1,213 @@
+"""Readers beside a writer: they lock nothing, write nothing, and see what was committed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from protos import ais_batch_pb2 as pb
+from storage_node.store.errors import BucketNotFound, ObjectNotFound, StoreReadOnly
+from storage_node.store.format import BLOCK_BYTES
+from storage_node.store.store import Store
+from storage_node.store.writes import stage_object
+from tests.store.batch_kit import batch
+from tests.store.store_kit import BUCKET, contents, drive_of, names, put, read, store_at
+
+READER = """
+import sys
+from storage_node.store.store import Store
+from tests.store.store_kit import contents
+store = Store.open(sys.argv[1:], mode="r")
+for line in sys.stdin:
+    found = contents(store)
+    print(len(found), sum(map(len, found.values())), flush=True)
+store.close()
+"""
+
+
+def within(store: Store, seconds: float, wanted: object, look: object) -> None:
+    """Wait until `look()` gives `wanted`, no longer than a reader may lag."""
+    deadline = time.monotonic() + seconds
+    found = look()  # type: ignore[operator]
+    while found != wanted and time.monotonic() < deadline:
+        found = look()  # type: ignore[operator]
+    assert found == wanted
+
+
+def test_a_reader_finds_what_the_writer_has_just_put(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as writer, Store.open([tmp_path / "drive"], mode="r") as reader:
+        for number in range(50):
+            put(writer, f"{number}", b"%d" % number)
+            assert read(reader, f"{number}") == b"%d" % number
+        assert names(reader) == names(writer)
+        assert batch(reader, ["7", "none", "49"]) == [(pb.OK, b"7"), (pb.NOT_FOUND, b""), (pb.OK, b"49")]
+
+
+def test_a_reader_sees_overwrites_deletes_and_buckets_within_its_staleness(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as writer, Store.open([tmp_path / "drive"], mode="r") as reader:
+        put(writer, "a", b"1")
+        assert read(reader, "a") == b"1"
+        put(writer, "a", b"2")
+        within(reader, 30, b"2", lambda: read(reader, "a"))
+        writer.create_bucket("new")
+        put(writer, "b", b"3", bucket="new")
+        assert read(reader, "b", bucket="new") == b"3"
+        writer.delete(BUCKET, "a")
+
+        def looked_up() -> str:
+            try:
+                return read(reader, "a").decode()
+            except ObjectNotFound:
+                return "gone"
+
+        within(reader, 30, "gone", looked_up)
+        writer.delete_bucket("new", force=True)
+
+        def listed() -> str:
+            try:
+                return str(names(reader, bucket="new"))
+            except BucketNotFound:
+                return "gone"
+
+        within(reader, 30, "gone", listed)
+
+
+def test_a_reader_whose_object_was_replaced_and_removed_reads_the_new_one(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as writer, Store.open([tmp_path / "drive"], mode="r") as reader:
+        for round_number in range(20):
+            data = b"%d" % round_number * BLOCK_BYTES
+            put(writer, "a", data)
+            drive_of(writer).reap(everything=True)
+            assert read(reader, "a") == data
+            assert batch(reader, ["a"]) == [(pb.OK, data)]
+        writer.delete(BUCKET, "a")
+        drive_of(writer).reap(everything=True)
+        with pytest.raises(ObjectNotFound):
+            read(reader, "a")
+        assert batch(reader, ["a"]) == [(pb.NOT_FOUND, b"")]
+
+
+def test_a_reader_outlives_its_writer_and_follows_the_next_ones(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as writer:
+        put(writer, "0", b"0")
+    with Store.open([tmp_path / "drive"], mode="r") as reader:
+        for number in range(1, 6):
+            with store_at(tmp_path / "drive") as writer:
+                for other in range(50):
+                    put(writer, f"{number}/{other}", b"%d" % number)
+                drive_of(writer).catalog.flush()
+            assert read(reader, f"{number}/49") == b"%d" % number
+            assert len(names(reader)) == 1 + 50 * number
+
+
+def test_a_reader_keeps_up_with_a_catalog_that_is_flushed_and_compacted(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as writer, Store.open([tmp_path / "drive"], mode="r") as reader:
+        for number in range(400):
+            put(writer, f"{number % 40}", b"%d" % number)
+            if number % 20 == 0:
+                drive_of(writer).catalog.flush()
+            if number % 50 == 0:
+                drive_of(writer).catalog._db.compact_range(None, None)
+                put(writer, f"new {number}", b"x")
+                assert read(reader, f"new {number}") == b"x"
+        assert len(names(reader)) == 48
+
+
+def test_threads_of_a_reader_see_whole_states_while_it_reopens_its_catalog(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as writer, Store.open([tmp_path / "drive"], mode="r") as reader:
+        for number in range(20):
+            put(writer, f"{number}", b"x")
+        stop, wrong = threading.Event(), []
+
+        def look() -> None:
+            while not stop.is_set():
+                found = names(reader)
+                if found != sorted(map(str, range(20))) or any(read(reader, name) != b"x" for name in found):
+                    wrong.append(found)
+
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        catalog = drive_of(reader).catalog
+        for _ in range(30):
+            catalog._folder_inode = -1  # as after a rebuild
+            catalog.catch_up()
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert not wrong
+
+
+def test_a_reader_refuses_to_write(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as writer, Store.open([tmp_path / "drive"], mode="r") as reader:
+        put(writer, "a", b"1")
+        for action in (lambda: put(reader, "b", b""), lambda: reader.delete(BUCKET, "a")):
+            with pytest.raises(StoreReadOnly, match='mode="a"'):
+                action()
+        assert contents(reader) == {"a": b"1"}
+
+
+def test_a_reader_changes_nothing_on_the_drive(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as writer:
+        put(writer, "a", b"1")
+
+    def state() -> dict[str, tuple[int, int]]:
+        found = {path: path.stat() for path in (tmp_path / "drive").rglob("*")}
+        return {str(path): (stat.st_mtime_ns, stat.st_size) for path, stat in found.items()}
+
+    before = state()
+    with Store.open([tmp_path / "drive"], mode="r") as reader:
+        assert contents(reader) == {"a": b"1"}
+        assert state() == before
+    assert state() == before
+
+
+def test_many_reader_processes_follow_one_writer(tmp_path: Path) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    with store_at(*roots) as writer:
+        readers = [
+            subprocess.Popen(
+                [sys.executable, "-c", READER, *map(str, roots)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(4)
+        ]
+        try:
+            for round_number in range(1, 4):
+                uploads = [stage_object(writer, BUCKET, f"{round_number}/{n}", [bytes(n)], {}) for n in range(50)]
+                assert all(not isinstance(result, Exception) for result in writer.commit_many(uploads))
+                for reader in readers:
+                    assert reader.stdin is not None and reader.stdout is not None
+                    reader.stdin.write("\n")
+                    reader.stdin.flush()
+                for reader in readers:
+                    assert reader.stdout is not None
+                    assert reader.stdout.readline() == f"{50 * round_number} {1225 * round_number}\n"
+        finally:
+            for reader in readers:
+                reader.communicate(timeout=60)
+        assert [reader.returncode for reader in readers] == [0] * 4
+
+
+def test_a_reader_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with store_at(tmp_path / "drive") as writer:
+        put(writer, "a", b"1")
+        reader = subprocess.Popen(
+            [sys.executable, "-c", READER, str(tmp_path / "drive")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env={**os.environ, "TMPDIR": str(scratch)},
+        )  # fmt: skip
+        with reader:
+            assert reader.stdin is not None and reader.stdout is not None
+            reader.stdin.write("\n")
+            reader.stdin.flush()
+            assert reader.stdout.readline() == "1 1\n"
+            reader.kill()
+            reader.wait(timeout=60)
+        assert not list(scratch.iterdir())
