@@ -1,0 +1,22 @@
+"""Batches are read by two readers, native and Python, in this process and in a node: all four must agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(params=["embedded", "grpc", "embedded, Python reader", "grpc, Python reader"])
+def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "grpc":
+        return str(request.getfixturevalue("node").url)
+    if request.param == "grpc, Python reader":
+        return str(request.getfixturevalue("python_reader_node").url)
+    if request.param == "embedded, Python reader":
+        from storage_node.store import batch, batch_read
+
+        monkeypatch.setattr(batch, "read_frame", batch_read.read_frame_python)
+        monkeypatch.setattr(batch, "read_list", batch_read.read_list_python)
+    path: Path = request.getfixturevalue("embedded_path")
+    return f"file://{path}"
