@@ -25,6 +25,7 @@ _COMMANDS = {
     "ls": "ais_loader.cli.ls",
     "rm": "ais_loader.cli.rm",
     "batch": "ais_loader.cli.batch",
+    "doctor": "ais_loader.cli.doctor",
 }
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141

@@ -50,6 +50,7 @@ def serve(
     """
     from storage_node.config import ServerConfig
     from storage_node.run import run_node
+    from storage_node.store.errors import InvalidRequest
 
     def announce(node: NodeServer) -> None:
         described = {"url": node.url, "pid": os.getpid(), "drives": [str(drive) for drive in drives]}
@@ -63,7 +64,10 @@ def serve(
     config = ServerConfig(
         host=host, port=port, durability=durability, read_threads=read_threads, memory_bytes=memory_mib << 20
     )
-    run_node(drives, config, announce)
+    try:
+        run_node(drives, config, announce)
+    except InvalidRequest as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _require_address(host: str, port: int) -> None:

@@ -118,7 +118,7 @@ def progress(total: int | None, *, unit: str) -> Iterator[tqdm[Any]]:
     from tqdm import tqdm
 
     bar: tqdm[Any] = tqdm(
-        total=total, unit=unit, unit_scale=unit == "B", unit_divisor=1024 if unit == "B" else 1000,
+        total=total, unit="iB" if unit == "B" else unit, unit_scale=unit == "B", unit_divisor=1024 if unit == "B" else 1000,
         file=sys.stderr, disable=None, leave=False, dynamic_ncols=True, delay=0.5,
     )  # fmt: skip
     with bar:

@@ -43,8 +43,9 @@ def command(*arguments: str | Path) -> list[str]:
 
 
 def environment(store: str | None = None) -> dict[str, str]:
-    """This process's, with no other store than `store`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AIS_LOADER_")}
+    """This process's, with no other store than `store`, and standard output buffered as it is for users."""
+    ours = ("AIS_LOADER_", "PYTHONUNBUFFERED")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return kept if store is None else kept | {"AIS_LOADER_URL": store}
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ais_loader import errors
+from ais_loader.batch import Batch
 from ais_loader.cli.files import looks_binary
 from ais_loader.cli.get import read_pieces
 from ais_loader.client import Bucket, connect
@@ -52,9 +53,15 @@ def test_an_existing_file_is_replaced_only_when_forced(run: Run, filled: str, tm
     assert link.is_symlink() and file.read_bytes() == b"last"
 
 
-def test_a_device_is_written_to_and_stays_a_device(run: Run, filled: str) -> None:
-    assert run("get", f"{filled}/z", os.devnull, "--force").exit_code == 0
-    assert Path(os.devnull).is_char_device()
+def test_a_pipe_or_device_is_written_to_and_stays_what_it_is(run: Run, filled: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert run("get", f"{filled}/z", tmp_path / "pipe", "--force").exit_code == 0
+        assert os.read(reader, 100) == b"last"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_failure_leaves_no_file(run: Run, filled: str, tmp_path: Path) -> None:
@@ -105,25 +112,60 @@ def test_an_object_replaced_while_it_is_read_is_never_a_mix(bucket: Bucket) -> N
         assert received == old
 
 
-@pytest.mark.parametrize("size_bytes", [1000, PIECES_BYTES])
-def test_a_damaged_object_is_reported_and_leaves_no_file(
-    run: Run, local_url: str, tmp_path: Path, size_bytes: int
+def test_an_object_replaced_between_looking_and_reading_is_not_taken_for_the_other(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bucket.put("big", b"o" * PIECES_BYTES)
+    get_batch = bucket.client.get_batch
+
+    def after_a_put(*arguments: Any, **options: Any) -> Batch:
+        bucket.put("big", b"n" * (PIECES_BYTES + 1))
+        return get_batch(*arguments, **options)
+
+    monkeypatch.setattr(bucket.client, "get_batch", after_a_put)
+    with pytest.raises(errors.ObjectNotFound, match="was replaced or deleted while it was read"):
+        b"".join(read_pieces(bucket.client, Entry(bucket.name, "big"), 0, None, verify=False))
+
+
+def test_pieces_are_checked_where_they_arrive(local_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with connect(local_url) as client:
-        client.create_bucket("b").put("x", os.urandom(size_bytes))
-    largest = max((path for path in Path(local_url, "objects").rglob("*") if path.is_file()), key=_size)
+        client.create_bucket("b").put("x", bytes(PIECES_BYTES))
+        _damage(local_url)
+        get_batch = client.get_batch
+
+        def unverified(entries: Any, **_: Any) -> Batch:
+            return get_batch(entries)
+
+        monkeypatch.setattr(client, "get_batch", unverified)
+        with pytest.raises(errors.CorruptObject, match="what arrived has CRC-32C"):
+            b"".join(read_pieces(client, Entry("b", "x"), 0, None, verify=False))
+
+
+def _damage(store: str) -> None:
+    """Change the last byte of the store's one object."""
+    largest = max((path for path in Path(store, "objects").rglob("*") if path.is_file()), key=_size)
     largest.chmod(0o644)
     with largest.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         (last,) = file.read(1)
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last ^ 1]))
+
+
+@pytest.mark.parametrize("size_bytes", [1000, PIECES_BYTES])
+def test_a_damaged_object_is_reported_and_leaves_no_file(
+    run: Run, local_url: str, tmp_path: Path, size_bytes: int
+) -> None:
+    with connect(local_url) as client:
+        client.create_bucket("b").put("x", os.urandom(size_bytes))
+    _damage(local_url)
     result = run("get", "b/x", tmp_path / "f", "--store", local_url)
     assert result.exit_code == 1 and "checksum" in result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
 
 
-_size: Callable[[Path], int] = lambda path: path.stat().st_size  # noqa: E731
+def _size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def test_arguments_that_name_no_object_are_usage_errors(run: Run, bucket_name: str) -> None:

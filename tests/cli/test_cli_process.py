@@ -117,7 +117,7 @@ def test_ctrl_c_stops_a_put_quietly_and_stores_no_part_of_it(store: str) -> None
         assert [info.name for info in client.bucket("b").objects()] == ["big", "bin", "t"]
 
 
-@pytest.mark.parametrize("arguments", [["ls", "b"], ["get", "b/big"]])
+@pytest.mark.parametrize("arguments", [["ls", "b"], ["get", "b/bin"], ["get", "b/big"], ["ls", "--help"]])
 def test_a_reader_that_stops_reading_ends_it_quietly(store: str, arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
