@@ -117,8 +117,9 @@ def progress(total: int | None, *, unit: str) -> Iterator[tqdm[Any]]:
     """A bar on standard error, if that is a terminal. `unit` "B" counts bytes in powers of 1,024."""
     from tqdm import tqdm
 
+    in_bytes = unit == "B"
     bar: tqdm[Any] = tqdm(
-        total=total, unit="iB" if unit == "B" else unit, unit_scale=unit == "B", unit_divisor=1024 if unit == "B" else 1000,
+        total=total, unit="iB" if in_bytes else unit, unit_scale=in_bytes, unit_divisor=1024 if in_bytes else 1000,
         file=sys.stderr, disable=None, leave=False, dynamic_ncols=True, delay=0.5,
     )  # fmt: skip
     with bar:
