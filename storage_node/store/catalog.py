@@ -29,7 +29,7 @@ from storage_node.store.raw_files import drive_error
 
 __all__ = ["Catalog", "WriteBatch", "held_by_this_process"]
 
-_READER_OPENS = 5
+_READER_OPENS = 10
 BINDING_FILE = "rocksdict-config.json"
 REBUILD_HINT = "`ais-loader doctor --rebuild` makes it anew from the files"
 
@@ -72,8 +72,10 @@ def held_by_this_process(path: Path) -> bool:
     )
 
 
-def _options() -> Options:
+def _options(log_folder: str | None = None) -> Options:
     options = Options(raw_mode=True)
+    if log_folder is not None:
+        options.set_db_log_dir(log_folder)
     options.create_if_missing(True)
     options.set_write_buffer_size(16 << 20)
     options.set_max_write_buffer_number(2)
@@ -108,16 +110,26 @@ class Catalog:
         # A reader's folder holds nothing but RocksDB's own diary. Unlinked at once, it cannot outlive a killed reader.
         scratch = tempfile.mkdtemp(prefix="ais-loader-reader-")
         try:
-            for attempts_left in reversed(range(_READER_OPENS)):
-                try:
-                    return Rdict(str(self.path), _options(), access_type=AccessType.secondary(scratch))
-                except Exception as error:
-                    # The writer may remove a table between its being listed and its being opened.
-                    if not attempts_left or "No such file" not in str(error):
-                        raise
+            return self._open_secondary(scratch)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        raise AssertionError("the last attempt returns or raises")
+
+    def _open_secondary(self, scratch: str) -> Rdict:
+        attempt = 1
+        while True:
+            try:
+                # A secondary that misses a table goes back to a state without it, and says nothing. Opening for
+                # reading only, which cannot follow a writer, misses nothing.
+                strict = Rdict(str(self.path), _options(scratch), access_type=AccessType.read_only(False))
+                secondary = Rdict(str(self.path), _options(scratch), access_type=AccessType.secondary(scratch))
+                strict.close()
+                return secondary
+            except Exception:
+                # Beside a writer a table may go between its being listed and its being opened.
+                if attempt == _READER_OPENS:
+                    raise
+                threading.Event().wait(0.005 * attempt)
+                attempt += 1
 
     def _open_error(self, error: Exception) -> StoreError:
         text = str(error)

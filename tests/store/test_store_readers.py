@@ -119,6 +119,41 @@ def test_a_reader_keeps_up_with_a_catalog_that_is_flushed_and_compacted(tmp_path
         assert len(names(reader)) == 48
 
 
+def test_every_reader_opens_whatever_the_writer_is_doing(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as writer:
+        for number in range(20):
+            put(writer, f"{number}", b"x")
+        stop, failures = threading.Event(), []
+
+        def churn() -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                put(writer, f"{number % 20}", b"x")
+                drive_of(writer).catalog.flush()
+                if number % 3 == 0:
+                    drive_of(writer).catalog._db.compact_range(None, None)
+
+        def open_often() -> None:
+            for _ in range(25):
+                try:
+                    with Store.open([tmp_path / "drive"], mode="r") as reader:
+                        assert len(names(reader)) == 20
+                except Exception as error:
+                    failures.append(error)
+                    raise
+
+        writing = threading.Thread(target=churn)
+        opening = [threading.Thread(target=open_often) for _ in range(4)]
+        for thread in (writing, *opening):
+            thread.start()
+        for thread in opening:
+            thread.join(timeout=100)
+        stop.set()
+        writing.join(timeout=60)
+        assert not failures
+
+
 def test_threads_of_a_reader_see_whole_states_while_it_reopens_its_catalog(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as writer, Store.open([tmp_path / "drive"], mode="r") as reader:
         for number in range(20):
