@@ -1,11 +1,16 @@
-"""One suite for every way to reach a store. `batch/` runs with both readers besides, see its conftest.py."""
+"""One suite for every way to reach a store. `batch/` runs with both readers besides, see its conftest.py.
+
+Clients are kept from test to test, since opening one takes longer than most tests; one that a test closes is replaced.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from ais_loader import Client, connect, errors
 from ais_loader.testing import NodeProcess
 
 
@@ -15,3 +20,29 @@ def python_reader_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nod
     drive = tmp_path_factory.mktemp("python-reader-node") / "drive"
     with NodeProcess(drive, environment={"AIS_LOADER_READER": "python"}) as node:
         yield node
+
+
+@pytest.fixture(scope="session")
+def embedded_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of this suite alone: its client holds it open."""
+    return tmp_path_factory.mktemp("conformance") / "store"
+
+
+@pytest.fixture(scope="session")
+def kept_clients() -> Iterator[dict[str, Client]]:
+    kept: dict[str, Client] = {}
+    yield kept
+    for client in kept.values():
+        client.close()
+
+
+@pytest.fixture
+def client(url: str, kept_clients: dict[str, Client]) -> Client:
+    if url in kept_clients:
+        try:
+            kept_clients[url].buckets()
+        except errors.Closed:
+            del kept_clients[url]
+    if url not in kept_clients:
+        kept_clients[url] = connect(url)
+    return kept_clients[url]
