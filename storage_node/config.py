@@ -23,10 +23,12 @@ class ServerConfig:
     """Batches being served; further ones are told to come back."""
     reject_retry_after_ms: int = 100
     max_buffered_bytes: int = 128 << 20
-    """Largest answer that is collected before it is sent (streaming=False)."""
+    """Answers that are collected before they are sent (streaming=False), all sessions together. One that would not fit
+    beside the others is told to come back, a larger one is refused."""
 
     def __post_init__(self) -> None:
-        for name in ("read_threads", "memory_bytes", "max_active_batches", "reject_retry_after_ms"):
+        limits = ("read_threads", "memory_bytes", "max_active_batches", "reject_retry_after_ms", "max_buffered_bytes")
+        for name in limits:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 1")
         if not 0 <= self.port < 65536:

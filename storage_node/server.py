@@ -7,6 +7,7 @@ can neither stall it nor be stalled by it, and can stop it from outside with a g
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +20,15 @@ import grpc.aio
 from protos import ais_batch_pb2, ais_objects_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.config import ServerConfig
-from storage_node.services import BucketsService, NodeService, ObjectsService
-from storage_node.store.errors import DriveFailed
+from storage_node.services import BucketsService, NodeService, ObjectsService, abort
+from storage_node.store.drive import Drive
+from storage_node.store.errors import StoreError
 from storage_node.store.store import Store
 
 VERSION = "0.1.0"
 START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+log = logging.getLogger(__name__)
 
 _OPTIONS = (
     # A second server on the same port would silently get half of the connections.
@@ -118,25 +122,42 @@ class NodeServer:
             reaping = asyncio.create_task(self._reap(service))
             await self._stopping.wait()
             reaping.cancel()
+            service.stop()
             await server.stop(self._grace_s)
+            await _finish_tasks()
 
     async def _reap(self, service: BatchService) -> None:
         """Remove the files of replaced objects when their grace period is over, also when nobody writes any more."""
+        said: dict[Drive, str] = {}
         while True:
             await asyncio.sleep(_REAP_INTERVAL_S)
             for drive in service.store.drives:
                 if drive is not None:
                     try:
                         await service.read(drive.reap)
-                    except DriveFailed:
-                        continue  # shown by Describe; the next start removes what is left
+                    except StoreError as error:
+                        if said.get(drive) != str(error):
+                            log.warning("%s: replaced objects keep their space for now: %s", drive.root, error)
+                        said[drive] = str(error)
+
+
+async def _finish_tasks() -> None:
+    """Calls that outlived the grace period are cancelled by now: wait until they have let go of their files."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=STOP_TIMEOUT_S)
 
 
 def _session_handler(service: BatchService) -> grpc.GenericRpcHandler:
     """GetBatch/Session with responses that are serialized already."""
 
     async def session(requests: AsyncIterator[ais_batch_pb2.SessionRequest], context: Any) -> None:
-        await service.serve(requests, context)
+        try:
+            await service.serve(requests, context)
+        except StoreError as error:
+            await abort(context, error)
 
     passthrough: Callable[[bytes], bytes] = bytes
     handler = grpc.stream_stream_rpc_method_handler(

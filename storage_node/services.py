@@ -245,7 +245,7 @@ class NodeService:
             pid=os.getpid(),
             open_sessions=self._service.open_sessions,
             active_batches=self._service.active_batches,
-            reserved_bytes=self._service.budget.held_bytes,
+            reserved_bytes=self._service.reserved_bytes,
         )  # fmt: skip
 
 

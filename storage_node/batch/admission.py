@@ -20,10 +20,16 @@ class MemoryBudget:
     def _fits(self, size_bytes: int) -> bool:
         return self.held_bytes == 0 or self.held_bytes + size_bytes <= self.limit_bytes
 
+    def acquire_now(self, size_bytes: int) -> bool:
+        """Whether there was room, with nobody waiting for it; then it is held."""
+        if self._waiting or not self._fits(size_bytes):
+            return False
+        self.held_bytes += size_bytes
+        return True
+
     async def acquire(self, size_bytes: int) -> None:
         """Cancelled while waiting, it holds nothing."""
-        if not self._waiting and self._fits(size_bytes):
-            self.held_bytes += size_bytes
+        if self.acquire_now(size_bytes):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size_bytes, granted))

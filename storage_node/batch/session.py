@@ -20,7 +20,7 @@ from storage_node.batch.small import answer_small
 from storage_node.config import ServerConfig
 from storage_node.store.batch import StoreBatch
 from storage_node.store.batch_plan import FrameSpan
-from storage_node.store.errors import StoreError
+from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,14 @@ class Outgoing(Protocol):
     async def write(self, message: bytes) -> None: ...
 
 
+class _Gone(Exception):
+    """The client cannot be written to any more."""
+
+
+class _Busy(Exception):
+    """The batch has to be asked for again, later."""
+
+
 class BatchService:
     """What all sessions of a node share. Belongs to the node's event loop."""
 
@@ -40,9 +48,26 @@ class BatchService:
         self.store = store
         self.config = config
         self.budget = MemoryBudget(config.memory_bytes)
-        self.open_sessions = 0
+        # Apart from the frames on their way: an answer that was collected waits for its client as long as it takes.
+        self.buffered = MemoryBudget(config.max_buffered_bytes)
         self.active_batches = 0
+        self.stopping = False
+        self._sessions: set[_Session] = set()
         self._readers = readers
+
+    @property
+    def open_sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.budget.held_bytes + self.buffered.held_bytes
+
+    def stop(self) -> None:
+        """Take no further batch; each session ends with the last one that it has begun, an idle one now."""
+        self.stopping = True
+        for session in self._sessions:
+            session.stop_reading()
 
     async def read(self, function: Callable[..., T], *arguments: object) -> T:
         """Run a function that may wait for a drive, off the event loop.
@@ -50,27 +75,16 @@ class BatchService:
         Cancelled, it still returns only when the function has, or never will be run: what it works on may be closed.
         """
         work = self._readers.submit(function, *arguments)
-        done = asyncio.wrap_future(work)
-        try:
-            return await asyncio.shield(done)
-        except asyncio.CancelledError:
-            work.cancel()
-            while not done.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([done])
-            _retrieve(done)
-            raise
+        return await _settled(asyncio.wrap_future(work), work.cancel)
 
     async def serve(self, requests: AsyncIterator[pb.SessionRequest], stream: Outgoing) -> None:
         """One session, until the client ends it or its connection breaks; nothing of it is left afterwards."""
-        self.open_sessions += 1
         session = _Session(self, stream)
+        self._sessions.add(session)
         try:
-            async for request in requests:
-                await session.take(request)
-            await session.drain()
+            await session.run(requests)
         finally:
-            self.open_sessions -= 1
+            self._sessions.discard(session)
             await session.cancel_all()
 
 
@@ -80,17 +94,47 @@ class _Session:
         self._stream = stream
         self._write_lock = asyncio.Lock()
         self._batches: dict[int, tuple[asyncio.Task[None], Credit]] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._answering = False
+
+    async def run(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
+        """Until the client has ended the session and has all answers. Raises InvalidRequest for nonsense."""
+        self._reading = asyncio.create_task(self._take_all(requests), name="session")
+        if self._service.stopping:
+            self.stop_reading()
+        await asyncio.wait([self._reading])
+        if not self._reading.cancelled():
+            self._reading.result()
+        while self._batches:
+            await asyncio.wait([task for task, _ in self._batches.values()])
+        async with self._write_lock:  # what a cancelled batch had begun to write is on its way
+            pass
+
+    def stop_reading(self) -> None:
+        if self._reading is not None and not self._answering:
+            self._reading.cancel()
+
+    async def _take_all(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
+        async for request in requests:
+            await self.take(request)
+            if self._service.stopping:
+                return
 
     async def take(self, request: pb.SessionRequest) -> None:
         batch_id, event = request.batch_id, request.WhichOneof("event")
         if event == "request":
             if (answer := answer_small(self._service.store, request.request, batch_id)) is not None:
                 # Waits while the client does not read: it will not be asking for more then, either.
+                self._answering = True
                 await self._send(answer)
+                self._answering = False
                 return
+            if batch_id in self._batches:
+                raise InvalidRequest(f"batch {batch_id} of this session has not ended: its id cannot be used again yet")
             credit = Credit(request.request.initial_credit_bytes)
             task = asyncio.create_task(self._run(batch_id, request.request, credit), name=f"batch {batch_id}")
             self._batches[batch_id] = (task, credit)
+            task.add_done_callback(_retrieve)
             task.add_done_callback(lambda _: self._batches.pop(batch_id, None))
         elif (batch := self._batches.get(batch_id)) is not None:  # else it has ended, and this crossed its END
             if event == "credit":
@@ -98,48 +142,50 @@ class _Session:
             elif event == "cancel":
                 batch[0].cancel()
 
-    async def drain(self) -> None:
-        while self._batches:
-            await asyncio.wait([task for task, _ in self._batches.values()])
-
     async def cancel_all(self) -> None:
         tasks = [task for task, _ in self._batches.values()]
+        if self._reading is not None:
+            tasks.append(self._reading)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send(self, message: bytes) -> None:
+        """Must not be cancelled while the session lives: gRPC would still be writing when the next write begins."""
         async with self._write_lock:
-            await self._stream.write(message)
-
-    async def _send_event(self, response: pb.SessionResponse) -> None:
-        await self._send(response.SerializeToString())
+            try:
+                await self._stream.write(message)
+            except Exception as error:  # whatever gRPC raises when a call has ended: nobody is there to be told
+                raise _Gone from error
 
     async def _run(self, batch_id: int, request: pb.BatchRequest, credit: Credit) -> None:
         service = self._service
-        if service.active_batches >= service.config.max_active_batches:
-            reject = pb.Reject(
-                retry_after_ms=service.config.reject_retry_after_ms,
-                reason=f"{service.active_batches} batches are being served",
-            )
-            await self._send_event(pb.SessionResponse(batch_id=batch_id, reject=reject))
-            return
-        service.active_batches += 1
-        end: pb.End | None
+        response = pb.SessionResponse(batch_id=batch_id)
         try:
-            async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
-                end = await _BatchRun(service, batch_id, request, credit, self._send).run()
+            if service.active_batches >= service.config.max_active_batches:
+                raise _Busy(f"{service.active_batches} batches are being served")
+            service.active_batches += 1
+            try:
+                async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
+                    end = await _BatchRun(service, batch_id, request, credit, self._send).run()
+            finally:
+                service.active_batches -= 1
+            if end is None:
+                return
+            response.end.CopyFrom(end)
+        except _Gone:
+            return
+        except _Busy as busy:
+            response.reject.reason = str(busy)
+            response.reject.retry_after_ms = service.config.reject_retry_after_ms
         except TimeoutError:
-            end = pb.End(outcome=pb.End.REFUSED, error_kind="timeout", message=f"not done in {request.deadline_ms} ms")
+            response.end.CopyFrom(_refused("timeout", f"not done in {request.deadline_ms} ms"))
         except StoreError as error:
-            end = pb.End(outcome=pb.End.REFUSED, error_kind=error.kind, message=str(error))
+            response.end.CopyFrom(_refused(error.kind, str(error)))
         except Exception:  # the boundary of a task: one batch's defect must not end its neighbours
             log.exception("batch %d failed", batch_id)
-            end = pb.End(outcome=pb.End.REFUSED, error_kind="internal", message="internal error, see the node's log")
-        finally:
-            service.active_batches -= 1
-        if end is not None:
-            await self._send_event(pb.SessionResponse(batch_id=batch_id, end=end))
+            response.end.CopyFrom(_refused("internal", "internal error, see the node's log"))
+        await _settled(asyncio.ensure_future(self._send(response.SerializeToString())))
 
 
 class _BatchRun:
@@ -156,7 +202,12 @@ class _BatchRun:
         self._send = send
 
     async def run(self) -> pb.End | None:
-        """Returns the END that is still to be sent; None when it went with the last frame."""
+        """Returns the END that is still to be sent; None when it went with the last frame.
+
+        Raises StoreError, _Busy, _Gone.
+        """
+        if self._request.first_index + len(self._request.name) > 1 << 32:
+            raise InvalidRequest(f"first_index={self._request.first_index}: indexes have 32 bits")
         batch = await self._service.read(StoreBatch, self._service.store, self._request)
         try:
             if self._request.buffered:
@@ -176,7 +227,7 @@ class _BatchRun:
                 try:
                     message, ended = await self._read(batch, span)
                     if sending is not None:
-                        await sending
+                        await asyncio.shield(sending)
                 except BaseException:
                     budget.release(span.payload_bytes)
                     raise
@@ -185,7 +236,7 @@ class _BatchRun:
                 if self._request.fail_fast and batch.status[span.first : span.stop].any():
                     break
             if sending is not None:
-                await sending
+                await asyncio.shield(sending)
         except BaseException:
             if sending is not None:
                 # A write that has begun cannot be taken back; its bytes are released when it ends.
@@ -194,13 +245,7 @@ class _BatchRun:
         return None if ended else batch.end(entries)
 
     async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
-        reading = asyncio.ensure_future(self._service.read(batch.read_encoded, span, self._batch_id))
-        try:
-            return await asyncio.shield(reading)
-        except asyncio.CancelledError:
-            # The thread goes on whatever we do; the batch may only be closed after it.
-            await asyncio.wait([reading])
-            raise
+        return await self._service.read(batch.read_encoded, span, self._batch_id)
 
     async def _send_and_release(self, message: bytes, payload_bytes: int) -> None:
         try:
@@ -209,27 +254,48 @@ class _BatchRun:
             self._service.budget.release(payload_bytes)
 
     async def _run_buffered(self, batch: StoreBatch) -> pb.End | None:
-        limit_bytes = self._service.config.max_buffered_bytes
-        total_bytes = int(batch.sizes.sum())
-        if total_bytes > limit_bytes:
-            refusal = f"{total_bytes:,} bytes, at most {limit_bytes:,} are collected before sending: use streaming=True"
-            return pb.End(outcome=pb.End.REFUSED, error_kind="invalid-request", message=refusal)
-        await self._service.budget.acquire(total_bytes)
+        budget = self._service.buffered
+        held_bytes = int(batch.sizes.sum())
+        if held_bytes > budget.limit_bytes:
+            raise InvalidRequest(
+                f"{held_bytes:,} bytes, at most {budget.limit_bytes:,} are collected before sending: use streaming=True"
+            )
+        if not budget.acquire_now(held_bytes):
+            raise _Busy(f"{budget.held_bytes:,} bytes of answers are waiting for their clients")
         try:
-            messages: list[tuple[FrameSpan, bytes]] = []
+            messages: list[tuple[int, bytes]] = []
             entries, ended = 0, False
             for span in batch.spans():
                 message, ended = await self._read(batch, span)
-                messages.append((span, message))
+                messages.append((span.payload_bytes, message))
                 entries = span.stop
                 if self._request.fail_fast and batch.status[span.first : span.stop].any():
                     break
-            for span, message in messages:
-                await self._credit.spend(span.payload_bytes)
-                await self._send(message)
+            for payload_bytes, message in messages:
+                await self._credit.spend(payload_bytes)
+                await _settled(asyncio.ensure_future(self._send(message)))
+                held_bytes -= payload_bytes
+                budget.release(payload_bytes)
         finally:
-            self._service.budget.release(total_bytes)
+            budget.release(held_bytes)
         return None if ended else batch.end(entries)
+
+
+def _refused(kind: str, message: str) -> pb.End:
+    return pb.End(outcome=pb.End.REFUSED, error_kind=kind, message=message)
+
+
+async def _settled(future: asyncio.Future[T], cancel: Callable[[], object] = bool) -> T:
+    """The outcome of `future`. A cancellation is passed on to `cancel` at once, and to the caller when it is done."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        cancel()
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        _retrieve(future)
+        raise
 
 
 def _retrieve(finished: asyncio.Future[Any]) -> None:

@@ -21,9 +21,9 @@ _DIGEST_OF_OK = crc32c(bytes((pb.OK,)))
 def answer_small(store: Store, request: pb.BatchRequest, batch_id: int) -> bytes | None:
     """The whole answer as one serialized SessionResponse, or None when it takes more than this."""
     if (
-        len(request.name) != 1 or request.bucket_index or request.member or request.start or request.version
-        or request.first_index or request.resume_version or request.initial_credit_bytes < MAX_BYTES
-        or len(request.bucket) != 1
+        len(request.name) != 1 or request.bucket_index or request.member or request.start or request.length
+        or request.version or request.first_index or request.resume_offset or request.resume_version
+        or request.initial_credit_bytes < MAX_BYTES or len(request.bucket) != 1
     ):  # fmt: skip
         return None
     bucket = store.record.buckets.get(request.bucket[0])
