@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 import grpc
 
@@ -34,7 +36,7 @@ class Connection:
 
     def __init__(self, endpoint: str, verify_payload: bool) -> None:
         self.endpoint = endpoint
-        self.abandoned = False
+        self.abandoned = self.closed = False
         self.lock = threading.Lock()
         self.channel = grpc.insecure_channel(endpoint, options=_OPTIONS)
         self.buckets = rpc.BucketsStub(self.channel)
@@ -51,10 +53,19 @@ class Connection:
     def session(self) -> Session:
         with self.lock:
             if self._session is None or not self._session.alive:
-                self._session = Session(
-                    lambda outgoing: self._open_session(outgoing, wait_for_ready=False), self.translate, self.endpoint
-                )
+                with self.in_use():
+                    self._session = Session(self._open_session, self.translate, self.endpoint)
             return self._session
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Begin calls in here: gRPC's answer on a channel that another thread has closed is a ValueError."""
+        try:
+            yield
+        except ValueError as error:
+            if self.closed:
+                raise self.given_up() from error
+            raise
 
     def translate(self, error: Exception) -> errors.LoaderError:
         """Our error for what gRPC says; the node's own errors carry their kind."""
@@ -83,6 +94,7 @@ class Connection:
         return errors.Closed(f"{self.endpoint}: the connection was closed")
 
     def close(self) -> None:
+        self.closed = True
         with self.lock:
             if self._session is not None:
                 self._session.close()

@@ -104,7 +104,8 @@ class GrpcTransport:
         def once() -> T:
             connection = self._here()
             try:
-                return call(connection)
+                with connection.in_use():
+                    return call(connection)
             except grpc.RpcError as error:
                 translated = connection.translate(error)
                 if isinstance(translated, errors.NodeUnavailable):
@@ -167,7 +168,8 @@ class GrpcTransport:
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
         def open_stream(messages: Iterator[pb.PutManyRequest]) -> AnswerStream:
             here = self._here()
-            return _GroupAnswers(here.objects.PutMany(messages), here.translate)
+            with here.in_use():
+                return _GroupAnswers(here.objects.PutMany(messages), here.translate)
 
         return put_many(objects, open_stream, self.put, retry_s=self._retry_s)
 
@@ -199,7 +201,8 @@ class GrpcTransport:
         def open_call(request: pb.GetRequest) -> Call:
             nonlocal here
             here = self._here()
-            return here.objects.Get(request)  # type: ignore[no-any-return]
+            with here.in_use():
+                return here.objects.Get(request)  # type: ignore[no-any-return]
 
         def translate(error: Exception) -> errors.LoaderError:
             translated = here.translate(error)

@@ -91,8 +91,9 @@ class GrpcStream:
 
     def close(self) -> None:
         self._closed = True
-        if self._session is not None and self._pid == os.getpid() and not self._done:
+        if self._session is not None and self._inbox is not None and self._pid == os.getpid() and not self._done:
             self._session.cancel(self._batch_id)
+            self._inbox.put(Broken(errors.Closed("this batch has been closed")))  # another thread may be waiting
 
     # -- asking
 
@@ -152,6 +153,8 @@ class GrpcStream:
         stop = first + len(frame.index)
         if first != self._received or stop > self._n or (np.diff(frame.index.astype(np.int64)) != 1).any():
             self._fail(f"entry {first} arrived where {self._received} was due")
+        if frame.piece is not None or self._partial is not None:
+            self._check_piece(frame)
         if self._policy.verify_payload:
             self._verify(frame)
         self._patience.progress()
@@ -163,6 +166,19 @@ class GrpcStream:
         self._status[first:stop] = frame.status
         self._checksum[first:stop] = frame.checksum
         self._received = stop
+
+    def _check_piece(self, frame: Frame) -> None:
+        """A piece goes on where the one before it ended; only a failure may take the place of what is still to come."""
+        before = self._partial.piece if self._partial is not None else None
+        due = before.offset + len(self._partial.payload) if before is not None and self._partial is not None else 0
+        piece = frame.piece
+        if piece is None:
+            fits = bool(len(frame.status)) and frame.status[0] != pb.OK
+        else:
+            fits = piece.offset == due
+            fits = fits and (before is None or (piece.entry_size, piece.version) == (before.entry_size, before.version))
+        if not fits:
+            self._fail(f"entry {self._received}: {piece or 'a whole entry'} arrived where the piece at {due:,} was due")
 
     def _verify(self, frame: Frame) -> None:
         start = 0
