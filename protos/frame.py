@@ -37,6 +37,9 @@ _TAG_BATCH_ID, _TAG_END, _TAG_FRAME = 0x08, 0x1A, 0x7A
 _TAG_INDEX, _TAG_SIZE, _TAG_CHECKSUM, _TAG_STATUS, _TAG_KIND, _TAG_PIECE, _TAG_ERROR, _TAG_PAYLOAD = (
     0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32, 0x3A, 0x7A,
 )  # fmt: skip
+_FRAME_TAGS = frozenset(
+    (_TAG_INDEX, _TAG_SIZE, _TAG_CHECKSUM, _TAG_STATUS, _TAG_KIND, _TAG_PIECE, _TAG_ERROR, _TAG_PAYLOAD)
+)
 
 
 class FrameError(ValueError):
@@ -107,6 +110,12 @@ def _section(tag: int, content: bytes) -> bytes:
     return b"" if not content else bytes((tag,)) + encode_varint(len(content)) + content
 
 
+def _message(tag: int, message: pb.Piece | pb.EntryError | pb.End) -> bytes:
+    """An empty message is still a message: its presence says something."""
+    content = message.SerializeToString()
+    return bytes((tag,)) + encode_varint(len(content)) + content
+
+
 def encode_prefix(
     batch_id: int,
     *,
@@ -134,18 +143,14 @@ def encode_prefix(
     checksums = _section(_TAG_CHECKSUM, raw_checksums)
     after = _section(_TAG_STATUS, status.tobytes()) + _section(_TAG_KIND, checksum_kind.tobytes())
     if piece is not None:
-        message = pb.Piece(offset=piece.offset, entry_size=piece.entry_size, version=piece.version)
-        # An empty message is still a message: its presence is what says "piece".
-        content = message.SerializeToString()
-        after += bytes((_TAG_PIECE,)) + encode_varint(len(content)) + content
+        after += _message(_TAG_PIECE, pb.Piece(offset=piece.offset, entry_size=piece.entry_size, version=piece.version))
     for at, fault in (errors or {}).items():
-        error = pb.EntryError(index=at, message=fault.message, kind=fault.kind)
-        after += _section(_TAG_ERROR, error.SerializeToString())
+        after += _message(_TAG_ERROR, pb.EntryError(index=at, message=fault.message, kind=fault.kind))
     after += bytes((_TAG_PAYLOAD,)) + encode_varint(payload_bytes)
     frame_bytes = len(before) + len(checksums) + len(after) + payload_bytes
     head = bytes((_TAG_BATCH_ID,)) + encode_varint(batch_id)
     if end is not None:
-        head += _section(_TAG_END, end.SerializeToString())
+        head += _message(_TAG_END, end)
     head += bytes((_TAG_FRAME,)) + encode_varint(frame_bytes) + before
     return head + checksums + after, len(head) + len(checksums) - len(raw_checksums)
 
@@ -193,9 +198,10 @@ def decode_response(data: bytes) -> Response:
                     return Response(batch_id, end=end)
             if at < len(data) and data[at] == _TAG_FRAME:
                 length, at = _decode_varint(data, at + 1)
-                if at + length != len(data):
+                if at + length > len(data):
                     raise FrameError(f"frame of {length:,} bytes in a message that has room for {len(data) - at:,}")
-                return Response(batch_id, decode_frame(data, at), end)
+                if at + length == len(data):
+                    return Response(batch_id, decode_frame(data, at), end)
         return _from_response(pb.SessionResponse.FromString(data))
     except IndexError:
         raise FrameError("message ends in the middle of a field") from None
@@ -223,12 +229,15 @@ def decode_frame(data: bytes, at: int) -> Frame:
     piece: Piece | None = None
     errors: dict[int, EntryFault] = {}
     payload = memoryview(b"")
-    end = len(data)
+    begin, end = at, len(data)
     while at < end:
         tag = data[at]
+        if tag not in _FRAME_TAGS or tag in arrays:
+            # From another encoder, or of a later version: legal, and rare enough to be copied.
+            return _from_message(pb.Frame.FromString(data[begin:]))
         length, at = _decode_varint(data, at + 1)
         stop = at + length
-        if tag & 7 != 2 or stop > end:
+        if stop > end:
             raise FrameError(f"field with tag {tag:#x} and length {length:,} does not fit a frame")
         if tag == _TAG_PAYLOAD:
             payload = memoryview(data)[at:stop]
@@ -293,7 +302,9 @@ def _checked(frame: Frame) -> Frame:
     if int(frame.size.sum(dtype=np.uint64)) != len(frame.payload):
         raise FrameError(f"sizes add up to {int(frame.size.sum()):,}, payload has {len(frame.payload):,} bytes")
     if frame.piece is not None and (
-        len(frame.index) != 1 or frame.piece.offset + len(frame.payload) > frame.piece.entry_size
+        len(frame.index) != 1
+        or frame.piece.entry_size >= 1 << 32
+        or frame.piece.offset + len(frame.payload) > frame.piece.entry_size
     ):
         raise FrameError(f"a piece that is not part of one entry: {frame.piece}")
     return frame
