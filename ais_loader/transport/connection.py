@@ -90,8 +90,18 @@ class Connection:
     def given_up(self) -> errors.LoaderError:
         """The error of a call that was ended on this side."""
         if self.abandoned:
-            return errors.NodeUnavailable(f"{self.endpoint}: given up for the next endpoint")
+            return errors.NodeUnavailable(f"{self.endpoint}: let go, for the next endpoint or for a fork")
         return errors.Closed(f"{self.endpoint}: the connection was closed")
+
+    def pause(self) -> None:
+        """End the streams, not the channel, as if they had broken; returns when none of their threads is left."""
+        self.abandoned = True
+        with self.lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+        self.exchange.close()
+        self.abandoned = False
 
     def close(self) -> None:
         self.closed = True

@@ -1,6 +1,8 @@
 """A storage node over gRPC. With `connection`, the only client module that imports grpc.
 
-Channels connect lazily and belong to the process that made them; a forked child makes its own. Calls that only read,
+Channels connect lazily and belong to the process that made them. gRPC does not survive a fork in which any of its
+threads is at work (the child aborts), so all streams end before one and begin anew after it; batches in flight resume
+by themselves. Calls that only read,
 and writes whose bytes can be sent again, are retried with growing, jittered pauses while nobody answers.
 """
 
@@ -35,6 +37,9 @@ from protos import ais_objects_pb2 as pb
 T = TypeVar("T")
 CALL_TIMEOUT_S = 60.0
 
+FORK_TIMEOUT_S = 30.0
+_NO_FORK = threading.Event()
+_NO_FORK.set()
 _TRANSPORTS: weakref.WeakSet[GrpcTransport] = weakref.WeakSet()
 _INHERITED: list[Connection] = []
 """Never used and never freed: a channel that is torn down in a forked child may wait for threads that are not there."""
@@ -62,7 +67,9 @@ class GrpcTransport:
         return _connect_again, (self.url, self._retry_s, self._verify_payload)
 
     def _here(self) -> Connection:
-        """This process's connection."""
+        """This process's connection; waits while the process is being forked."""
+        if not _NO_FORK.is_set():
+            _NO_FORK.wait(FORK_TIMEOUT_S)
         connection = self._connection
         if connection is not None and not self._closed:
             return connection
@@ -90,6 +97,12 @@ class GrpcTransport:
                 self._endpoint = (self._endpoint + 1) % len(self._endpoints)
             failed.abandoned = True
             failed.close()
+
+    def pause(self) -> None:
+        """End all streams as if they had broken: whoever uses one begins a new one when the fork is over."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.pause()
 
     def forget_inherited(self) -> None:
         """In a forked child: connections are the parent's, and a lock may be held by a thread that is not here."""
@@ -265,12 +278,19 @@ class GrpcTransport:
             connection.close()
 
 
+def _before_fork() -> None:
+    _NO_FORK.clear()
+    for transport in list(_TRANSPORTS):
+        transport.pause()
+
+
 def _forget_inherited() -> None:
     for transport in _TRANSPORTS:
         transport.forget_inherited()
+    _NO_FORK.set()
 
 
-os.register_at_fork(after_in_child=_forget_inherited)
+os.register_at_fork(before=_before_fork, after_in_parent=_NO_FORK.set, after_in_child=_forget_inherited)
 
 
 def _connect_again(url: str, retry_s: float, verify_payload: bool) -> GrpcTransport:
