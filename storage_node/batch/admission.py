@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 
 
@@ -39,7 +40,8 @@ class MemoryBudget:
             if granted.done() and not granted.cancelled():
                 self.release(size_bytes)  # granted in the very moment of the cancellation
             else:
-                self._waiting.remove((size_bytes, granted))
+                with contextlib.suppress(ValueError):  # a release may have passed over it already
+                    self._waiting.remove((size_bytes, granted))
                 self._grant()
             raise
 
