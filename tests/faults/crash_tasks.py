@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import sys
 import threading
@@ -190,6 +191,8 @@ def judge(roots: list[str], journals: list[str], out: str, machine_went_down: bo
         expected.learn(Path(journal))
     with Store.open(roots) as store:
         found = holdings(store, [*BUCKETS, "created"])
+        assert not store.record.purging, "a deleted bucket was not finished"
+        assert not [name for root in roots for name in os.listdir(Path(root, "staging"))], "leftover staging"
     expected.judge(found)
     assert_tidy([Path(root) for root in roots])
     Path(out).write_text(json.dumps({"sure": expected.sure, "acknowledged": expected.acknowledged}))
