@@ -50,7 +50,7 @@ class NodeServer:
         self.config = config or ServerConfig()
         self._drives = list(drives)
         self._store: Store | None = None
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="ais-loader-node", daemon=True)
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -77,7 +77,7 @@ class NodeServer:
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Refuse new calls, let running ones finish for `grace_s`, then close the store. May be called again."""
-        if self._thread.is_alive() and self._stopping is not None:
+        if self._thread.is_alive() and self._loop is not None and self._stopping is not None:
             self._grace_s = grace_s
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join()
@@ -92,18 +92,16 @@ class NodeServer:
         self.stop(grace_s=0.5)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._serve())
+            asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - handed to the thread that called start()
             self._failure = error
         finally:
             self._started.set()
-            self._loop.close()
 
     async def _serve(self) -> None:
         assert self._store is not None
-        self._stopping = asyncio.Event()
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         with ThreadPoolExecutor(self.config.read_threads, thread_name_prefix="ais-loader-read") as readers:
             service = BatchService(self._store, self.config, readers)
             server = grpc.aio.server(options=_OPTIONS)

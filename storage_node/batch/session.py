@@ -67,7 +67,7 @@ class BatchService:
         """Take no further batch; each session ends with the last one that it has begun, an idle one now."""
         self.stopping = True
         for session in self._sessions:
-            session.stop_reading()
+            session.stop_if_idle()
 
     async def read(self, function: Callable[..., T], *arguments: object) -> T:
         """Run a function that may wait for a drive, off the event loop.
@@ -101,7 +101,7 @@ class _Session:
         """Until the client has ended the session and has all answers. Raises InvalidRequest for nonsense."""
         self._reading = asyncio.create_task(self._take_all(requests), name="session")
         if self._service.stopping:
-            self.stop_reading()
+            self.stop_if_idle()
         await asyncio.wait([self._reading])
         if not self._reading.cancelled():
             self._reading.result()
@@ -110,14 +110,15 @@ class _Session:
         async with self._write_lock:  # what a cancelled batch had begun to write is on its way
             pass
 
-    def stop_reading(self) -> None:
-        if self._reading is not None and not self._answering:
+    def stop_if_idle(self) -> None:
+        """End the session of a node that stops. One with batches goes on reading: they need their credit."""
+        if self._reading is not None and not self._batches and not self._answering:
             self._reading.cancel()
 
     async def _take_all(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
         async for request in requests:
             await self.take(request)
-            if self._service.stopping:
+            if self._service.stopping and not self._batches:
                 return
 
     async def take(self, request: pb.SessionRequest) -> None:
@@ -135,12 +136,17 @@ class _Session:
             task = asyncio.create_task(self._run(batch_id, request.request, credit), name=f"batch {batch_id}")
             self._batches[batch_id] = (task, credit)
             task.add_done_callback(_retrieve)
-            task.add_done_callback(lambda _: self._batches.pop(batch_id, None))
+            task.add_done_callback(lambda _: self._forget(batch_id))
         elif (batch := self._batches.get(batch_id)) is not None:  # else it has ended, and this crossed its END
             if event == "credit":
                 batch[1].add(request.credit.payload_bytes)
             elif event == "cancel":
                 batch[0].cancel()
+
+    def _forget(self, batch_id: int) -> None:
+        self._batches.pop(batch_id, None)
+        if self._service.stopping:
+            self.stop_if_idle()
 
     async def cancel_all(self) -> None:
         tasks = [task for task, _ in self._batches.values()]
@@ -162,6 +168,8 @@ class _Session:
         service = self._service
         response = pb.SessionResponse(batch_id=batch_id)
         try:
+            if service.stopping:
+                raise _Busy("the node is stopping")
             if service.active_batches >= service.config.max_active_batches:
                 raise _Busy(f"{service.active_batches} batches are being served")
             service.active_batches += 1

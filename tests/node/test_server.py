@@ -1,0 +1,164 @@
+"""The node as an operator sees it: starting, stopping, and what it says of itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from node_kit import RawSession, batch_of, bucket_of, serving
+
+from ais_loader import connect, errors
+from ais_loader.testing import NodeProcess, eventually, seeded_bytes
+from protos import ais_batch_pb2 as batch_pb
+from storage_node.config import ServerConfig
+from storage_node.server import NodeServer
+from storage_node.store.errors import StoreLocked
+
+MiB = 1 << 20
+
+
+def test_a_node_listens_on_loopback_alone_unless_told_otherwise(tmp_path: Path) -> None:
+    assert ServerConfig().host == "127.0.0.1"
+    with serving(tmp_path) as node:
+        assert node.url == f"grpc://127.0.0.1:{node.port}"
+        others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {"127.0.0.1"}
+        for address in others - {address for address in others if address.startswith("127.")}:
+            with pytest.raises(OSError):
+                socket.create_connection((address, node.port), timeout=2).close()
+
+
+def test_a_port_in_use_is_said_and_leaves_the_drive_free(tmp_path: Path) -> None:
+    with serving(tmp_path / "first") as node:
+        second = NodeServer([tmp_path / "second"], ServerConfig(port=node.port))
+        with pytest.raises(OSError, match=str(node.port)):
+            second.start()
+    with NodeServer([tmp_path / "second"], ServerConfig(port=0)):
+        pass
+
+
+def test_a_drive_is_served_by_one_node_at_a_time(tmp_path: Path) -> None:
+    with serving(tmp_path), pytest.raises(StoreLocked):
+        NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
+
+
+def test_a_node_started_again_has_what_it_had(tmp_path: Path) -> None:
+    with serving(tmp_path) as node, bucket_of(node) as bucket:
+        bucket.put("a", b"1")
+        described = bucket.client.describe()
+    with serving(tmp_path) as node, bucket_of(node) as bucket:
+        assert bucket.get("a") == b"1"
+        assert bucket.client.describe()["store_uuid"] == described["store_uuid"]
+
+
+def test_a_node_says_what_it_is(tmp_path: Path) -> None:
+    with serving(tmp_path) as node, connect(node.url) as client:
+        described = client.describe()
+        assert described["pid"] == os.getpid()
+        assert described["batch_reader"] in ("native", "python")
+        [drive] = described["drives"]  # type: ignore[misc]
+        assert (drive["path"], drive["state"]) == (str(tmp_path / "drive"), "ok")
+        assert 0 < drive["free_bytes"] <= drive["size_bytes"]
+
+
+def test_several_drives_are_one_store(tmp_path: Path) -> None:
+    drives = [tmp_path / f"{at}" for at in range(3)]
+    objects = {f"{at}": seeded_bytes(2000, seed=at) for at in range(90)}
+    with NodeServer(drives, ServerConfig(port=0)) as node, bucket_of(node) as bucket:
+        list(bucket.put_many(objects.items()))
+        assert bucket.get_batch(list(objects)).tobytes() == list(objects.values())
+        assert [bucket.get(name) for name in objects] == list(objects.values())
+        held = [drive["objects"] for drive in bucket.client.describe()["drives"]]  # type: ignore[attr-defined]
+        assert all(held)
+
+
+def test_a_node_with_idle_sessions_stops_at_once(tmp_path: Path) -> None:
+    node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
+    sessions = [RawSession(node.url) for _ in range(5)]
+    for session in sessions:
+        session.ask(1, batch_pb.BatchRequest())
+    started = time.monotonic()
+    node.stop(grace_s=20.0)
+    assert time.monotonic() - started < 5
+    for session in sessions:
+        with pytest.raises((StopIteration, grpc.RpcError)):
+            session.receive()
+        session.__exit__()
+
+
+def test_a_node_that_stops_finishes_the_batches_that_it_has_begun(tmp_path: Path) -> None:
+    objects = {f"{at}": seeded_bytes(500_000, seed=at) for at in range(40)}
+    node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
+    with bucket_of(node) as bucket:
+        list(bucket.put_many(objects.items()))
+    with RawSession(node.url) as session, RawSession(node.url) as idle:
+        idle.ask(1, batch_pb.BatchRequest())
+        session.send(1, batch_of(list(objects), credit=1))
+        frames = [session.receive_frame()]
+        started = time.monotonic()
+        stopping = threading.Thread(target=node.stop, args=(20.0,))
+        stopping.start()
+        with pytest.raises((StopIteration, grpc.RpcError)):
+            idle.receive()
+        session.send(2, batch_of(list(objects)))
+        assert session.receive().reject.reason == "the node is stopping"
+        session.send(1, batch_pb.Credit(payload_bytes=1 << 40))
+        rest, end = session.answer(1)
+        assert b"".join(frame.payload for frame in frames + rest) == b"".join(objects.values())
+        assert end.outcome == batch_pb.End.COMPLETE
+        stopping.join(30)
+        assert time.monotonic() - started < 10
+
+
+def test_a_stop_ends_calls_that_outlive_the_grace_period(tmp_path: Path) -> None:
+    node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
+    with bucket_of(node) as bucket:
+        bucket.put("a", bytes(20 * MiB))
+    with RawSession(node.url) as session:
+        session.send(1, batch_of(["a"], credit=1))  # never gets the credit for the rest
+        session.receive_frame()
+        started = time.monotonic()
+        node.stop(grace_s=0.2)
+        assert time.monotonic() - started < 10
+        with pytest.raises(grpc.RpcError):
+            while True:
+                session.receive()
+    node.stop()  # again: nothing to do
+
+
+def test_putting_and_stopping_never_leaves_half_an_object(tmp_path: Path) -> None:
+    data = seeded_bytes(3 * MiB)
+    node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
+    with ThreadPoolExecutor(4) as pool, connect(node.url, retry_s=0.1) as client:
+        bucket = client.create_bucket("b")
+
+        def put_until_it_fails(worker: int) -> list[str]:
+            stored: list[str] = []
+            while True:
+                try:
+                    stored.append(bucket.put(f"{worker}/{len(stored)}", data).name)
+                except errors.LoaderError:
+                    return stored
+
+        putting = [pool.submit(put_until_it_fails, worker) for worker in range(4)]
+        eventually(lambda: len(list(bucket.objects())) > 8)
+        node.stop(grace_s=0.0)
+        acknowledged = [name for done in putting for name in done.result(timeout=60)]
+    with NodeServer([tmp_path / "drive"], ServerConfig(port=0)) as again, bucket_of(again) as bucket:
+        found = {info.name: info.size_bytes for info in bucket.objects()}
+        assert set(acknowledged) <= set(found)
+        assert set(found.values()) == {len(data)}
+        assert bucket.get_batch(list(found)).tobytes() == [data] * len(found)
+
+
+def test_the_process_says_where_it_serves_and_exits_cleanly(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path / "drive") as node, connect(node.url) as client:
+        client.create_bucket("b").put("a", b"1")
+        assert client.describe()["pid"] == node.pid
+        assert node.stop() == 0
+        assert "Traceback" not in node.log()
