@@ -1,0 +1,225 @@
+"""What the catalog says of each entry of a batch: the columns from which frames are planned and read.
+
+A batch finds out at the start what is stored under each name, and again for an entry whose file has vanished meanwhile.
+Whatever is wrong ends in the entry's status and fault, in its place.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from protos import ais_batch_pb2 as pb
+from protos.frame import U8, U32, EntryFault
+from storage_node.store.batch_plan import check_range
+from storage_node.store.batch_read import FailureCode
+from storage_node.store.drive import Drive
+from storage_node.store.errors import BucketNotFound, InvalidRequest, StoreError
+from storage_node.store.format import Record
+from storage_node.store.store import Store, not_found_message
+
+MAX_ITEM_BYTES = 256 << 20
+MAX_ENTRIES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    status: int
+    fault: EntryFault
+
+
+class BatchTable:
+    """n entries looked up. Arrays have shape (n,). Belongs to one thread at a time.
+
+    Raises InvalidRequest when the request's columns do not fit together.
+    """
+
+    def __init__(self, store: Store, request: pb.BatchRequest) -> None:
+        self._store = store
+        self._request = request
+        self._names = list(request.name)
+        self.n = n = len(self._names)
+        _check_columns(request, n)
+        self.first_index = request.first_index
+        self.index: U32 = np.arange(self.first_index, self.first_index + n, dtype=np.uint32)
+        self.status: U8 = np.zeros(n, np.uint8)
+        self.checksum: U32 = np.zeros(n, np.uint32)
+        self.kind: U8 = np.full(n, pb.STORED, np.uint8)
+        self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
+        self._start: npt.NDArray[np.int64] = np.zeros(n, np.int64)
+        self._folders: npt.NDArray[np.int32] = np.zeros(n, np.int32)
+        self._records: list[Record | None] = [None] * n
+        self._drives: list[int] = [0] * n
+        self._paths: list[bytes] = [b""] * n
+        self.faults: dict[int, EntryFault] = {}
+        self._look_up()
+
+    def _look_up(self) -> None:
+        request = self._request
+        by_bucket: dict[int, list[int]] = {}
+        if request.bucket_index:
+            for position, at in enumerate(request.bucket_index):
+                by_bucket.setdefault(at, []).append(position)
+        elif self.n:
+            by_bucket[0] = list(range(self.n))
+        for at, positions in by_bucket.items():
+            bucket_name = request.bucket[at]
+            bucket = self._store.find_bucket(bucket_name)
+            if bucket is None:
+                for position in positions:
+                    self._fail(position, pb.NOT_FOUND, f"bucket {bucket_name!r} does not exist", BucketNotFound.kind)
+                continue
+            self._look_up_bucket(bucket.uuid_bytes, bucket_name, positions)
+        if request.start or request.member or request.version or request.resume_version:
+            for position in range(self.n):
+                self._narrow(position)
+
+    def _look_up_bucket(self, bucket_uuid: bytes, bucket_name: str, positions: list[int]) -> None:
+        names = self._names
+        by_drive: dict[int, list[int]] = {}
+        if len(self._store.drives) == 1:
+            by_drive[0] = positions
+        else:
+            for position in positions:
+                index = self._store.drive_index(bucket_uuid, names[position])
+                self._drives[position] = index
+                by_drive.setdefault(index, []).append(position)
+        for index, mine in by_drive.items():
+            try:
+                drive = self._store.drive_at(index)
+                found = drive.lookup(bucket_uuid, [names[position] for position in mine])
+            except (StoreError, UnicodeEncodeError) as error:
+                for position in mine:
+                    self._fail(position, pb.UNAVAILABLE, str(error), getattr(error, "kind", ""))
+                continue
+            at = np.array(mine)
+            self._folders[at] = drive.files.objects_fd
+            self.sizes[at] = [0 if record is None else record.size_bytes for record in found]
+            self.checksum[at] = [0 if record is None else record.checksum for record in found]
+            for position, record in zip(mine, found, strict=True):
+                if record is None:
+                    self._fail(position, pb.NOT_FOUND, not_found_message(bucket_name, names[position]))
+                else:
+                    self._records[position] = record
+                    self._paths[position] = record.path
+                    if record.size_bytes > MAX_ITEM_BYTES and not self._request.start:
+                        self._fail_too_large(position, record.size_bytes)
+
+    def _narrow(self, position: int) -> None:
+        """Apply what the request says of one entry beyond its name: member, version, range."""
+        record, request = self._records[position], self._request
+        if record is None:
+            return
+        if failed := self._refused(position, record):
+            self._fail(position, failed.status, failed.fault.message, failed.fault.kind)
+            return
+        start, length = self._range(position)
+        if start or length >= 0:
+            self._start[position] = start
+            self.sizes[position] = record.size_bytes - start if length < 0 else length
+            if self.sizes[position] != record.size_bytes:
+                self.kind[position] = pb.COMPUTED
+                self.checksum[position] = 0
+        if self.sizes[position] > MAX_ITEM_BYTES:
+            self._fail_too_large(position, int(self.sizes[position]))
+        elif request.verify_ranges and self.kind[position] == pb.COMPUTED:
+            self._paths[position] = b""  # never equal to a plain read of the same file
+
+    def _range(self, position: int) -> tuple[int, int]:
+        request = self._request
+        return (
+            request.start[position] if request.start else 0,
+            request.length[position] if request.length else -1,
+        )
+
+    def _pinned(self, position: int) -> str:
+        request = self._request
+        if position == 0 and request.resume_version:
+            return request.resume_version
+        return request.version[position] if request.version else ""
+
+    def _refused(self, position: int, record: Record) -> _Failed | None:
+        name = self._names[position]
+        if self._request.member and self._request.member[position]:
+            message = f"{name!r}: reading members of archives is not supported by this store"
+            return _Failed(pb.FAILED, EntryFault(message, "unsupported"))
+        pinned = self._pinned(position)
+        if pinned and pinned != str(record.version):
+            message = f"{name!r}: version {pinned} is gone, the store has {record.version}"
+            return _Failed(pb.NOT_FOUND, EntryFault(message))
+        if fault := check_range(*self._range(position), record.size_bytes):
+            return _Failed(pb.RANGE, EntryFault(f"{name!r}: {fault}"))
+        return None
+
+    def _look_again(self, position: int) -> bool:
+        """After a file has vanished: True when the catalog names another one by now, False with a status set if not."""
+        name, old = self._names[position], self._records[position]
+        bucket_name = self._request.bucket[self._request.bucket_index[position] if self._request.bucket_index else 0]
+        bucket = self._store.find_bucket(bucket_name)
+        try:
+            drive = self._store.drive_at(self._drives[position])
+            drive.catch_up()
+            record = drive.lookup(bucket.uuid_bytes, [name])[0] if bucket else None
+        except StoreError as error:
+            self._fail(position, pb.UNAVAILABLE, str(error), error.kind)
+            return False
+        if record is None:
+            self._fail(position, pb.NOT_FOUND, not_found_message(bucket_name, name))
+            return False
+        if old is not None and record.path == old.path:
+            self._fail_missing_file(position, drive)
+            return False
+        if failed := self._refused(position, record):
+            self._fail(position, failed.status, failed.fault.message, failed.fault.kind)
+            return False
+        self._records[position], self._paths[position] = record, record.path
+        self.sizes[position], self.checksum[position] = record.size_bytes, record.checksum
+        self.kind[position] = pb.STORED
+        self._start[position] = 0
+        self._narrow(position)
+        return not self.status[position]
+
+    def _fail(self, position: int, status: int, message: str, kind: str = "") -> None:
+        self.status[position] = status
+        self.kind[position] = pb.NONE
+        self.sizes[position] = self.checksum[position] = 0
+        self.faults[self.first_index + position] = EntryFault(message, kind)
+
+    def _fail_too_large(self, position: int, size_bytes: int) -> None:
+        self._fail(
+            position, pb.FAILED,
+            f"{self._names[position]!r}: {size_bytes:,} bytes, a batch carries at most {MAX_ITEM_BYTES:,} per entry; "
+            "read it in ranges, or with bucket.open()", "item-too-large",
+        )  # fmt: skip
+
+    def _fail_missing_file(self, position: int, drive: Drive) -> None:
+        if os.path.isdir(drive.root / "objects"):
+            message = f"{self._names[position]!r}: its file is missing from {drive.root}; see `ais-loader doctor`"
+            self._fail(position, pb.CORRUPT, message)
+        else:
+            self._fail(position, pb.UNAVAILABLE, f"{drive.root}: the drive's folder is gone", "drive-failed")
+
+    def _fail_read(self, position: int, code: int, number: int) -> None:
+        name = self._names[position]
+        if code == FailureCode.SHORT:
+            self._fail(position, pb.CORRUPT, f"{name!r}: its file is shorter than what was put")
+        elif code == FailureCode.CHECKSUM:
+            self._fail(position, pb.CORRUPT, f"{name!r}: the bytes on the drive do not match the stored checksum")
+        else:
+            self._fail(position, pb.UNAVAILABLE, f"{name!r}: {os.strerror(number)} (errno {number})")
+
+
+def _check_columns(request: pb.BatchRequest, n: int) -> None:
+    if n > MAX_ENTRIES:
+        raise InvalidRequest(f"{n:,} entries in one request, at most {MAX_ENTRIES:,}: send it in parts")
+    for column in ("bucket_index", "member", "start", "length", "version"):
+        length = len(getattr(request, column))
+        if length not in (0, n):
+            raise InvalidRequest(f"column {column!r} has {length:,} values for {n:,} entries")
+    if n and (not request.bucket or max(request.bucket_index, default=0) >= len(request.bucket)):
+        raise InvalidRequest("an entry refers to a bucket that the request does not name")
+    if bool(request.start) != bool(request.length):
+        raise InvalidRequest("columns 'start' and 'length' come together")
