@@ -203,8 +203,11 @@ class GrpcStream:
         status, checksum = self._status[self._base : self._received], self._checksum[self._base : self._received]
         got = (self._received - self._base, int(np.count_nonzero(status)), _digest(status, checksum))
         said = (end.entries, end.failed_entries, end.digest)
-        if got != said or (end.outcome == pb.End.COMPLETE and self._received != self._n):
+        if got != said:
             self._fail(f"(entries, failed, digest) should be {said}, are {got}")
+        stopped = end.outcome == pb.End.STOPPED and self._request.fail_fast and len(status) and status[-1]
+        if self._received != self._n and not stopped:
+            self._fail(f"it ended after {self._received:,} of {self._n:,} entries")
 
     def _fail(self, message: str) -> None:
         self.close()

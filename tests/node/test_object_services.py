@@ -223,7 +223,7 @@ class TestLargeDownloads:
 
     @pytest.fixture(autouse=True)
     def small_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("storage_node.store.batch.MAX_ITEM_BYTES", 2 * MiB)
+        monkeypatch.setattr("storage_node.store.batch_table.MAX_ITEM_BYTES", 2 * MiB)
 
     def test_a_large_object_and_its_ranges_are_read_by_get(self, bucket: Bucket) -> None:
         expected = seeded_bytes(7 * MiB + 1)
