@@ -65,9 +65,9 @@ os.register_at_fork(after_in_child=_leak_inherited)
 
 
 def held_by_this_process(path: Path) -> bool:
-    """Whether this very process has the catalog open for writing."""
+    """Whether this very process has the catalog open for writing, under whatever path."""
     return any(
-        catalog.writable and catalog.is_open and os.path.realpath(catalog.path) == os.path.realpath(path)
+        catalog.writable and catalog.is_open and catalog.path.exists() and path.exists() and catalog.path.samefile(path)
         for catalog in list(_open_catalogs)
     )
 

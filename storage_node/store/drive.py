@@ -37,7 +37,6 @@ from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record, Version
 from storage_node.store.garbage import GRACE_S, Garbage
 from storage_node.store.identity import DriveIdentity
-from storage_node.store.inventory import unnamed_files
 from storage_node.store.raw_files import RawFiles, StagedFile, drive_error, is_full
 from storage_node.store.record import sync_folder
 from storage_node.store.record_cache import RecordCache
@@ -116,25 +115,18 @@ class Drive:
             sync_folder(self.root)  # the names of the catalog and the object folders
             self._garbage.recover()
             if session.machine_went_down(self.catalog):
-                self._remove_unnamed_files()
+                self._garbage.remove_unnamed()
             session.begin(self.catalog)
         except OSError as error:
             raise drive_error(error, self.root, "recovering") from error
         stored = self.catalog.get(fmt.COUNTER_KEY)
         self._next_counter = self._reserved = int.from_bytes(stored or b"\1", "big")
 
-    def _remove_unnamed_files(self) -> None:
-        """After a power cut: files whose intent, or whose removal, did not reach the disk as they did."""
-        try:
-            for path in unnamed_files(self.catalog, self.files.walk()):
-                self.files.unlink(path)
-        except FormatError:
-            return  # with an entry that cannot be read nothing is certain; the doctor reports it
-
     # -- reading
 
     def lookup(self, bucket_uuid: bytes, names: Sequence[str]) -> list[Record | None]:
         """What the catalog knows of each name; a reader beside a writer looks twice before it says None."""
+        self._require_open()  # the cache would go on answering
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
         if not self.writable and time.monotonic() - self._caught_up_at > READER_STALENESS_S:
             self.catch_up()
@@ -195,9 +187,13 @@ class Drive:
     def _require_writable(self) -> None:
         if not self.writable:
             raise StoreReadOnly(f'{self.root} is open for reading only; connect with mode="a" to write')
-        if self._closed or self._pid != os.getpid():
-            by_whom = "has been closed" if self._closed else "was opened before a fork; open it again in the child"
-            raise StoreClosed(f"{self.root}: the store {by_whom}")
+        self._require_open()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"{self.root}: the store has been closed")
+        if self._pid != os.getpid():
+            raise StoreClosed(f"{self.root}: the store was opened before a fork; open it again in the child")
 
     def commit(self, objects: Sequence[PendingObject]) -> list[Record]:
         """Make staged files visible, all in one catalog commit; returns their records in order.
@@ -387,7 +383,7 @@ class Drive:
             return
         if self._closed:
             return
-        with self.quiet() if self.writable else contextlib.nullcontext():
+        with self.quiet():
             if self.writable:
                 with contextlib.suppress(StoreError, OSError):  # what is not tidied up now is at the next start
                     self._garbage.reap(everything=True)

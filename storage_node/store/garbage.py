@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from storage_node.store import format as fmt
 from storage_node.store.catalog import Catalog, WriteBatch
-from storage_node.store.errors import StoreError
+from storage_node.store.errors import FormatError, StoreError
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record
+from storage_node.store.inventory import unnamed_files
 from storage_node.store.raw_files import RawFiles, drive_error
 
 GRACE_S = 5.0
@@ -59,6 +60,17 @@ class Garbage:
                 counter = int.from_bytes(key[1:], "big")
                 blocks = fmt.generation_key(fmt.BLOCKS_PREFIX, counter)
                 self._forget([key, *(block_key for block_key, _ in self._catalog.scan(blocks))])
+
+    def remove_unnamed(self) -> None:
+        """After a power cut: remove files whose intent, or whose removal, did not reach the disk as they did.
+
+        Costs what is stored, not what was in flight. Raises OSError, StoreError.
+        """
+        try:
+            for path in unnamed_files(self._catalog, self._files.walk()):
+                self._files.unlink(path)
+        except FormatError:
+            return  # with an entry that cannot be read nothing is certain; the doctor reports it
 
     def bury(self, dead: Sequence[Record]) -> None:
         """Let the files of replaced objects go when their time comes; the catalog has their garbage keys already."""

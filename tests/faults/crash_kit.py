@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ class CrashServer:
 
     def __init__(self, env: dict[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.crash_server", *MODULES], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, cwd=REPOSITORY, env={**os.environ, **(env or {})},
+            [sys.executable, "-m", "tests.faults.crash_server", *MODULES], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY, env={**os.environ, **(env or {})},
         )  # fmt: skip
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Expected:
                 self.acknowledged += 1
         self.open = list(begun.values())
 
-    def judge(self, found: dict[str, State]) -> None:
+    def judge(self, found: Mapping[str, State]) -> None:
         """Raise AssertionError unless `found` is a possible outcome; afterwards it is the sure one."""
         allowed = dict(self.sure)
         for changes, groups in self.open:
@@ -132,11 +132,9 @@ class Expected:
         self.sure, self.open = dict(allowed), []
 
 
-def _difference(found: dict[str, State], expected: dict[str, State]) -> str:
+def _difference(found: Mapping[str, State], expected: Mapping[str, State]) -> str:
     wrong = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
-    return "; ".join(
-        f"{name!r} is {found.get(name)}, acknowledged was {expected.get(name)}" for name in sorted(wrong)
-    )
+    return "; ".join(f"{name!r} is {found.get(name)}, acknowledged was {expected.get(name)}" for name in sorted(wrong))
 
 
 def holdings(store: Store, buckets: Sequence[str]) -> dict[str, State]:

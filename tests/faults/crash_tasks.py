@@ -81,7 +81,7 @@ class Worker:
         self._acknowledge({f"{bucket}/": 1})
 
     def delete_bucket(self, bucket: str, holding: Sequence[str]) -> None:
-        changes: dict[str, State] = {f"{bucket}/": None, **{name: None for name in holding}}
+        changes: dict[str, State] = {f"{bucket}/": None, **dict.fromkeys(holding)}
         self.journal.begin(self.worker, changes, [list(changes)])
         self.store.delete_bucket(bucket, force=True)
         self._acknowledge(changes)
@@ -201,8 +201,6 @@ def judge(roots: list[str], journals: list[str], out: str, machine_went_down: bo
 def rebuild(roots: list[str], point: str) -> None:
     failpoints.arm(point)
     doctor.rebuild(roots, all_drives=True)
-
-
 
 
 def work_until_the_power_fails(

@@ -112,8 +112,11 @@ def test_every_fail_point_is_armed_somewhere() -> None:
         arm("put.stagd")
 
 
-@pytest.mark.parametrize("point", ["create.identity", "create.identity:2", "record.staged", "record.one_drive",
-                                   "record.staged:2", "record.one_drive:2", "record.staged:3", "record.one_drive:4"])  # fmt: skip
+RECORDING = [f"record.{step}:{count}" for step in ("staged", "one_drive") for count in "1234"]
+CREATION = ["create.identity:1", "create.identity:2", *RECORDING]
+
+
+@pytest.mark.parametrize("point", CREATION)
 def test_a_creation_that_is_killed_is_repeated_or_complete(tmp_path: Path, server: CrashServer, point: str) -> None:
     history = History(tmp_path, server)
     journal = history.new_journal()
@@ -124,7 +127,9 @@ def test_a_creation_that_is_killed_is_repeated_or_complete(tmp_path: Path, serve
     assert history.sure == {"main/": 1}
 
 
-@pytest.mark.parametrize("point", ["rebuild.built", "record.staged", "record.one_drive", "rebuild.aside", "rebuild.aside:2"])
+@pytest.mark.parametrize(
+    "point", ["rebuild.built", "record.staged", "record.one_drive", "rebuild.aside", "rebuild.aside:2"]
+)
 def test_a_rebuild_that_is_killed_is_rebuilt_again(history: History, server: CrashServer, point: str) -> None:
     assert server.run("rebuild", roots=history.roots, point=point) == KILLED
     assert server.run("rebuild", roots=history.roots, point="") == 0

@@ -171,7 +171,7 @@ def test_a_mixture_lies_between_the_two(synced: tuple[Path, Path], tmp_path: Pat
             seen.add(f"{name}: {data.decode()}")
             assert "before+synced+lost".startswith(data.decode()) or b"bytes".startswith(data) or data in (b"x", b"")
     assert {"old: before+synced", "renamed: before+synced", "folder/kept: bytes", "folder/never: x"} <= seen
-    assert any(entry.startswith("old: before+synced+") or entry.startswith("renamed: before+synced+") for entry in seen)
+    assert any(entry.startswith(("old: before+synced+", "renamed: before+synced+")) for entry in seen)
 
 
 def test_a_journal_that_ends_in_the_middle_counts_as_far_as_it_is_whole(

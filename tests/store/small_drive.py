@@ -86,7 +86,9 @@ class InjectedDrive(SmallDrive):
         self._taken += self._free() - free_bytes
 
     def _free(self) -> int:
-        used = sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file() and "catalog" not in path.parts)
+        used = sum(
+            path.stat().st_size for path in self.root.rglob("*") if path.is_file() and "catalog" not in path.parts
+        )
         return SIZE_BYTES - self._taken - used
 
     def release(self) -> None:

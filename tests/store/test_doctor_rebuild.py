@@ -72,7 +72,10 @@ def test_every_object_comes_back_byte_for_byte_and_nothing_else(root: Path, dama
         root.with_name("crashed").rename(root)
         with Store.open([root]) as store:  # writes tables, so that there is something to damage
             assert states(store) == wanted
-    CATALOG_DAMAGES.get(damage, lambda root: overwrite_middle(newest(root, "*.sst")))(root)
+    if damage == "bad table":
+        overwrite_middle(newest(root, "*.sst"))
+    else:
+        CATALOG_DAMAGES[damage](root)
     report = rebuild([root])
     assert report.healthy and kinds(report) == ["drive-unusable"]
     assert report.drives[0].objects == len(wanted)
@@ -281,7 +284,7 @@ def test_the_identity_of_one_drive_of_several_comes_back_from_the_others(tmp_pat
     before = (roots[1] / "drive.json").read_bytes()
     (roots[1] / "drive.json").unlink()
     (roots[1] / "record.json").unlink()
-    with pytest.raises(FormatError, match="drive.json is missing"):
+    with pytest.raises(FormatError, match=r"drive\.json is missing"):
         Store.open(roots)
     assert rebuild(roots).healthy
     assert (roots[1] / "drive.json").read_bytes() == before

@@ -162,7 +162,7 @@ def test_a_drive_that_may_only_be_read_serves_readers(tmp_path: Path) -> None:
         with Store.open([root], mode="r") as reader:
             assert contents(reader) == DATA
             assert batch(reader, ["small"]) == [(pb.OK, DATA["small"])]
-        with pytest.raises((StoreReadOnly, DriveFailed), match="read-only|Permission denied"):
+        with pytest.raises((StoreReadOnly, DriveFailed), match=r"read-only|Permission denied"):
             Store.open([root])
         assert check([root], checksums=True).healthy
 
@@ -212,12 +212,12 @@ def overwrite_middle(path: Path) -> None:
         file.write(b"\xaa" * max(64, size // 3))
 
 
-CATALOG_DAMAGES: dict[str, Callable[[Path], None]] = {
+CATALOG_DAMAGES: dict[str, Callable[[Path], object]] = {
     "no catalog": lambda root: shutil.rmtree(root / "catalog"),
     "no CURRENT": lambda root: (root / "catalog" / "CURRENT").unlink(),
-    "bad CURRENT": lambda root: (root / "catalog" / "CURRENT").write_bytes(b"MANIFEST-999999\n") and None,
+    "bad CURRENT": lambda root: (root / "catalog" / "CURRENT").write_bytes(b"MANIFEST-999999\n"),
     "no MANIFEST": lambda root: newest(root, "MANIFEST-*").unlink(),
-    "bad MANIFEST": lambda root: newest(root, "MANIFEST-*").write_bytes(b"\xaa" * 500) and None,
+    "bad MANIFEST": lambda root: newest(root, "MANIFEST-*").write_bytes(b"\xaa" * 500),
     "no table": lambda root: newest(root, "*.sst").unlink(),
     "cut table": lambda root: os.truncate(newest(root, "*.sst"), 100),
 }

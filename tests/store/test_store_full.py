@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from storage_node.store.catalog import WriteBatch
 from storage_node.store.errors import DriveFull, ObjectNotFound, StoreError
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
@@ -38,12 +39,12 @@ def fill(store: Store) -> dict[str, bytes]:
     return kept
 
 
-def again(action: object, seconds: float = 60.0) -> None:
+def again(action: Callable[[], object], seconds: float = 60.0) -> None:
     """Repeat until it works: RocksDB takes a few seconds to notice that there is room."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            action()  # type: ignore[operator]
+            action()
             return
         except StoreError:
             if time.monotonic() > deadline:
@@ -162,9 +163,7 @@ def test_a_commit_that_failed_for_room_is_gone_after_a_crash_too(small: SmallDri
     assert_sound(small.root)
 
 
-def _filler():  # type: ignore[no-untyped-def]
-    from storage_node.store.catalog import WriteBatch
-
+def _filler() -> WriteBatch:
     batch = WriteBatch(raw_mode=True)
     batch.put(b"x", bytes(4096))
     batch.delete(b"x")

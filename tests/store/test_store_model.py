@@ -41,7 +41,10 @@ def in_order(all_names: object) -> list[str]:
 def test_a_list_has_every_name_once_in_byte_order_however_it_is_cut_into_pages(
     drives: int, stored: set[str], prefix: str, page: int
 ) -> None:
-    with tempfile.TemporaryDirectory(dir=MEMORY) as folder, store_at(*(Path(folder, str(n)) for n in range(drives))) as store:
+    with (
+        tempfile.TemporaryDirectory(dir=MEMORY) as folder,
+        store_at(*(Path(folder, str(n)) for n in range(drives))) as store,
+    ):
         for name in stored:
             put(store, name, name.encode())
         store.create_bucket("other")

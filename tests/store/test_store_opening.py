@@ -83,7 +83,10 @@ def test_opening_twice_for_writing_in_one_process_names_this_process(tmp_path: P
 
 def test_opening_beside_a_writer_in_another_process_names_that_process(tmp_path: Path) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path / "drive")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(tmp_path / "drive")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with holder:
         assert holder.stdout is not None and holder.stdout.readline() == "open\n"
@@ -158,7 +161,9 @@ def test_a_drive_in_use_that_lost_its_identity_is_not_replaced_by_an_empty_store
     assert (tmp_path / "drive" / "record.json").read_bytes() == record
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 1}', b"\xff", b'{"format": 1, "drive_uuid": "a", "store_uuid": "b"}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"format": 1}', b"\xff", b'{"format": 1, "drive_uuid": "a", "store_uuid": "b"}']
+)
 def test_a_damaged_identity_is_reported(tmp_path: Path, data: bytes) -> None:
     with store_at(tmp_path / "drive"):
         pass
@@ -197,7 +202,7 @@ def test_a_store_without_any_readable_record_says_how_to_get_one(tmp_path: Path)
     (tmp_path / "drive" / "record.json").write_bytes(b"{}")
     for mode in ("a", "r"):
         with pytest.raises(FormatError, match=r"no drive has a readable record .*--rebuild"):
-            Store.open([tmp_path / "drive"], mode=mode)  # type: ignore[arg-type]
+            Store.open([tmp_path / "drive"], mode=mode)
 
 
 def test_opening_writes_no_reader_folders_that_outlive_the_reader(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from protos import ais_batch_pb2 as pb
+from storage_node.store.errors import ObjectNotFound
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
@@ -156,8 +158,6 @@ def test_writers_of_one_name_in_many_threads_end_with_the_highest_version(tmp_pa
 
 
 def test_threads_that_put_and_delete_one_name_leave_one_state(tmp_path: Path) -> None:
-    from storage_node.store.errors import ObjectNotFound
-
     with store_at(tmp_path / "drive") as store:
 
         def churn(seed: int) -> None:
@@ -165,10 +165,8 @@ def test_threads_that_put_and_delete_one_name_leave_one_state(tmp_path: Path) ->
                 if (number + seed) % 3:
                     put(store, f"{number % 2}", os.urandom(10))
                 else:
-                    try:
+                    with contextlib.suppress(ObjectNotFound):
                         store.delete(BUCKET, f"{number % 2}")
-                    except ObjectNotFound:
-                        pass
 
         threads = [threading.Thread(target=churn, args=(seed,)) for seed in range(6)]
         for thread in threads:

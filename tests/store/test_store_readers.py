@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,12 @@ store.close()
 """
 
 
-def within(store: Store, seconds: float, wanted: object, look: object) -> None:
+def within(seconds: float, wanted: object, look: Callable[[], object]) -> None:
     """Wait until `look()` gives `wanted`, no longer than a reader may lag."""
     deadline = time.monotonic() + seconds
-    found = look()  # type: ignore[operator]
+    found = look()
     while found != wanted and time.monotonic() < deadline:
-        found = look()  # type: ignore[operator]
+        found = look()
     assert found == wanted
 
 
@@ -54,7 +55,7 @@ def test_a_reader_sees_overwrites_deletes_and_buckets_within_its_staleness(tmp_p
         put(writer, "a", b"1")
         assert read(reader, "a") == b"1"
         put(writer, "a", b"2")
-        within(reader, 30, b"2", lambda: read(reader, "a"))
+        within(30, b"2", lambda: read(reader, "a"))
         writer.create_bucket("new")
         put(writer, "b", b"3", bucket="new")
         assert read(reader, "b", bucket="new") == b"3"
@@ -66,7 +67,7 @@ def test_a_reader_sees_overwrites_deletes_and_buckets_within_its_staleness(tmp_p
             except ObjectNotFound:
                 return "gone"
 
-        within(reader, 30, "gone", looked_up)
+        within(30, "gone", looked_up)
         writer.delete_bucket("new", force=True)
 
         def listed() -> str:
@@ -75,7 +76,7 @@ def test_a_reader_sees_overwrites_deletes_and_buckets_within_its_staleness(tmp_p
             except BucketNotFound:
                 return "gone"
 
-        within(reader, 30, "gone", listed)
+        within(30, "gone", listed)
 
 
 def test_a_reader_whose_object_was_replaced_and_removed_reads_the_new_one(tmp_path: Path) -> None:
@@ -208,7 +209,10 @@ def test_many_reader_processes_follow_one_writer(tmp_path: Path) -> None:
     with store_at(*roots) as writer:
         readers = [
             subprocess.Popen(
-                [sys.executable, "-c", READER, *map(str, roots)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", READER, *map(str, roots)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for _ in range(4)
         ]

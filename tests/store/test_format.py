@@ -1,0 +1,187 @@
+"""FORMAT.md is what the code writes: its tables are read, and real bytes are taken apart with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage_node.store import format as fmt
+from storage_node.store.checksum import crc32c
+from storage_node.store.errors import FormatError
+from storage_node.store.format import BLOCK_BYTES
+from tests.store.store_kit import BUCKET, drive_of, file_of, object_files, put, store_at
+
+TEXT = (Path(fmt.__file__).parents[1] / "FORMAT.md").read_text()
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300)
+METADATA = st.dictionaries(st.text("kä", max_size=3), st.text("v\x00\U0001f600", max_size=400), max_size=3)
+
+
+def layout(after: str) -> dict[str, tuple[int, int]]:
+    """Field -> (offset, size in bytes) of the first table with offsets after this text."""
+    sizes = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "16 bytes": 16}
+    found: dict[str, tuple[int, int]] = {}
+    for line in TEXT[TEXT.index(after) :].splitlines():
+        row = re.fullmatch(r"\| (\d+) \|([^|]*)\| ([^|]*) \|", line)
+        if row is not None:
+            field = re.split(r"[,:.] (?!epoch|counter|node)", row[3])[0]
+            found[field] = int(row[1]), sizes.get(row[2].strip(), 0)
+        elif found:
+            return found
+    return found
+
+
+def fields(data: bytes, after: str) -> dict[str, int]:
+    return {
+        name: int.from_bytes(data[at : at + size], "little")
+        for name, (at, size) in layout(after).items()
+        if size in (1, 2, 4, 8)
+    }
+
+
+def test_an_entry_and_an_identity_are_laid_out_as_the_tables_say(tmp_path: Path) -> None:
+    metadata = {"sprache": "grüß"}
+    with store_at(tmp_path / "drive") as store:
+        put(store, "größe", b"first")
+        record = put(store, "größe", b"hello", metadata=metadata)
+        bucket_uuid = store.bucket(BUCKET).uuid_bytes
+        drive = drive_of(store)
+        entry = drive.catalog.get(b"o" + bucket_uuid + "größe".encode())
+        path = file_of(store, "größe")
+        identity = os.getxattr(path, "user.ais_loader")
+        relative = str(path.relative_to(tmp_path / "drive" / "objects")).encode()
+    assert entry is not None
+    raw_metadata = json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode()
+    common = {
+        "format": 1, "version: epoch": record.epoch, "version: counter": record.counter, "version: node": 0,
+        "size": 5, "checksum of the object": crc32c(b"hello"), "modified": record.modified_ns,
+    }  # fmt: skip
+    after = "Entry of an object:"
+    assert fields(entry, after) == {
+        **common, "kind": 1, "0": 0, "offset of the object in its file": 0, "length of the path": len(relative),
+    }  # fmt: skip
+    tail = max(at for at, _ in layout(after).values())
+    assert entry[tail:] == relative + raw_metadata
+    after = "### Identity"
+    name = "größe".encode()
+    assert fields(identity, after) == {**common, "length of the name": len(name), "1": 1}
+    assert identity[1:17] == bucket_uuid
+    tail = max(at for at, _ in layout(after).values())
+    assert identity[tail:] == name + raw_metadata
+
+
+def test_a_file_is_named_as_described(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        record = put(store, "größe", b"")
+        digest = xxhash.xxh3_128_digest(store.bucket(BUCKET).uuid_bytes + "größe".encode())
+    (path,) = object_files(tmp_path / "drive")
+    expected = f"{digest[0] & 63:02x}/{digest[1] & 63:02x}/{digest[2:].hex()}.{record.counter:x}"
+    assert str(path.relative_to(tmp_path / "drive" / "objects")) == expected
+
+
+def test_the_catalog_holds_the_keys_of_the_table_and_no_others(tmp_path: Path) -> None:
+    data = os.urandom(3 * BLOCK_BYTES + 1)
+    with store_at(tmp_path / "drive") as store:
+        old = put(store, "a", b"1")
+        record = put(store, "a", data)
+        found = dict(drive_of(store).catalog.scan(b""))
+        bucket_uuid = store.bucket(BUCKET).uuid_bytes
+    blocks = b"b" + record.counter.to_bytes(8, "big") + bytes(4)
+    garbage = b"g" + old.counter.to_bytes(8, "big")
+    assert set(found) == {b"o" + bucket_uuid + b"a", blocks, garbage, b"m:counter", b"m:session"}
+    checksums = [crc32c(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
+    assert found[blocks] == b"".join(checksum.to_bytes(4, "little") for checksum in checksums)
+    assert found[garbage] == old.path
+    assert int.from_bytes(found[b"m:counter"], "big") == 1 + 65536
+    assert found[b"m:session"] == Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    with store_at(tmp_path / "drive") as store:
+        drive_of(store).catalog.flush()
+    again = dict(_closed_catalog(tmp_path / "drive"))
+    assert b"m:session" not in again and garbage not in again
+
+
+def _closed_catalog(root: Path) -> list[tuple[bytes, bytes]]:
+    from storage_node.store.catalog import Catalog
+
+    catalog = Catalog(root / "catalog", writable=False)
+    try:
+        return list(catalog.scan(b""))
+    finally:
+        catalog.close()
+
+
+def test_the_json_files_have_the_fields_described(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        bucket_uuid, store_uuid, drives = store.bucket(BUCKET).uuid, store.store_uuid, store.record.drives
+    identity = json.loads((tmp_path / "drive" / "drive.json").read_text())
+    assert identity == {"format": 1, "drive_uuid": drives[0], "store_uuid": store_uuid}
+    outer = json.loads((tmp_path / "drive" / "record.json").read_text())
+    assert (outer["format"], outer["checksum"]) == (1, crc32c(outer["record"].encode()))
+    assert json.loads(outer["record"]) == {
+        "store_uuid": store_uuid, "drives": list(drives), "epoch": 1, "revision": 2, "purging": [],
+        "buckets": {BUCKET: {"uuid": bucket_uuid, "copies": 1}},
+    }  # fmt: skip
+    described = set(re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE))
+    assert set(json.loads(outer["record"])) <= described
+
+
+def test_a_drive_holds_the_files_described_and_no_others(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        put(store, "a", b"1")
+        names = {path.name for path in (tmp_path / "drive").iterdir()}
+    assert names == {"drive.json", "record.json", "catalog", "objects", "staging"}
+    assert os.readlink(tmp_path / "drive" / "catalog" / "rocksdict-config.json") == "/dev/null"
+
+
+# -- encoding and decoding
+
+
+@given(
+    name=NAMES,
+    numbers=st.tuples(U32, U64, U32, U64, U32, U64),
+    bucket=st.binary(min_size=16, max_size=16),
+    metadata=METADATA,
+)
+def test_an_identity_comes_back_or_says_that_its_metadata_did_not_fit(
+    name: str, numbers: tuple[int, ...], bucket: bytes, metadata: dict[str, str]
+) -> None:
+    epoch, counter, node, size, checksum, modified = numbers
+    identity = fmt.Identity(bucket, name, fmt.Version(epoch, counter, node), size, checksum, modified, metadata)
+    if len(name.encode()) > 1024:
+        return
+    raw = fmt.encode_identity(identity)
+    assert len(raw) <= fmt.MAX_XATTR_BYTES
+    found = fmt.decode_identity(raw)
+    assert (found.bucket_uuid, found.name, found.version) == (bucket, name, identity.version)
+    assert (found.size_bytes, found.checksum, found.modified_ns) == (size, checksum, modified)
+    fits = 56 + len(name.encode()) + len(fmt.encode_metadata(metadata)) <= fmt.MAX_XATTR_BYTES
+    assert found.metadata == (metadata if fits else None)
+
+
+@given(numbers=st.tuples(U32, U64, U32, U64, U32, U64, U64), path=st.binary(max_size=60), metadata=METADATA)
+def test_an_entry_comes_back(numbers: tuple[int, ...], path: bytes, metadata: dict[str, str]) -> None:
+    record = fmt.Record._make((*numbers, path, fmt.encode_metadata(metadata)))
+    assert fmt.decode_record(fmt.encode_record(record)) == record
+    assert record.metadata == metadata
+
+
+@given(st.binary(max_size=120))
+def test_garbage_is_a_format_error_and_nothing_else(data: bytes) -> None:
+    for decode in (fmt.decode_identity, fmt.decode_record, fmt.decode_metadata, fmt.counter_of_path):
+        try:
+            decode(data)
+        except FormatError:
+            continue
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"1", b'{"a": 1}', b"{", b"null"])
+def test_metadata_that_is_not_a_mapping_of_strings_is_a_format_error(raw: bytes) -> None:
+    with pytest.raises(FormatError, match="metadata"):
+        fmt.decode_metadata(raw)
