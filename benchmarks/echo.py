@@ -1,7 +1,8 @@
 """The baseline for anything over gRPC: a server that sends the same bytes and does nothing else.
 
 Unary: one request, one answer of `size` bytes. Stream: one open bidirectional stream; each request is answered with one
-message. Plain Python grpcio on both sides, thread-pool server and sync client, as in its documentation.
+message. Plain Python grpcio on both sides, as in its documentation: a sync client, and a thread-pool server or (as a
+storage node is) an asyncio one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,28 @@ from typing import Any
 import grpc
 
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
+
+
+def _serve_asyncio(size_bytes: int, ready: Connection) -> None:
+    import asyncio
+
+    import grpc.aio
+
+    answer = bytes(size_bytes)
+
+    async def unary(request: bytes, context: object) -> bytes:
+        return answer
+
+    async def serve() -> None:
+        server = grpc.aio.server(options=_OPTIONS)
+        handlers = {"Unary": grpc.unary_unary_rpc_method_handler(unary)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        ready.send(port)
+        await server.wait_for_termination()
+
+    asyncio.run(serve())
 
 
 def _serve(size_bytes: int, ready: Connection) -> None:
@@ -35,13 +58,14 @@ def _serve(size_bytes: int, ready: Connection) -> None:
 class EchoServer:
     """An echo server in a process of its own; `port` after entering."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, *, asyncio: bool = False) -> None:
         self._size_bytes = size_bytes
+        self._serve = _serve_asyncio if asyncio else _serve
 
     def __enter__(self) -> EchoServer:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(self._size_bytes, there), daemon=True)
+        self._process = context.Process(target=self._serve, args=(self._size_bytes, there), daemon=True)
         self._process.start()
         if not here.poll(30):
             raise TimeoutError("the echo server did not start")

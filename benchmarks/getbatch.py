@@ -37,7 +37,8 @@ BATCH_4 = f"gRPC GetBatch ×{BATCH}, {CLIENTS} clients, {IN_FLIGHT} in flight"
 BATCH_4_PYTHON = "the same, Python reader"
 BATCH_1 = f"gRPC GetBatch ×{BATCH}, 1 client, {IN_FLIGHT} in flight"
 GETS = f"gRPC single GET, {CLIENTS} clients"
-ECHO_UNARY = f"gRPC unary echo, {CLIENTS} clients"
+ECHO_UNARY = f"gRPC unary echo, {CLIENTS} clients, thread-pool server"
+ECHO_ASYNCIO = f"gRPC unary echo, {CLIENTS} clients, asyncio server"
 ECHO_STREAM = f"gRPC stream echo, 1 client, {IN_FLIGHT} in flight"
 
 
@@ -80,14 +81,16 @@ def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str,
     echoes = max(100, min(1000, (512 << 20) // size_bytes // CLIENTS))
     with ExitStack() as held:
         embedded = held.enter_context(ais_loader.connect(store, mode="r"))
-        # Readers beside a writer: both nodes would want the lock, so the second reads a copy made of hard links.
+        # Both nodes would want the lock: the second serves a copy made of hard links.
+        copy = linked_copy(store, folder)
         native = held.enter_context(NodeProcess([store]))
-        python = held.enter_context(NodeProcess([linked_copy(store, folder)], environment={"AIS_LOADER_READER": "python"}))
+        python = held.enter_context(NodeProcess([copy], environment={"AIS_LOADER_READER": "python"}))
         many = held.enter_context(Clients(native.url, CLIENTS))
         many_python = held.enter_context(Clients(python.url, CLIENTS))
         one = held.enter_context(Clients(native.url, 1))
         echo_clients = held.enter_context(Clients("", CLIENTS))
         echo_server = held.enter_context(echo.EchoServer(size_bytes))
+        echo_asyncio = held.enter_context(echo.EchoServer(size_bytes, asyncio=True))
         seeds = iter(range(10**6))
 
         def by_batches(clients: Clients, parts: Sequence[Sequence[str]]) -> float:
@@ -103,6 +106,8 @@ def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str,
             GETS: lambda: sum(map(len, gets)) / many.seconds("gets", [(part,) for part in gets]),
             ECHO_UNARY: lambda: CLIENTS * echoes
             / echo_clients.seconds("echo_unary", [(echo_server.port, echoes)] * CLIENTS),
+            ECHO_ASYNCIO: lambda: CLIENTS * echoes
+            / echo_clients.seconds("echo_unary", [(echo_asyncio.port, echoes)] * CLIENTS),
             ECHO_STREAM: lambda: echo.stream(echo_server.port, CLIENTS * echoes, IN_FLIGHT),
         }
         for work in contestants.values():  # connections, caches
@@ -127,6 +132,7 @@ CLAIMS = {
         Claim(BATCH_4_PYTHON, FILES, 0.12),
         Claim(BATCH_1, FILES, 0.25),
         Claim(GETS, ECHO_UNARY, 1.5),
+        Claim(GETS, ECHO_ASYNCIO, 1.5),
         Claim(EMBEDDED, FILES, 0.6),
     ],
     1 << 20: [Claim(BATCH_1, ECHO_STREAM, 0.75)],

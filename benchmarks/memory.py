@@ -92,7 +92,8 @@ def main(gib: int, write: bool) -> None:
     ]
     lines = ["| what | MiB | limit |", "|---|---:|---:|"]
     lines += [f"| {what} | {value >> 20} | {limit >> 20 if limit else '–'} |" for what, value, limit in rows]
-    text = f"# Memory\n\n{(__doc__ or '').strip().splitlines()[0]}\n\nMachine: {machine()}.\n\n" + "\n".join(lines) + "\n"
+    first_line = (__doc__ or "").strip().splitlines()[0]
+    text = f"# Memory\n\n{first_line}\n\nMachine: {machine()}.\n\n" + "\n".join(lines) + "\n"
     click.echo(text)
     if write:
         TABLE.write_text(text)

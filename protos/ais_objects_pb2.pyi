@@ -268,17 +268,17 @@ class DescribeResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., batch_reader: _Optional[str] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ...) -> None: ...
 
 class Drive(_message.Message):
-    __slots__ = ("uuid", "path", "state", "objects", "free_bytes", "size_bytes")
+    __slots__ = ("uuid", "path", "state", "objects_estimate", "free_bytes", "size_bytes")
     UUID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
-    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_ESTIMATE_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     path: str
     state: str
-    objects: int
+    objects_estimate: int
     free_bytes: int
     size_bytes: int
-    def __init__(self, uuid: _Optional[str] = ..., path: _Optional[str] = ..., state: _Optional[str] = ..., objects: _Optional[int] = ..., free_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, uuid: _Optional[str] = ..., path: _Optional[str] = ..., state: _Optional[str] = ..., objects_estimate: _Optional[int] = ..., free_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...

@@ -236,7 +236,8 @@ class NodeService:
             store_uuid=store.store_uuid,
             drive=[
                 pb.Drive(
-                    uuid=state.uuid, path=state.path, state=state.problem or "ok", objects=state.objects_estimate,
+                    uuid=state.uuid, path=state.path, state=state.problem or "ok",
+                    objects_estimate=state.objects_estimate,
                     free_bytes=state.free_bytes, size_bytes=state.size_bytes,
                 )
                 for state in states

@@ -195,7 +195,8 @@ class EmbeddedTransport:
             "drives": [
                 {
                     "uuid": state.uuid, "path": state.path, "state": state.problem or "ok",
-                    "objects": state.objects_estimate, "free_bytes": state.free_bytes, "size_bytes": state.size_bytes,
+                    "objects_estimate": state.objects_estimate,
+                    "free_bytes": state.free_bytes, "size_bytes": state.size_bytes,
                 }
                 for state in store.states()
             ],

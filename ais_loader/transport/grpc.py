@@ -263,7 +263,8 @@ class GrpcTransport:
             "active_batches": answer.active_batches, "reserved_bytes": answer.reserved_bytes,
             "drives": [
                 {
-                    "uuid": drive.uuid, "path": drive.path, "state": drive.state, "objects": drive.objects,
+                    "uuid": drive.uuid, "path": drive.path, "state": drive.state,
+                    "objects_estimate": drive.objects_estimate,
                     "free_bytes": drive.free_bytes, "size_bytes": drive.size_bytes,
                 }
                 for drive in answer.drive

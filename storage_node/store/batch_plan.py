@@ -66,7 +66,7 @@ def plan_frames(
 def check_range(start: int, length: int, size_bytes: int) -> str | None:
     """What is wrong with reading `length` bytes (-1: to the end) from `start`; None when nothing is."""
     if start < 0 or length < -1:
-        return f"negative range: start={start}, length={length}"
+        return "negative start" if start < 0 else "negative length"
     if start > size_bytes:
         return f"start={start:,} lies past the end of {size_bytes:,} bytes"
     if length >= 0 and start + length > size_bytes:
