@@ -34,7 +34,8 @@ class FaultyLink:
         self.bytes_per_s: float | None = None
         """Bandwidth of each connection in each direction; None: as fast as it goes. May be set at any time."""
         self.connections_made = 0
-        self.bytes_to_client = 0
+        self.bytes_to_client = self.bytes_to_node = 0
+        """Delivered so far, over all connections."""
         self._cut_at: int | None = None
         self._refusing = False
         self._ways: set[_Connection] = set()
@@ -167,7 +168,9 @@ class FaultyLink:
                     chunk = self._before_the_cut(chunk)
                 writer.write(chunk)
                 await writer.drain()
-                if to_client:
+                if not to_client:
+                    self.bytes_to_node += len(chunk)
+                else:
                     self.bytes_to_client += len(chunk)
                     if self._cut_at is not None and self.bytes_to_client >= self._cut_at:
                         self._cut()
