@@ -24,6 +24,7 @@ class BatchOptions:
     timeout_s: float = 30.0
     """The longest silence between two arrivals, in seconds. Not a limit for the whole batch."""
     ordered: bool = True
+    """Reserved, as are `assembly` and `colocation`: one store, embedded or on one node, always answers in order."""
     streaming: bool = True
     """False has the node collect the whole answer before it sends any of it."""
     assembly: Literal["auto", "target", "direct"] = "auto"
