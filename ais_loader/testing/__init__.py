@@ -5,6 +5,7 @@ Nothing here is imported by the rest of the package, and only `ais_loader.testin
 
 from __future__ import annotations
 
+from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.link import FaultyLink
 from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
 from ais_loader.testing.node import NodeProcess
@@ -19,6 +20,7 @@ __all__ = [
     "reset_peak_rss",
     "rss_bytes",
     "seeded_bytes",
+    "throwaway_folder",
     "throwaway_node",
     "throwaway_store",
 ]

@@ -5,29 +5,33 @@ One node process serves a whole test session, so tests keep apart by buckets: ea
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ais_loader import errors
 from ais_loader.client import Bucket, Client, connect
+from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.node import NodeProcess
 
 TRANSPORTS = ("embedded", "grpc")
 
 
 @pytest.fixture(scope="session")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+def node() -> Iterator[NodeProcess]:
     """A node that all tests share: never pause or kill it."""
-    with NodeProcess(tmp_path_factory.mktemp("node") / "drive") as running:
+    with throwaway_folder() as folder, NodeProcess(folder / "drive") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def embedded_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def embedded_path() -> Iterator[Path]:
     """The folder of an embedded store that all tests share. Opened by one client at a time."""
-    return tmp_path_factory.mktemp("embedded") / "store"
+    with throwaway_folder() as folder:
+        yield folder / "store"
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -54,6 +58,8 @@ def bucket_name() -> str:
 
 
 @pytest.fixture
-def bucket(client: Client, bucket_name: str) -> Bucket:
-    """A new and empty bucket of `client`."""
-    return client.create_bucket(bucket_name)
+def bucket(client: Client, bucket_name: str) -> Iterator[Bucket]:
+    """A new and empty bucket of `client`, deleted at the end if the client is still open."""
+    yield client.create_bucket(bucket_name)
+    with contextlib.suppress(errors.Closed, errors.NotFound):
+        client.delete_bucket(bucket_name, force=True)

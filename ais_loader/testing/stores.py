@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import random
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+
+import numpy as np
 
 from ais_loader.client import Client, connect
+from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.node import NodeProcess
 
 
 def seeded_bytes(size_bytes: int, seed: int = 0) -> bytes:
     """Incompressible bytes, the same in every run."""
-    return random.Random(seed).randbytes(size_bytes)
+    return np.random.Generator(np.random.PCG64(seed)).bytes(size_bytes)
 
 
 @contextmanager
 def throwaway_store(objects: Mapping[str, bytes] | None = None, *, bucket: str = "data") -> Iterator[Client]:
     """A client of an embedded store that vanishes at the end; with `objects`, by name, in `bucket`."""
-    with tempfile.TemporaryDirectory(prefix="ais-loader-") as folder, connect(Path(folder) / "store") as client:
+    with throwaway_folder() as folder, connect(folder / "store") as client:
         _fill(client, bucket, objects)
         yield client
 
@@ -28,7 +28,7 @@ def throwaway_store(objects: Mapping[str, bytes] | None = None, *, bucket: str =
 @contextmanager
 def throwaway_node(objects: Mapping[str, bytes] | None = None, *, bucket: str = "data") -> Iterator[NodeProcess]:
     """A node process whose store vanishes at the end; with `objects`, by name, in `bucket`."""
-    with tempfile.TemporaryDirectory(prefix="ais-loader-") as folder, NodeProcess(Path(folder) / "store") as node:
+    with throwaway_folder() as folder, NodeProcess(folder / "store") as node:
         with connect(node.url) as client:
             _fill(client, bucket, objects)
         yield node

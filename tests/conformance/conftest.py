@@ -11,25 +11,25 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Client, connect, errors
-from ais_loader.testing import NodeProcess
+from ais_loader.testing import NodeProcess, throwaway_folder
 
 
 @pytest.fixture(scope="session")
-def python_reader_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+def python_reader_node() -> Iterator[NodeProcess]:
     """A node that reads batches without the native reader."""
-    drive = tmp_path_factory.mktemp("python-reader-node") / "drive"
-    with NodeProcess(drive, environment={"AIS_LOADER_READER": "python"}) as node:
+    with throwaway_folder() as folder, NodeProcess(folder, environment={"AIS_LOADER_READER": "python"}) as node:
         yield node
 
 
 @pytest.fixture(scope="session")
-def embedded_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def embedded_path() -> Iterator[Path]:
     """A store of this suite alone: its client holds it open."""
-    return tmp_path_factory.mktemp("conformance") / "store"
+    with throwaway_folder() as folder:
+        yield folder / "store"
 
 
 @pytest.fixture(scope="session")
-def kept_clients() -> Iterator[dict[str, Client]]:
+def kept_clients(embedded_path: Path) -> Iterator[dict[str, Client]]:
     kept: dict[str, Client] = {}
     yield kept
     for client in kept.values():

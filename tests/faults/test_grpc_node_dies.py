@@ -1,4 +1,4 @@
-"""Nodes that are down, die, come back, freeze or are cut off: batches resume to the byte, or end in time and say why."""
+"""Nodes that are down, die, come back, freeze or are cut off: batches resume to the byte, or end in time saying why."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ais_loader import Bucket, Client, Item, ObjectInfo, connect, errors
-from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes
+from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
 
 MiB = 1 << 20
 SMALL = {f"s/{at:04d}": seeded_bytes(60_000 + at, seed=at) for at in range(400)}
@@ -22,9 +21,9 @@ LARGE = seeded_bytes(64 * MiB, seed=77)
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+def node() -> Iterator[NodeProcess]:
     """Killed, frozen and restarted by every test here; each leaves it running."""
-    with NodeProcess(tmp_path_factory.mktemp("node") / "drive") as node:
+    with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
         with connect(node.url) as client:
             bucket = client.create_bucket("b")
             list(bucket.put_many(SMALL.items()))
@@ -96,14 +95,10 @@ def test_a_name_that_does_not_resolve_is_unavailable_too() -> None:
     assert "no-such-host.invalid" in str(caught.value)
 
 
-def test_a_client_made_before_its_node_works_once_the_node_is_there(tmp_path: Path) -> None:
-    with (
-        NodeProcess(tmp_path / "drive") as node,
-        connect(node.url, retry_s=20.0) as client,
-        ThreadPoolExecutor(2) as pool,
-    ):
+def test_a_client_made_before_its_node_works_once_the_node_is_there(node: NodeProcess) -> None:
+    with connect(node.url, retry_s=20.0) as client, ThreadPoolExecutor(2) as pool:
         node.kill()
-        making = pool.submit(client.create_bucket, "b", exist_ok=True)
+        making = pool.submit(client.create_bucket, "other", exist_ok=True)
         reading = pool.submit(lambda: list(client.bucket("nope").get_batch(["a"], on_error="placeholder")))
         node.start()
         making.result(timeout=30).put("a", b"1")

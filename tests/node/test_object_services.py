@@ -15,7 +15,7 @@ from node_kit import CALL_TIMEOUT_S, bucket_of, serving
 
 from ais_loader import Bucket, connect, errors
 from ais_loader.checksum import crc32c
-from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
 from protos import ais_objects_pb2 as pb
 from protos import ais_objects_pb2_grpc as rpc
 from storage_node.server import NodeServer
@@ -25,8 +25,8 @@ DATA = seeded_bytes(3000)
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeServer]:
-    with serving(tmp_path_factory.mktemp("node")) as node:
+def node() -> Iterator[NodeServer]:
+    with throwaway_folder() as folder, serving(folder) as node:
         yield node
 
 

@@ -11,7 +11,7 @@ from node_kit import RawSession, batch_of, bucket_of, columns, serving
 
 from ais_loader import Bucket
 from ais_loader.checksum import crc32c
-from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
 from protos import ais_batch_pb2 as pb
 from storage_node.server import NodeServer
 
@@ -21,8 +21,8 @@ NAMES = [name for name in OBJECTS if name != "large"]
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeServer]:
-    with serving(tmp_path_factory.mktemp("node")) as node:
+def node() -> Iterator[NodeServer]:
+    with throwaway_folder() as folder, serving(folder) as node:
         with bucket_of(node) as bucket:
             list(bucket.put_many(OBJECTS.items()))
         yield node

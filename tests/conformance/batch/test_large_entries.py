@@ -12,13 +12,14 @@ from conformance_kit import MiB, contents, fill
 from ais_loader import Bucket, Client, Entry, Status, errors
 from ais_loader.testing import seeded_bytes
 
+SIZES = [5 * MiB, 10, 20 * MiB + 1, 0, 8 * MiB, 100_000, 4 * MiB + 1, 6 * MiB, 3]
+MIXED = {f"{at}": seeded_bytes(size, seed=at) for at, size in enumerate(SIZES)}
+
 
 @pytest.fixture
 def mixed(bucket: Bucket) -> dict[str, bytes]:
-    sizes = [5 * MiB, 10, 20 * MiB + 1, 0, 8 * MiB, 100_000, 4 * MiB + 1, 17 * MiB, 3]
-    objects = {f"{at}": seeded_bytes(size, seed=at) for at, size in enumerate(sizes)}
-    fill(bucket, objects)
-    return objects
+    fill(bucket, MIXED)
+    return MIXED
 
 
 def test_large_entries_arrive_whole_among_small_ones(bucket: Bucket, mixed: dict[str, bytes]) -> None:
