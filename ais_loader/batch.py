@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 from ais_loader.entry import EntryLike, Item, Status, entry_error
 from ais_loader.errors import Closed, InvalidRequest, LoaderError
@@ -148,7 +149,7 @@ class Batch:
         frames = self._take_frames()
         if len(self._streams) == 1 and not self._waiting and (read := self._streams[0].read_all()) is not None:
             self.close()
-            return list[bytes | None](read)
+            return cast(list[bytes | None], read)
         result: list[bytes | None] = []
         for frame in frames:
             start, data = 0, frame.payload
