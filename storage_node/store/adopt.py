@@ -16,10 +16,8 @@ def adopt_file(drive: Drive, identity: Identity, path: bytes) -> bool:
     Raises OSError, StoreError.
     """
     record = record_of(identity, path)
-    if drive.files.size_bytes(path) != record.size_bytes:
-        return False
-    whole, blocks = read_checksums(drive.files, record)
-    if whole != record.checksum:
+    size, whole, blocks = read_checksums(drive.files, record)
+    if (size, whole) != (record.size_bytes, record.checksum):
         return False
     drive.replace_entry(object_key(identity), record, blocks)
     return True
@@ -27,8 +25,8 @@ def adopt_file(drive: Drive, identity: Identity, path: bytes) -> bool:
 
 def restore_blocks(drive: Drive, key: bytes, record: Record) -> bool:
     """Compute the block checksums of an object anew; False when the whole does not match its checksum."""
-    whole, blocks = read_checksums(drive.files, record)
-    if whole != record.checksum:
+    size, whole, blocks = read_checksums(drive.files, record)
+    if (size, whole) != (record.size_bytes, record.checksum):
         return False
     drive.replace_entry(key, record, blocks)
     return True

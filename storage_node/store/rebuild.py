@@ -290,14 +290,14 @@ class _Rebuild:
 
     def _examine(self, files: RawFiles, record: Record) -> tuple[tuple[str, str] | None, list[int]]:
         try:
-            size = files.size_bytes(record.path)
-            if size != record.size_bytes:
-                return ("wrong-size", f"the file has {size:,} bytes, the object {record.size_bytes:,}"), []
-            if not self._verify and record.size_bytes <= fmt.BLOCK_BYTES:
-                return None, []
-            whole, blocks = read_checksums(files, record)
+            if self._verify or record.size_bytes > fmt.BLOCK_BYTES:
+                size, whole, blocks = read_checksums(files, record)
+            else:
+                size, whole, blocks = files.size_bytes(record.path), record.checksum, []
         except OSError as error:
             return ("unreadable", f"{error.strerror} (errno {error.errno})"), []
+        if size != record.size_bytes:
+            return ("wrong-size", f"the file has {size:,} bytes, the object {record.size_bytes:,}"), []
         if whole != record.checksum:
             return ("corrupt", "the bytes do not match the checksum"), []
         return None, blocks

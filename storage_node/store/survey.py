@@ -25,7 +25,7 @@ from storage_node.store.raw_files import RawFiles
 from storage_node.store.record import ClusterRecord
 from storage_node.store.report import PROGRESS_EVERY, Finding, Progress
 
-_LOOKS_AT_A_MOVING_OBJECT = 10
+_LOOKS_AT_A_MOVING_OBJECT = 20
 
 
 @dataclass(slots=True)
@@ -96,21 +96,29 @@ class Examination:
         for key, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
             self.survey.objects += 1
             self._advance("comparing objects", self.survey.objects)
-            for _ in range(_LOOKS_AT_A_MOVING_OBJECT):
-                suspect = self._examine(key, value)
-                if suspect is None or self._drive.writable:
-                    break
-                self._drive.catch_up()
-                now = self._drive.catalog.get(key)
-                if now is None or now == value:
-                    suspect = None if now is None else suspect
-                    break
-                value = now
+            suspect = self._examine(key, value)
+            if suspect is not None and not self._drive.writable:
+                suspect = self._examine_again(key, value, suspect)
             if suspect is not None:
                 yield suspect
         for bucket_uuid, count in self.survey.unknown_buckets.items():
             message = f"{count:,} objects of bucket {bucket_uuid.hex()}, which the store's record does not have"
             yield self._suspect("unknown-bucket", message, key=fmt.OBJECT_PREFIX + bucket_uuid)
+
+    def _examine_again(self, key: bytes, value: bytes, suspect: Suspect) -> Suspect | None:
+        """Beside a writer: the suspicion, if it is about what the catalog still says."""
+        for _ in range(_LOOKS_AT_A_MOVING_OBJECT):
+            self._drive.catch_up()
+            now = self._drive.catalog.get(key)
+            if now is None:
+                return None
+            if now == value:
+                return suspect
+            again = self._examine(key, now)
+            if again is None:
+                return None
+            value, suspect = now, again
+        return None  # replaced faster than it can be looked at: by a writer that is well
 
     def _note_paths(self) -> Iterator[bytes]:
         for _, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
@@ -147,13 +155,15 @@ class Examination:
 
     def _examine_file(self, key: bytes, record: Record) -> Suspect | None:
         try:
-            size = self._drive.files.size_bytes(record.path)
+            if self._checksums:
+                size, whole, computed = read_checksums(self._drive.files, record)
+            else:
+                size, whole, computed = self._drive.files.size_bytes(record.path), 0, []
             if size != record.size_bytes:
                 message = f"the file has {size:,} bytes, the object {record.size_bytes:,}"
                 return self._suspect("wrong-size", message, key=key, record=record)
             blocks = self._stored_blocks(record)
             if self._checksums:
-                whole, computed = read_checksums(self._drive.files, record)
                 if whole != record.checksum or (blocks is not None and blocks != computed):
                     return self._suspect("corrupt", "the bytes do not match the checksum", key=key, record=record)
                 if (problem := self._identity_problem(key, record)) is not None:
@@ -282,24 +292,27 @@ def record_of(identity: Identity, path: bytes) -> Record:
     )  # fmt: skip
 
 
-def read_checksums(files: RawFiles, record: Record) -> tuple[int, list[int]]:
-    """CRC-32C of an object's bytes as they are on the drive, and that of each block (empty for at most one block).
+def read_checksums(files: RawFiles, record: Record) -> tuple[int, int, list[int]]:
+    """Size of an object's file, CRC-32C of its bytes, and that of each block (empty for at most one block).
 
-    A file that ends early gives checksums that cannot match. Raises OSError.
+    A file of another size than the object's is not read: its checksums are 0 and []. Raises OSError.
     """
     whole, blocks = 0, []
     fd = files.open(record.path)
     try:
+        size = os.fstat(fd).st_size
+        if size != record.size_bytes:
+            return size, 0, []
         for offset in range(0, record.size_bytes, BLOCK_BYTES):
             wanted = min(BLOCK_BYTES, record.size_bytes - offset)
             block = _pread(fd, wanted, offset)
             if len(block) < wanted:
-                return ~record.checksum & 0xFFFFFFFF, []
+                return offset + len(block), 0, []  # somebody cut it meanwhile
             blocks.append(crc32c(block))
             whole = crc32c(block, whole)
     finally:
         os.close(fd)
-    return whole, blocks if record.size_bytes > BLOCK_BYTES else []
+    return size, whole, blocks if record.size_bytes > BLOCK_BYTES else []
 
 
 def _pread(fd: int, size: int, offset: int) -> bytes:

@@ -194,3 +194,19 @@ def test_a_bucket_that_a_minority_has_written_never_hides_the_next_one(
         store.create_bucket("next")
     with Store.open(roots) as store:
         assert sorted(store.buckets()) == ["next", BUCKET]
+
+
+def test_a_bucket_deleted_while_a_drive_is_away_is_gone_from_it_when_it_is_back(tmp_path: Path) -> None:
+    roots = [tmp_path / name for name in "abc"]
+    with store_at(*roots) as store:
+        for number in range(30):
+            put(store, f"{number}", b"x")
+    assert object_files(roots[2])
+    with Store.open(roots[:2]) as store:
+        assert 0 < store.delete_bucket(BUCKET, force=True) < 30
+        assert len(store.record.purging) == 1
+        store.create_bucket(BUCKET)
+    with Store.open(roots) as store:
+        assert store.record.purging == () and contents(store) == {}
+    assert not any(object_files(root) for root in roots)
+    assert_sound(*roots)
