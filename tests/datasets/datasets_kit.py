@@ -15,7 +15,7 @@ from ais_loader.transport.embedded import EmbeddedTransport
 from protos import ais_batch_pb2 as pb
 
 BUCKET = "speech"
-JOIN_TIMEOUT_S = 60
+DEADLINE_S = 60
 _random = random.Random(20)
 # Empty, small, and one that is larger than a frame, so that it arrives in pieces.
 CORPUS = {f"en/{i:03d}.wav": _random.randbytes(_random.randrange(3000) if i else 0) for i in range(46)}
@@ -38,7 +38,7 @@ class Recording:
 
 
 def decode_recording(item: Item) -> Recording:
-    return Recording(item.entry.name, item.tobytes(), os.getpid())  # type: ignore[union-attr]
+    return Recording(item.entry.name, item.tobytes(), os.getpid())
 
 
 def decode_badly(item: Item) -> bytes:

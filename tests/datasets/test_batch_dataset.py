@@ -228,7 +228,7 @@ class TestArguments:
 
     def test_a_sampler_is_no_plan(self, local_store: Client) -> None:
         with pytest.raises(TypeError, match="sampler goes with MapDataset"):
-            BatchIterableDataset(local_store, RandomSampler(URLS))  # type: ignore[arg-type]
+            BatchIterableDataset(local_store, RandomSampler(URLS))
 
     @pytest.mark.parametrize(
         "options",
@@ -245,4 +245,4 @@ class TestArguments:
 
     def test_a_loader_takes_no_other_dataset(self, local_store: Client) -> None:
         with pytest.raises(TypeError, match="MapDataset"):
-            BatchLoader(MapDataset(local_store, URLS))  # type: ignore[arg-type]
+            BatchLoader(MapDataset(local_store, URLS))

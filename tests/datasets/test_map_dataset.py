@@ -37,8 +37,9 @@ class TestIndices:
 
     def test_negative_numpy_and_torch_integers_count_like_pythons(self, local_store: Client) -> None:
         dataset = MapDataset(local_store, URLS)
+        mixed: list[Any] = [np.int64(3), torch.tensor(4), -2]
         assert dataset[-1] == contents(URLS[-1:])[0]
-        assert dataset.__getitems__([np.int64(3), torch.tensor(4), -2]) == contents([URLS[3], URLS[4], URLS[-2]])
+        assert dataset.__getitems__(mixed) == contents([URLS[3], URLS[4], URLS[-2]])
         assert dataset.__getitems__(np.array([7, 6])) == contents([URLS[7], URLS[6]])
         assert dataset.__getitems__(torch.tensor([7, -1])) == contents([URLS[7], URLS[-1]])
 
@@ -75,7 +76,7 @@ class TestRequests:
 
     def test_ranges_and_several_buckets_go_in_one_request_too(self, recording: RecordingTransport) -> None:
         whole = CORPUS["en/007.wav"]
-        entries = [Entry(BUCKET, "en/007.wav", start=10, length=20), Entry("nowhere", "x"), URLS[7]]
+        entries: list[Entry | str] = [Entry(BUCKET, "en/007.wav", start=10, length=20), Entry("nowhere", "x"), URLS[7]]
         dataset = MapDataset(Client(recording), entries, on_error="placeholder")
         assert dataset.__getitems__([2, 0, 1]) == [whole, whole[10:30], None]
         assert recording.requests == [3]
@@ -107,7 +108,7 @@ class TestRequests:
         assert pickle.loads(pickle.dumps(dataset))[2] == contents([URLS[2]])[0]
 
 
-class _EveryThird(Sampler[int]):
+class _EveryThird(Sampler[int]):  # type: ignore[misc]  # torch is not type-checked here
     def __iter__(self) -> Iterator[int]:
         return iter(range(0, len(URLS), 3))
 
@@ -157,7 +158,7 @@ class TestSamples:
     """What an entry becomes, and what a failed one."""
 
     def test_decode_gets_items_with_their_entries_in_the_order_asked(self, store: Client) -> None:
-        entries = [Entry(BUCKET, name, opaque={"label": at}) for at, name in enumerate(CORPUS)]
+        entries: list[Entry | str] = [Entry(BUCKET, name, opaque={"label": at}) for at, name in enumerate(CORPUS)]
 
         def decode(item: Item) -> tuple[int, int, bytes]:
             assert isinstance(item.entry, Entry)

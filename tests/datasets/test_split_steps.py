@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -79,7 +80,7 @@ def test_a_plan_without_an_end_is_divided_without_an_end() -> None:
         {"worker": -1}, {"num_workers": 0}, {"start": -1},
     ],
 )  # fmt: skip
-def test_impossible_divisions_are_refused(arguments: dict[str, int]) -> None:
+def test_impossible_divisions_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         split_steps(10, **arguments)
 
