@@ -191,6 +191,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._look_for_start = False
         # The start position where workers that outlive an iteration can see it: (epoch, step) in shared memory.
         self._shared_start = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._owner_pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_run": None}
@@ -201,6 +202,12 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._shared_start.share_memory_()  # no change when it arrived as shared memory, as it does in a worker
+
+    def own_position(self) -> None:
+        """For BatchLoader: a rank that was given this dataset by its launcher shares no position with the others."""
+        if self._owner_pid != os.getpid():
+            self._shared_start = self._shared_start.clone().share_memory_()
+            self._owner_pid = os.getpid()
 
     def place(self) -> tuple[int, int]:
         """(rank, world_size) of this process. Raises InvalidRequest when the environment has one of them only."""

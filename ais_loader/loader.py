@@ -36,6 +36,7 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
                 raise InvalidRequest(f"{name}={options[name]!r}: {reason}")
         if not options.get("in_order", True):
             raise InvalidRequest("in_order=False: with batches out of order there is no position to resume at")
+        dataset.own_position()
         super().__init__(dataset, **{"collate_fn": _as_it_is} | options | {"batch_size": None})
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import torch.distributed
 from datasets_kit import (
     BUCKET,
+    DEADLINE_S,
     URLS,
     CountUp,
     RecordingTransport,
@@ -105,6 +107,10 @@ class TestRequests:
         assert recording.requests == [4] * (STEPS - 1) + [len(URLS) - 4 * (STEPS - 1)]
 
 
+def _move_on(dataset: BatchIterableDataset) -> None:
+    BatchLoader(dataset).set_epoch(5)
+
+
 class TestEpochs:
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_an_epoch_read_to_its_end_is_followed_by_the_next(self, local_store: Client, num_workers: int) -> None:
@@ -150,6 +156,16 @@ class TestEpochs:
         loader.set_epoch(5)
         assert [first, *batches] == planned(0)
         assert list(loader) == planned(5)
+
+    def test_a_process_that_was_given_the_dataset_moves_only_its_own_position(self, local_store: Client) -> None:
+        dataset = BatchIterableDataset(local_store, PLAN)
+        loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True)
+        assert list(loader) == planned(0)
+        rank = multiprocessing.get_context("fork").Process(target=_move_on, args=(dataset,))
+        rank.start()
+        rank.join(DEADLINE_S)
+        assert rank.exitcode == 0
+        assert list(loader) == planned(0)
 
     @pytest.mark.parametrize("epoch", [-1, 2**63])
     def test_an_epoch_that_is_no_count_is_refused(self, local_store: Client, epoch: int) -> None:
