@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.testing import eventually
 from tests.faults.crash_kit import CrashServer, Expected, Journal, State
 from tests.faults.power_kit import EXTENTS, Extent, PowerCut, compile_shim, find_compiler, one_cut
 
@@ -33,9 +34,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashServer]:
 
 
 def cut_power_at_work(
-    server: CrashServer, folder: Path, number: int, top: Path, sure: dict[str, State], durability: str, extent: Extent
+    server: CrashServer, folder: Path, number: int, top: Path, sure: dict[str, State], durability: str, extent: Extent,
+    *, journal_bytes: int = 0,
 ) -> tuple[Path, Path]:
-    """Let a child work on the store below `top` until the power fails; (what is left, the child's journal)."""
+    """Let a child work on the store below `top` until the power fails; (what is left, the child's journal).
+
+    The cut comes at a random moment after the child has noted `journal_bytes` of work: a busy machine is slow to begin.
+    """
     journal = folder / f"journal-{number}"
     journal.touch()
     with one_cut(folder, number) as (shadow, left):
@@ -43,6 +48,7 @@ def cut_power_at_work(
             "work_until_the_power_fails", top=str(top), shadow=str(shadow), roots=roots_below(top),
             durability=durability, journal=str(journal), sure=sure, seed=number,
         )  # fmt: skip
+        eventually(lambda: journal.stat().st_size >= journal_bytes, timeout_s=60.0)
         threading.Event().wait(random.Random(number).uniform(0.02, 0.25))
         os.kill(pid, signal.SIGKILL)
         assert server.wait(pid) == KILLED
@@ -66,7 +72,8 @@ def test_what_was_acknowledged_survives_one_power_cut_after_the_other(
     sure: dict[str, State] = {}
     acknowledged = 0
     for number in range(12):
-        top, journal = cut_power_at_work(server, tmp_path, number, top, sure, "power", extent)
+        begun = 2000 if number else 0
+        top, journal = cut_power_at_work(server, tmp_path, number, top, sure, "power", extent, journal_bytes=begun)
         before, verdict = tmp_path / "before", tmp_path / "verdict"
         before.unlink(missing_ok=True)
         notes = Journal(before)
@@ -89,7 +96,8 @@ def test_without_syncing_the_same_power_cut_takes_acknowledged_objects(server: C
     for number, extent in enumerate(EXTENTS):
         top = tmp_path / extent
         top.mkdir()
-        left, journal = cut_power_at_work(server, tmp_path, number + 100, top, {}, "process", extent)
+        seed = number + 100
+        left, journal = cut_power_at_work(server, tmp_path, seed, top, {}, "process", extent, journal_bytes=4000)
         expected = Expected()
         expected.learn(journal)
         verdict = tmp_path / "survivors"

@@ -20,6 +20,8 @@ from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, names, put, read, store_at
 
+pytestmark = pytest.mark.fresh_process
+
 
 def in_a_child(work: Callable[[], None], timeout_s: float = 60.0) -> None:
     """Run `work` in a forked child that ends as an interpreter ends, and fail if it fails or hangs."""
