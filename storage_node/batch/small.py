@@ -12,7 +12,7 @@ from storage_node.store.batch_read import read_cached
 from storage_node.store.checksum import crc32c
 from storage_node.store.store import Store
 
-MAX_BYTES = 64 << 10
+MAX_BYTES = 128 << 10
 """Copying and summing more than this would hold up the other sessions."""
 
 _DIGEST_OF_OK = crc32c(bytes((pb.OK,)))
