@@ -23,6 +23,7 @@ from storage_node.store.batch_plan import FrameSpan, plan_frames
 from storage_node.store.batch_read import Failure, FailureCode, read_frame, read_list
 from storage_node.store.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.checksum import combine, crc32c
+from storage_node.store.errors import StoreError
 from storage_node.store.format import BLOCK_BYTES, Record
 from storage_node.store.store import Store
 
@@ -214,7 +215,11 @@ class StoreBatch(BatchTable):
         if not isinstance(covering, bytes):
             return covering
         drive = self._store.drive_at(self._drives[position])
-        stored = drive.block_checksums(record, first, stop) if stop > first else []
+        try:
+            stored = drive.block_checksums(record, first, stop) if stop > first else []
+        except StoreError:
+            # They went with an object that was replaced meanwhile, or they are lost: another look tells.
+            return FailureCode.OPEN, errno.ENOENT
         for number, checksum in enumerate(stored):
             if crc32c(memoryview(covering)[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]) != checksum:
                 return FailureCode.CHECKSUM, 0

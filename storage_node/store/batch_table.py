@@ -197,7 +197,7 @@ class BatchTable:
 
     def _fail_missing_file(self, position: int, drive: Drive) -> None:
         if os.path.isdir(drive.root / "objects"):
-            message = f"{self._names[position]!r}: its file is missing from {drive.root}; see `ais-loader doctor`"
+            message = f"{self._names[position]!r}: its file or block checksums are gone from {drive.root}"
             self._fail(position, pb.CORRUPT, message)
         else:
             self._fail(position, pb.UNAVAILABLE, f"{drive.root}: the drive's folder is gone", "drive-failed")
