@@ -1,9 +1,9 @@
 """A storage node over gRPC. With `connection`, the only client module that imports grpc.
 
 Channels connect lazily and belong to the process that made them. gRPC does not survive a fork in which any of its
-threads is at work (the child aborts), so all streams end before one and begin anew after it; batches in flight resume
-by themselves. Calls that only read,
-and writes whose bytes can be sent again, are retried with growing, jittered pauses while nobody answers.
+threads is at work (the child aborts), so sessions end before one and begin anew after it, batches in flight resume by
+themselves, and short calls are waited for; see `forking`. Calls that only read, and writes whose bytes can be sent
+again, are retried with growing, jittered pauses while nobody answers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.connection import Connection
 from ais_loader.transport.download import Call, download
+from ais_loader.transport.forking import ForkGate
 from ais_loader.transport.put_messages import put_header, put_messages
 from ais_loader.transport.put_stream import LARGE_BYTES, AnswerStream, object_info, put_many
 from ais_loader.transport.session import Session
@@ -37,9 +38,7 @@ from protos import ais_objects_pb2 as pb
 T = TypeVar("T")
 CALL_TIMEOUT_S = 60.0
 
-FORK_TIMEOUT_S = 30.0
-_NO_FORK = threading.Event()
-_NO_FORK.set()
+_GATE = ForkGate()
 _TRANSPORTS: weakref.WeakSet[GrpcTransport] = weakref.WeakSet()
 _INHERITED: list[Connection] = []
 """Never used and never freed: a channel that is torn down in a forked child may wait for threads that are not there."""
@@ -68,8 +67,10 @@ class GrpcTransport:
 
     def _here(self) -> Connection:
         """This process's connection; waits while the process is being forked."""
-        if not _NO_FORK.is_set():
-            _NO_FORK.wait(FORK_TIMEOUT_S)
+        _GATE.wait()
+        return self._connected()
+
+    def _connected(self) -> Connection:
         connection = self._connection
         if connection is not None and not self._closed:
             return connection
@@ -81,11 +82,12 @@ class GrpcTransport:
             return self._connection
 
     def _session(self) -> Session:
-        here = self._here()
-        if here.session_broke:
-            self._abandon(here)
-            here = self._here()
-        return here.session()
+        with _GATE.call():
+            here = self._connected()
+            if here.session_broke:
+                self._abandon(here)
+                here = self._connected()
+            return here.session()
 
     def _abandon(self, failed: Connection) -> None:
         """Turn to the next endpoint, if there is one; gRPC itself goes on trying the only one."""
@@ -115,15 +117,16 @@ class GrpcTransport:
         """One unary call, tried again while nobody answers."""
 
         def once() -> T:
-            connection = self._here()
-            try:
-                with connection.in_use():
-                    return call(connection)
-            except grpc.RpcError as error:
-                translated = connection.translate(error)
-                if isinstance(translated, errors.NodeUnavailable):
-                    self._abandon(connection)
-                raise translated from error
+            with _GATE.call():
+                connection = self._connected()
+                try:
+                    with connection.in_use():
+                        return call(connection)
+                except grpc.RpcError as error:
+                    translated = connection.translate(error)
+                    if isinstance(translated, errors.NodeUnavailable):
+                        self._abandon(connection)
+                    raise translated from error
 
         if not retry:
             return once()
@@ -280,18 +283,18 @@ class GrpcTransport:
 
 
 def _before_fork() -> None:
-    _NO_FORK.clear()
+    _GATE.close()
     for transport in list(_TRANSPORTS):
         transport.pause()
 
 
-def _forget_inherited() -> None:
+def _after_fork_in_child() -> None:
+    _GATE.open_in_child()
     for transport in _TRANSPORTS:
         transport.forget_inherited()
-    _NO_FORK.set()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_NO_FORK.set, after_in_child=_forget_inherited)
+os.register_at_fork(before=_before_fork, after_in_parent=_GATE.open, after_in_child=_after_fork_in_child)
 
 
 def _connect_again(url: str, retry_s: float, verify_payload: bool) -> GrpcTransport:
