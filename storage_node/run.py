@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -9,6 +10,20 @@ from collections.abc import Callable, Sequence
 
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Have malloc reuse the memory of frames instead of giving it back to the kernel, page fault by page fault.
+
+    For a process that is a node and nothing else. Without glibc nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 128 << 20)
+        mallopt(_M_ARENA_MAX, 2)
 
 
 def run_node(
@@ -25,6 +40,7 @@ def run_node(
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    keep_freed_memory()
     node = NodeServer(drives, config).start()
     try:
         announce(node)
