@@ -93,20 +93,23 @@ class Connection:
             return errors.NodeUnavailable(f"{self.endpoint}: let go, for the next endpoint or for a fork")
         return errors.Closed(f"{self.endpoint}: the connection was closed")
 
-    def pause(self) -> None:
-        """End the streams, not the channel, as if they had broken; returns when none of their threads is left."""
+    def let_go(self, *, keep_channel: bool = False) -> None:
+        """Close, or only end the streams, so that whoever is using it begins anew with another one."""
         self.abandoned = True
+        if keep_channel:
+            self._end_streams()
+        else:
+            self.close()
+
+    def close(self) -> None:
+        self.closed = True
+        self._end_streams()
+        self.channel.close()
+
+    def _end_streams(self) -> None:
+        """Returns when none of their threads is left."""
         with self.lock:
             session, self._session = self._session, None
         if session is not None:
             session.close()
         self.exchange.close()
-        self.abandoned = False
-
-    def close(self) -> None:
-        self.closed = True
-        with self.lock:
-            if self._session is not None:
-                self._session.close()
-        self.exchange.close()
-        self.channel.close()

@@ -1,9 +1,9 @@
 """A storage node over gRPC. With `connection`, the only client module that imports grpc.
 
-Channels connect lazily and belong to the process that made them. gRPC does not survive a fork in which any of its
-threads is at work (the child aborts), so sessions end before one and begin anew after it, batches in flight resume by
-themselves, and short calls are waited for; see `forking`. Calls that only read, and writes whose bytes can be sent
-again, are retried with growing, jittered pauses while nobody answers.
+Channels connect lazily and belong to the process that made them. gRPC does not survive a fork, so connections are let
+go before one and made anew when they are next used: batches in flight resume by themselves, and short calls are waited
+for; see `forking`. Calls that only read, and writes whose bytes can be sent again, are retried with growing, jittered
+pauses while nobody answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.connection import Connection
 from ais_loader.transport.download import Call, download
-from ais_loader.transport.forking import ForkGate
+from ais_loader.transport.forking import SHUTDOWN_S, ForkGate, wait_for_shutdown
 from ais_loader.transport.put_messages import put_header, put_messages
 from ais_loader.transport.put_stream import LARGE_BYTES, AnswerStream, object_info, put_many
 from ais_loader.transport.session import Session
@@ -66,14 +66,14 @@ class GrpcTransport:
         return _connect_again, (self.url, self._retry_s, self._verify_payload)
 
     def _here(self) -> Connection:
-        """This process's connection; waits while the process is being forked."""
-        _GATE.wait()
-        return self._connected()
-
-    def _connected(self) -> Connection:
+        """This process's connection; a new one is not made while the process is being forked."""
         connection = self._connection
         if connection is not None and not self._closed:
             return connection
+        with _GATE.call():
+            return self._connected()
+
+    def _connected(self) -> Connection:
         with self._lock:
             if self._closed:
                 raise errors.Closed(f"the connection to {self.url} has been closed")
@@ -97,14 +97,21 @@ class GrpcTransport:
                     return
                 self._connection = None
                 self._endpoint = (self._endpoint + 1) % len(self._endpoints)
-            failed.abandoned = True
-            failed.close()
+            failed.let_go()
 
-    def pause(self) -> None:
-        """End all streams as if they had broken: whoever uses one begins a new one when the fork is over."""
+    def prepare_to_fork(self, *, quiet: bool) -> bool:
+        """End what is under way, as if it had broken: it begins anew when the fork is over. True when gRPC was in use.
+
+        Not `quiet`: a call is running that goes on through the fork, and its channel with it.
+        """
         with self._lock:
-            if self._connection is not None:
-                self._connection.pause()
+            connection = self._connection
+            if connection is None:
+                return False
+            if quiet:
+                self._connection = None
+        connection.let_go(keep_channel=not quiet)
+        return True
 
     def forget_inherited(self) -> None:
         """In a forked child: connections are the parent's, and a lock may be held by a thread that is not here."""
@@ -283,9 +290,10 @@ class GrpcTransport:
 
 
 def _before_fork() -> None:
-    _GATE.close()
-    for transport in list(_TRANSPORTS):
-        transport.pause()
+    quiet = _GATE.close()
+    used = [transport.prepare_to_fork(quiet=quiet) for transport in list(_TRANSPORTS)]
+    if quiet and any(used):
+        wait_for_shutdown(SHUTDOWN_S)
 
 
 def _after_fork_in_child() -> None:

@@ -1,4 +1,4 @@
-"""How long to go on trying: growing pauses with jitter, and a limit on the time without progress.
+"""How long to go on trying: growing pauses with jitter, and a limit on the time of failures without progress.
 
 For streams, which make progress between failures; calls that either succeed or fail use tenacity.
 """
@@ -14,23 +14,28 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class Patience:
-    """Give up after `retry_s` without progress. Belongs to one thread."""
+    """Give up when failures have gone on for `retry_s` without progress. Belongs to one thread.
+
+    The clock starts at the first failure: the time before it is the consumer's, who may have left a batch unread.
+    """
 
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
         self.progress()
 
     def progress(self) -> None:
-        self._progress_at = time.monotonic()
         self._failures = 0
 
     def pause(self, error: LoaderError, at_least_s: float = 0.0) -> None:
         """Wait before the next try; raise `error` when it cannot help to retry, or when patience is over."""
         if not error.retryable:
             raise error
-        quiet_s = time.monotonic() - self._progress_at
-        if quiet_s > self._retry_s:
-            raise type(error)(f"{error}; gave up after {self._failures + 1} tries in {quiet_s:.1f} s") from error
+        now = time.monotonic()
+        if not self._failures:
+            self._failing_since = now
+        failing_s = now - self._failing_since
+        if failing_s > self._retry_s:
+            raise type(error)(f"{error}; gave up after {self._failures + 1} tries in {failing_s:.1f} s") from error
         longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._failures)
         self._failures += 1
         # Full jitter: the workers of a job, which failed together, must not come back together.

@@ -269,6 +269,20 @@ def test_a_link_that_is_cut_every_few_megabytes_still_delivers_everything(link: 
     assert link.connections_made >= 5
 
 
+def test_a_batch_left_unread_for_longer_than_retries_last_still_survives_a_cut(link: FaultyLink) -> None:
+    names = [*list(SMALL), "large"]
+    retry_s = 3.0
+    with connect(link.url, retry_s=retry_s) as client:
+        client.bucket("b").head("large")
+        link.stall()
+        batch = client.bucket("b").get_batch(names)
+        time.sleep(retry_s + 0.1)  # the trainer's time, in which nobody looks at the batch
+        link.cut()
+        link.flow()
+        check(list(batch), names)
+        assert link.connections_made >= 2
+
+
 def test_a_silent_link_is_a_timeout_and_not_a_hang(link: FaultyLink) -> None:
     with connect(link.url, retry_s=20.0) as client:
         bucket = client.bucket("b")
