@@ -146,6 +146,8 @@ class FaultyLink:
                 tasks.create_task(self._forward(way, node_reader, writer, to_client=True))
         except (OSError, ExceptionGroup):
             way.reset()  # one side has gone: the other one is told
+        except asyncio.CancelledError:
+            way.reset()  # by `_run`, at the end: a connection's task that ends cancelled is printed as an error
         finally:
             self._ways.discard(way)
             for end in way.writers:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import grpc
 
 from ais_loader import errors
+from ais_loader.transport.direct import open_stream
 from ais_loader.transport.exchange import Exchange
 from ais_loader.transport.session import Session
 from protos import ais_objects_pb2_grpc as rpc
 
+_SESSION = "/ais_loader.v1.GetBatch/Session"
 _ERROR_KIND_KEY = "ais-error-kind"
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -42,9 +45,9 @@ class Connection:
         self.buckets = rpc.BucketsStub(self.channel)
         self.objects = rpc.ObjectsStub(self.channel)
         self.node = rpc.NodeStub(self.channel)
-        self._open_session = self.channel.stream_stream("/ais_loader.v1.GetBatch/Session")
+        self._open_session = self.channel.stream_stream(_SESSION)
         self._session: Session | None = None  # guarded by lock
-        self.exchange = Exchange(self._open_session, verify_payload)
+        self.exchange = Exchange(partial(open_stream, self.channel, _SESSION), verify_payload)
 
     @property
     def session_broke(self) -> bool:
