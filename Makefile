@@ -4,7 +4,6 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ais-loader-ready
-PROTOS := protos/ais_batch.proto protos/ais_objects.proto
 
 .PHONY: help setup demo test test-slow check protos clean
 

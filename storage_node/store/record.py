@@ -51,8 +51,8 @@ class ClusterRecord:
     def order(self) -> tuple[int, int]:
         return self.epoch, self.revision
 
-    def with_bucket(self, name: str, copies: int) -> ClusterRecord:
-        bucket = BucketRecord(uuid.uuid4().hex, copies)
+    def with_bucket(self, name: str, copies: int, bucket_uuid: str | None = None) -> ClusterRecord:
+        bucket = BucketRecord(bucket_uuid or uuid.uuid4().hex, copies)
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
 
     def without_bucket(self, name: str) -> ClusterRecord:

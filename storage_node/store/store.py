@@ -198,11 +198,15 @@ class Store:
                     self._record = newest
         self._record_read_at = now
 
-    def create_bucket(self, name: str, *, copies: int = 1, exist_ok: bool = False) -> BucketRecord:
-        """Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, StoreClosed, DriveFull, DriveFailed."""
+    def create_bucket(
+        self, name: str, *, copies: int = 1, exist_ok: bool = False, bucket_uuid: str | None = None
+    ) -> BucketRecord:
+        """`bucket_uuid`: this node's part of a cluster's bucket, which has its uuid and its copies from the cluster.
+
+        Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, StoreClosed, DriveFull, DriveFailed."""
         self._require_open()
         check_bucket_name(name)
-        if copies != 1:
+        if copies != 1 and bucket_uuid is None:
             raise InvalidRequest(f"copies={copies}: a store on one host keeps one copy of each object")
         found = self.find_bucket(name)
         with self._record_lock:
@@ -212,7 +216,7 @@ class Store:
                     return found
                 raise BucketExists(f"bucket {name!r} exists; pass exist_ok=True to use it")
             self._require_writable()
-            self._commit_record(self._record.with_bucket(name, copies))
+            self._commit_record(self._record.with_bucket(name, copies, bucket_uuid))
             return self._record.buckets[name]
 
     def delete_bucket(self, name: str, *, force: bool = False) -> int:

@@ -1,0 +1,90 @@
+"""Several storage nodes as one cluster, each a process of its own on this machine.
+
+The map is handed to the nodes as it is; nobody watches over them.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+import grpc
+
+from ais_loader.testing.node import NodeProcess
+from protos import ais_cluster_pb2 as pb
+from protos import ais_cluster_pb2_grpc as rpc
+
+CALL_TIMEOUT_S = 20.0
+
+
+class ClusterProcesses:
+    """`nodes` running nodes below `root`, one host each unless `hosts` names them; a context manager.
+
+    Args:
+        root: a folder for the nodes' drives.
+        nodes: how many.
+        hosts: failure domain of each node.
+        drives_per_node: folders of each node.
+        buckets: of the first map, with their number of copies.
+        environment: variables on top of this process's own.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        nodes: int = 3,
+        *,
+        hosts: Sequence[str] | None = None,
+        drives_per_node: int = 1,
+        buckets: Mapping[str, int] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.nodes: list[NodeProcess] = []
+        self._held = ExitStack()
+        self.map = pb.ClusterMap(cluster_uuid=uuid.uuid4().bytes, version=1)
+        try:
+            for number in range(nodes):
+                drives = [Path(root) / f"node-{number}" / f"drive-{drive}" for drive in range(drives_per_node)]
+                node = self._held.enter_context(NodeProcess(drives, environment=environment))
+                self.nodes.append(node)
+                host = hosts[number] if hosts is not None else f"host-{number}"
+                self.map.node.add(
+                    uuid=self.uuid_of(number), host=host, endpoint=node.url.removeprefix("grpc://"), weight=1.0,
+                    number=number + 1,
+                )  # fmt: skip
+            for name, copies in (buckets or {}).items():
+                self.map.bucket.add(name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)
+            self.teach()
+        except BaseException:
+            self._held.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        """All endpoints."""
+        return "grpc://" + ",".join(node.url.removeprefix("grpc://") for node in self.nodes)
+
+    def uuid_of(self, number: int) -> bytes:
+        with grpc.insecure_channel(self.nodes[number].url.removeprefix("grpc://")) as channel:
+            return bytes(rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=CALL_TIMEOUT_S).node_uuid)
+
+    def teach(self, numbers: Sequence[int] | None = None) -> None:
+        """Hand `map` to all nodes, or to some. After a change of it, raise its version first."""
+        for number in range(len(self.nodes)) if numbers is None else numbers:
+            with grpc.insecure_channel(self.nodes[number].url.removeprefix("grpc://")) as channel:
+                rpc.ClusterStub(channel).Learn(pb.LearnRequest(map=self.map), timeout=CALL_TIMEOUT_S)
+
+    def close(self) -> None:
+        self._held.close()
+
+    def __enter__(self) -> ClusterProcesses:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
