@@ -48,10 +48,10 @@ def compute_threads(num_workers: int) -> int:
     return max(1, min(4, len(os.sched_getaffinity(0)) - 1 - num_workers))
 
 
-def put_corpus(client: Client, corpus: Sequence[Utterance]) -> tuple[int, float]:
+def put_corpus(client: Client, corpus: Sequence[Utterance], copies: int) -> tuple[int, float]:
     """Store every recording under its name; returns bytes and seconds."""
     started = time.perf_counter()
-    bucket = client.create_bucket(BUCKET, exist_ok=True)
+    bucket = client.create_bucket(BUCKET, exist_ok=True, copies=copies)
     stored = bucket.put_many((utterance.name, utterance.path) for utterance in corpus)
     # disable=None: a bar on a terminal, nothing in a log file.
     size_bytes = sum(
@@ -128,8 +128,9 @@ def one_per_language(examples: Sequence[Example]) -> tuple[Example, ...]:
 
 
 def run(
-    *, url: str, data: Path, steps: int, batch_size: int, num_workers: int, seed: int, output: Path, quiet: bool
-) -> Summary:
+    *, url: str, copies: int, data: Path, steps: int, batch_size: int, num_workers: int, seed: int, output: Path,
+    quiet: bool,
+) -> Summary:  # fmt: skip
     """Store the corpus at `url`, train, write the PNG. Raises CorpusError, LoaderError or OSError."""
     corpus = read_corpus(data)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +142,7 @@ def run(
     torch.set_num_threads(compute_threads(num_workers))
     model = SpeechModel(len(alphabet))
     with connect(url) as client:
-        size_bytes, put_s = put_corpus(client, corpus)
+        size_bytes, put_s = put_corpus(client, corpus, copies)
         click.echo(
             f"put     {len(corpus)} utterances, {len({u.lang for u in corpus})} languages, "
             f"{sum(u.duration_s for u in corpus):.0f} s of audio, {size_bytes / 1e6:.1f} MB into {url} "
@@ -185,6 +186,9 @@ def run(
 
 @click.command(help="Train a small speech model on 100 utterances in five languages, every batch one GetBatch.")
 @click.option("--url", help="Where to store and read: a folder, or grpc://host:port. Default: a temporary folder.")
+@click.option(
+    "--copies", type=click.IntRange(min=1), default=1, show_default=True, help="Hosts of a cluster that keep each file."
+)
 @click.option("--steps", type=click.IntRange(min=2), default=400, show_default=True, help="Batches to train on.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Utterances a batch.")
 @click.option("--num-workers", type=click.IntRange(min=0), default=0, show_default=True, help="DataLoader processes.")
@@ -204,14 +208,16 @@ def run(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; progress goes to stderr.")
 def main(
-    url: str | None, steps: int, batch_size: int, num_workers: int, seed: int, data: Path, output: Path, as_json: bool
-) -> None:
+    url: str | None, copies: int, steps: int, batch_size: int, num_workers: int, seed: int, data: Path, output: Path,
+    as_json: bool,
+) -> None:  # fmt: skip
     with ExitStack() as stack:
         if url is None:
             url = stack.enter_context(tempfile.TemporaryDirectory(prefix="speech-demo-"))
         try:
             summary = run(
                 url=url,
+                copies=copies,
                 data=data,
                 steps=steps,
                 batch_size=batch_size,
