@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from protos import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit, MemoryBudget
+from storage_node.batch.counts import BatchTally, NodeCounts, clock_s
 from storage_node.batch.small import answer_small
 from storage_node.config import ServerConfig
 from storage_node.store.batch import StoreBatch
@@ -38,7 +39,11 @@ class _Gone(Exception):
 
 
 class _Busy(Exception):
-    """The batch has to be asked for again, later."""
+    """The batch has to be asked for again, later. `reason` is what the node counts it under."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class BatchService:
@@ -51,6 +56,7 @@ class BatchService:
         # Apart from the frames on their way: an answer that was collected waits for its client as long as it takes.
         self.buffered = MemoryBudget(config.max_buffered_bytes)
         self.active_batches = 0
+        self.counts = NodeCounts()
         self.stopping = False
         self._sessions: set[_Session] = set()
         self._readers = readers
@@ -75,7 +81,11 @@ class BatchService:
         Cancelled, it still returns only when the function has, or never will be run: what it works on may be closed.
         """
         work = self._readers.submit(function, *arguments)
-        return await _settled(asyncio.wrap_future(work), work.cancel)
+        self.counts.pending_reads += 1
+        try:
+            return await _settled(asyncio.wrap_future(work), work.cancel)
+        finally:
+            self.counts.pending_reads -= 1
 
     async def serve(self, requests: AsyncIterator[pb.SessionRequest], stream: Outgoing) -> None:
         """One session, until the client ends it or its connection breaks; nothing of it is left afterwards."""
@@ -124,16 +134,18 @@ class _Session:
     async def take(self, request: pb.SessionRequest) -> None:
         batch_id, event = request.batch_id, request.WhichOneof("event")
         if event == "request":
+            began_s = clock_s()
             if (answer := answer_small(self._service.store, request.request, batch_id)) is not None:
                 # Waits while the client does not read: it will not be asking for more then, either.
                 self._answering = True
-                await self._send(answer)
+                await self._send(answer[0])
+                self._service.counts.single(answer[1], clock_s() - began_s)
                 self._answering = False
                 return
             if batch_id in self._batches:
                 raise InvalidRequest(f"batch {batch_id} of this session has not ended: its id cannot be used again yet")
             credit = Credit(request.request.initial_credit_bytes)
-            task = asyncio.create_task(self._run(batch_id, request.request, credit), name=f"batch {batch_id}")
+            task = asyncio.create_task(self._serve(batch_id, request.request, credit), name=f"batch {batch_id}")
             self._batches[batch_id] = (task, credit)
             task.add_done_callback(_retrieve)
             task.add_done_callback(lambda _: self._forget(batch_id))
@@ -159,23 +171,28 @@ class _Session:
     async def _send(self, message: bytes) -> None:
         """Must not be cancelled while the session lives: gRPC would still be writing when the next write begins."""
         async with self._write_lock:
+            self._service.counts.sent_bytes += len(message)
             try:
                 await self._stream.write(message)
             except Exception as error:  # whatever gRPC raises when a call has ended: nobody is there to be told
                 raise _Gone from error
 
-    async def _run(self, batch_id: int, request: pb.BatchRequest, credit: Credit) -> None:
+    async def _serve(self, batch_id: int, request: pb.BatchRequest, credit: Credit) -> None:
+        with BatchTally(self._service.counts, request) as tally:
+            await self._run(batch_id, request, credit, tally)
+
+    async def _run(self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally) -> None:
         service = self._service
         response = pb.SessionResponse(batch_id=batch_id)
         try:
             if service.stopping:
-                raise _Busy("the node is stopping")
+                raise _Busy("the node is stopping", "stopping")
             if service.active_batches >= service.config.max_active_batches:
-                raise _Busy(f"{service.active_batches} batches are being served")
+                raise _Busy(f"{service.active_batches} batches are being served", "batches")
             service.active_batches += 1
             try:
                 async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
-                    end = await _BatchRun(service, batch_id, request, credit, self._send).run()
+                    end = await _BatchRun(service, batch_id, request, credit, self._send, tally).run()
             finally:
                 service.active_batches -= 1
             if end is None:
@@ -186,6 +203,7 @@ class _Session:
         except _Busy as busy:
             response.reject.reason = str(busy)
             response.reject.retry_after_ms = service.config.reject_retry_after_ms
+            tally.rejected(busy.reason)
         except TimeoutError:
             response.end.CopyFrom(_refused("timeout", f"not done in {request.deadline_ms} ms"))
         except StoreError as error:
@@ -193,6 +211,8 @@ class _Session:
         except Exception:  # the boundary of a task: one batch's defect must not end its neighbours
             log.exception("batch %d failed", batch_id)
             response.end.CopyFrom(_refused("internal", "internal error, see the node's log"))
+        if response.end.outcome == pb.End.REFUSED:
+            tally.failed(response.end.error_kind)
         await _settled(asyncio.ensure_future(self._send(response.SerializeToString())))
 
 
@@ -201,13 +221,14 @@ class _BatchRun:
 
     def __init__(
         self, service: BatchService, batch_id: int, request: pb.BatchRequest, credit: Credit,
-        send: Callable[[bytes], Awaitable[None]],
+        send: Callable[[bytes], Awaitable[None]], tally: BatchTally,
     ) -> None:  # fmt: skip
         self._service = service
         self._batch_id = batch_id
         self._request = request
         self._credit = credit
         self._send = send
+        self._tally = tally
 
     async def run(self) -> pb.End | None:
         """Returns the END that is still to be sent; None when it went with the last frame.
@@ -218,9 +239,9 @@ class _BatchRun:
             raise InvalidRequest(f"first_index={self._request.first_index}: indexes have 32 bits")
         batch = await self._service.read(StoreBatch, self._service.store, self._request)
         try:
-            if self._request.buffered:
-                return await self._run_buffered(batch)
-            return await self._run_streaming(batch)
+            end = await (self._run_buffered(batch) if self._request.buffered else self._run_streaming(batch))
+            self._tally.ended(batch, end)
+            return end
         finally:
             batch.close()
 
@@ -230,8 +251,10 @@ class _BatchRun:
         entries, ended = 0, False
         try:
             for span in batch.spans():
-                await self._credit.spend(span.payload_bytes)
+                await self._spend_credit(span.payload_bytes)
+                began_s = clock_s()
                 await budget.acquire(span.payload_bytes)
+                self._service.counts.memory_wait_s += clock_s() - began_s
                 try:
                     message, ended = await self._read(batch, span)
                     if sending is not None:
@@ -252,12 +275,18 @@ class _BatchRun:
             raise
         return None if ended else batch.end(entries)
 
+    async def _spend_credit(self, payload_bytes: int) -> None:
+        began_s = clock_s()
+        await self._credit.spend(payload_bytes)
+        self._service.counts.client_wait_s += clock_s() - began_s
+
     async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
         return await self._service.read(batch.read_encoded, span, self._batch_id)
 
     async def _send_and_release(self, message: bytes, payload_bytes: int) -> None:
         try:
             await self._send(message)
+            self._tally.frame_sent()
         finally:
             self._service.budget.release(payload_bytes)
 
@@ -269,7 +298,7 @@ class _BatchRun:
                 f"{held_bytes:,} bytes, at most {budget.limit_bytes:,} are collected before sending: use streaming=True"
             )
         if not budget.acquire_now(held_bytes):
-            raise _Busy(f"{budget.held_bytes:,} bytes of answers are waiting for their clients")
+            raise _Busy(f"{budget.held_bytes:,} bytes of answers are waiting for their clients", "answers")
         try:
             messages: list[tuple[int, bytes]] = []
             entries, ended = 0, False
@@ -280,8 +309,9 @@ class _BatchRun:
                 if self._request.fail_fast and batch.status[span.first : span.stop].any():
                     break
             for payload_bytes, message in messages:
-                await self._credit.spend(payload_bytes)
+                await self._spend_credit(payload_bytes)
                 await _settled(asyncio.ensure_future(self._send(message)))
+                self._tally.frame_sent()
                 held_bytes -= payload_bytes
                 budget.release(payload_bytes)
         finally:

@@ -18,8 +18,8 @@ MAX_BYTES = 128 << 10
 _DIGEST_OF_OK = crc32c(bytes((pb.OK,)))
 
 
-def answer_small(store: Store, request: pb.BatchRequest, batch_id: int) -> bytes | None:
-    """The whole answer as one serialized SessionResponse, or None when it takes more than this."""
+def answer_small(store: Store, request: pb.BatchRequest, batch_id: int) -> tuple[bytes, int] | None:
+    """The whole answer as one serialized SessionResponse, and the object's size in bytes; None if it takes more."""
     if (
         len(request.name) != 1 or request.bucket_index or request.member or request.start or request.length
         or request.version or request.first_index or request.resume_offset or request.resume_version
@@ -38,4 +38,5 @@ def answer_small(store: Store, request: pb.BatchRequest, batch_id: int) -> bytes
     size, checksum = record.size_bytes, record.checksum
     digest = crc32c(checksum.to_bytes(4, "little"), _DIGEST_OF_OK)
     prefix = encode_single(batch_id, size, checksum, digest)
-    return read_cached(prefix, drive.files.objects_fd, record.path, size, checksum)
+    answer = read_cached(prefix, drive.files.objects_fd, record.path, size, checksum)
+    return None if answer is None else (answer, size)

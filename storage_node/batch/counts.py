@@ -1,0 +1,155 @@
+"""What a node counts while it serves: plain numbers, so that serving pays next to nothing and needs no library.
+
+Written on the node's event loop only; `storage_node.metrics` reads them from another thread when somebody asks, and
+may then see one batch's numbers half added. Nothing here is ever reset: rates are the reader's business.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from protos import ais_batch_pb2 as pb
+from protos.frame import U8
+
+BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds of the latency histograms' buckets, in seconds, inclusive; one more bucket has no bound."""
+SIZES = ("single", "many")
+"""A batch of one entry is how a client reads a single object; counted together, neither latency would mean much."""
+OUTCOMES = ("complete", "stopped", "failed", "rejected", "abandoned")
+PARTS = ("object", "member")
+REASONS = ("batches", "answers", "stopping")
+STATUSES = {status: name.lower() for name, status in pb.Status.items() if status != pb.OK}
+clock_s = time.perf_counter
+
+
+class Histogram:
+    """How many values fell into each bucket, and their sum in seconds."""
+
+    __slots__ = ("buckets", "sum_s")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, value_s: float) -> None:
+        self.buckets[bisect_left(BOUNDS_S, value_s)] += 1
+        self.sum_s += value_s
+
+
+def _zeros(names: Iterable[str]) -> dict[str, int]:
+    # Present from the start: a rate needs the zero before the first event.
+    return dict.fromkeys(names, 0)
+
+
+def count(counts: dict[str, int], name: str, more: int = 1) -> None:
+    counts[name] = counts.get(name, 0) + more
+
+
+class NodeCounts:
+    """Everything since the node began."""
+
+    def __init__(self) -> None:
+        self.batches = {size: _zeros(OUTCOMES) for size in SIZES}
+        self.first_byte = {size: Histogram() for size in SIZES}
+        """From the request's arrival to the moment when its first frame has been handed to the network."""
+        self.duration = {size: Histogram() for size in SIZES}
+        """From the request's arrival to the moment when its END has been; of batches that were not turned away."""
+        self.entries = _zeros(PARTS)
+        self.entry_bytes = _zeros(PARTS)
+        """Good entries of batches that reached their END."""
+        self.soft_errors = _zeros(STATUSES.values())
+        """Entries that failed in a batch that went on, by status."""
+        self.hard_errors = _zeros(STATUSES.values())
+        """Batches that an error ended, by the error's kind; the status of the entry where that ended it."""
+        self.rejections = _zeros(REASONS)
+        self.memory_wait_s = 0.0
+        """Frames that could not be read yet because too many others were on their way."""
+        self.client_wait_s = 0.0
+        """Frames whose client had granted no credit for them yet."""
+        self.sent_bytes = 0
+        """All messages of all sessions."""
+        self.pending_reads = 0
+        """Pieces of work that reader threads have or are waiting for."""
+
+    def single(self, size_bytes: int, took_s: float) -> None:
+        """A batch of one small object, answered whole."""
+        self.batches["single"]["complete"] += 1
+        self.entries["object"] += 1
+        self.entry_bytes["object"] += size_bytes
+        self.first_byte["single"].observe(took_s)
+        self.duration["single"].observe(took_s)
+
+
+class Entries(Protocol):
+    """What a batch knows of its entries when it ends; arrays of shape (n,)."""
+
+    @property
+    def status(self) -> U8: ...
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]: ...
+
+
+class BatchTally:
+    """One batch from its request's arrival to whatever ends it; a context manager around all that is done for it."""
+
+    __slots__ = ("_began_s", "_counts", "_first_byte_s", "_outcome", "_request", "_size")
+
+    def __init__(self, counts: NodeCounts, request: pb.BatchRequest) -> None:
+        self._counts = counts
+        self._request = request
+        self._size = "single" if len(request.name) == 1 else "many"
+        self._outcome = ""
+        self._first_byte_s: float | None = None
+        self._began_s = clock_s()
+
+    def __enter__(self) -> BatchTally:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        counts, size = self._counts, self._size
+        # Without a word so far: the client cancelled it, or its connection is gone.
+        self._outcome = self._outcome or "abandoned"
+        counts.batches[size][self._outcome] += 1
+        if self._first_byte_s is not None:
+            counts.first_byte[size].observe(self._first_byte_s)
+        if self._outcome in ("complete", "stopped", "failed"):
+            counts.duration[size].observe(clock_s() - self._began_s)
+
+    def frame_sent(self) -> None:
+        if self._first_byte_s is None:
+            self._first_byte_s = clock_s() - self._began_s
+
+    def ended(self, batch: Entries, end: pb.End | None) -> None:
+        """The batch has been read and sent, but for `end` (None when that went with the last frame)."""
+        counts, n = self._counts, len(batch.status) if end is None else end.entries
+        status, members = batch.status[:n], self._request.member
+        failed = status.nonzero()[0].tolist()
+        in_shards, shard_bytes = 0, 0
+        if members:
+            at = [i for i in range(n) if members[i] and not status[i]]
+            in_shards, shard_bytes = len(at), int(batch.sizes[at].sum())
+        count(counts.entries, "member", in_shards)
+        count(counts.entry_bytes, "member", shard_bytes)
+        count(counts.entries, "object", n - len(failed) - in_shards)
+        # An entry that failed has no size.
+        count(counts.entry_bytes, "object", int(batch.sizes[:n].sum()) - shard_bytes)
+        self._outcome = "complete"
+        if end is not None and end.outcome == pb.End.STOPPED:
+            self._outcome = "stopped"
+            count(counts.hard_errors, STATUSES.get(int(status[failed.pop()]), "failed") if failed else "failed")
+        for position in failed:
+            count(counts.soft_errors, STATUSES.get(int(status[position]), "failed"))
+
+    def failed(self, kind: str) -> None:
+        self._outcome = "failed"
+        count(self._counts.hard_errors, kind)
+
+    def rejected(self, reason: str) -> None:
+        self._outcome = "rejected"
+        count(self._counts.rejections, reason)
