@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/ais_cluster.proto\x12\rais_loader.v1\"\xaa\x01\n\nClusterMap\x12\x14\n\x0c\x63luster_uuid\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12%\n\x06\x62\x61llot\x18\x03 \x01(\x0b\x32\x15.ais_loader.v1.Ballot\x12$\n\x04node\x18\x04 \x03(\x0b\x32\x16.ais_loader.v1.MapNode\x12(\n\x06\x62ucket\x18\x05 \x03(\x0b\x32\x18.ais_loader.v1.MapBucket\"\xb3\x01\n\x07MapNode\x12\x0c\n\x04uuid\x18\x01 \x01(\x0c\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12+\n\x05state\x18\x05 \x01(\x0e\x32\x1c.ais_loader.v1.MapNode.State\x12\x0e\n\x06number\x18\x06 \x01(\r\"-\n\x05State\x12\n\n\x06\x41\x43TIVE\x10\x00\x12\x0b\n\x07JOINING\x10\x01\x12\x0b\n\x07LEAVING\x10\x02\"K\n\tMapBucket\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63opies\x18\x03 \x01(\r\x12\x12\n\nmin_copies\x18\x04 \x01(\r\"*\n\x06\x42\x61llot\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08proposer\x18\x02 \x01(\x0c\"&\n\rGetMapRequest\x12\x15\n\rknown_version\x18\x01 \x01(\x04\"K\n\x0eGetMapResponse\x12&\n\x03map\x18\x01 \x01(\x0b\x32\x19.ais_loader.v1.ClusterMap\x12\x11\n\tnode_uuid\x18\x02 \x01(\x0c\"6\n\x0cLearnRequest\x12&\n\x03map\x18\x01 \x01(\x0b\x32\x19.ais_loader.v1.ClusterMap\" \n\rLearnResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"M\n\x0ePrepareRequest\x12\x14\n\x0c\x63luster_uuid\x18\x01 \x01(\x0c\x12%\n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x15.ais_loader.v1.Ballot\"x\n\x0fPrepareResponse\x12\x10\n\x08promised\x18\x01 \x01(\x08\x12&\n\x07promise\x18\x02 \x01(\x0b\x32\x15.ais_loader.v1.Ballot\x12+\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x0b\x32\x19.ais_loader.v1.ClusterMap\"7\n\rAcceptRequest\x12&\n\x03map\x18\x01 \x01(\x0b\x32\x19.ais_loader.v1.ClusterMap\"J\n\x0e\x41\x63\x63\x65ptResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12&\n\x07promise\x18\x02 \x01(\x0b\x32\x15.ais_loader.v1.Ballot2\xa5\x02\n\x07\x43luster\x12\x45\n\x06GetMap\x12\x1c.ais_loader.v1.GetMapRequest\x1a\x1d.ais_loader.v1.GetMapResponse\x12\x42\n\x05Learn\x12\x1b.ais_loader.v1.LearnRequest\x1a\x1c.ais_loader.v1.LearnResponse\x12H\n\x07Prepare\x12\x1d.ais_loader.v1.PrepareRequest\x1a\x1e.ais_loader.v1.PrepareResponse\x12\x45\n\x06\x41\x63\x63\x65pt\x12\x1c.ais_loader.v1.AcceptRequest\x1a\x1d.ais_loader.v1.AcceptResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/ais_cluster.proto\x12\rais_loader.v1\"\xba\x01\n\nClusterMap\x12\x14\n\x0c\x63luster_uuid\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12%\n\x06\x62\x61llot\x18\x03 \x01(\x0b\x32\x15.ais_loader.v1.Ballot\x12$\n\x04node\x18\x04 \x03(\x0b\x32\x16.ais_loader.v1.MapNode\x12(\n\x06\x62ucket\x18\x05 \x03(\x0b\x32\x18.ais_loader.v1.MapBucket\x12\x0e\n\x06\x63hange\x18\x06 \x03(\x0c\"\xb3\x01\n\x07MapNode\x12\x0c\n\x04uuid\x18\x01 \x01(\x0c\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12+\n\x05state\x18\x05 \x01(\x0e\x32\x1c.ais_loader.v1.MapNode.State\x12\x0e\n\x06number\x18\x06 \x01(\r\"-\n\x05State\x12\n\n\x06\x41\x43TIVE\x10\x00\x12\x0b\n\x07JOINING\x10\x01\x12\x0b\n\x07LEAVING\x10\x02\"K\n\tMapBucket\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63opies\x18\x03 \x01(\r\x12\x12\n\nmin_copies\x18\x04 \x01(\r\"*\n\x06\x42\x61llot\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08proposer\x18\x02 \x01(\x0c\"&\n\rGetMapRequest\x12\x15\n\rknown_version\x18\x01 \x01(\x04\"K\n\x0eGetMapResponse\x12&\n\x03map\x18\x01 \x01(\x0b\x32\x19.ais_loader.v1.ClusterMap\x12\x11\n\tnode_uuid\x18\x02 \x01(\x0c\"6\n\x0cLearnRequest\x12&\n\x03map\x18\x01 \x01(\x0b\x32\x19.ais_loader.v1.ClusterMap\" \n\rLearnResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"`\n\x0ePrepareRequest\x12\x14\n\x0c\x63luster_uuid\x18\x01 \x01(\x0c\x12%\n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x15.ais_loader.v1.Ballot\x12\x11\n\tnode_uuid\x18\x03 \x01(\x0c\"x\n\x0fPrepareResponse\x12\x10\n\x08promised\x18\x01 \x01(\x08\x12&\n\x07promise\x18\x02 \x01(\x0b\x32\x15.ais_loader.v1.Ballot\x12+\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x0b\x32\x19.ais_loader.v1.ClusterMap\"J\n\rAcceptRequest\x12&\n\x03map\x18\x01 \x01(\x0b\x32\x19.ais_loader.v1.ClusterMap\x12\x11\n\tnode_uuid\x18\x02 \x01(\x0c\"J\n\x0e\x41\x63\x63\x65ptResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12&\n\x07promise\x18\x02 \x01(\x0b\x32\x15.ais_loader.v1.Ballot2\xa5\x02\n\x07\x43luster\x12\x45\n\x06GetMap\x12\x1c.ais_loader.v1.GetMapRequest\x1a\x1d.ais_loader.v1.GetMapResponse\x12\x42\n\x05Learn\x12\x1b.ais_loader.v1.LearnRequest\x1a\x1c.ais_loader.v1.LearnResponse\x12H\n\x07Prepare\x12\x1d.ais_loader.v1.PrepareRequest\x1a\x1e.ais_loader.v1.PrepareResponse\x12\x45\n\x06\x41\x63\x63\x65pt\x12\x1c.ais_loader.v1.AcceptRequest\x1a\x1d.ais_loader.v1.AcceptResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,31 +32,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.ais_cluster_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLUSTERMAP']._serialized_start=44
-  _globals['_CLUSTERMAP']._serialized_end=214
-  _globals['_MAPNODE']._serialized_start=217
-  _globals['_MAPNODE']._serialized_end=396
-  _globals['_MAPNODE_STATE']._serialized_start=351
-  _globals['_MAPNODE_STATE']._serialized_end=396
-  _globals['_MAPBUCKET']._serialized_start=398
-  _globals['_MAPBUCKET']._serialized_end=473
-  _globals['_BALLOT']._serialized_start=475
-  _globals['_BALLOT']._serialized_end=517
-  _globals['_GETMAPREQUEST']._serialized_start=519
-  _globals['_GETMAPREQUEST']._serialized_end=557
-  _globals['_GETMAPRESPONSE']._serialized_start=559
-  _globals['_GETMAPRESPONSE']._serialized_end=634
-  _globals['_LEARNREQUEST']._serialized_start=636
-  _globals['_LEARNREQUEST']._serialized_end=690
-  _globals['_LEARNRESPONSE']._serialized_start=692
-  _globals['_LEARNRESPONSE']._serialized_end=724
-  _globals['_PREPAREREQUEST']._serialized_start=726
-  _globals['_PREPAREREQUEST']._serialized_end=803
-  _globals['_PREPARERESPONSE']._serialized_start=805
-  _globals['_PREPARERESPONSE']._serialized_end=925
-  _globals['_ACCEPTREQUEST']._serialized_start=927
-  _globals['_ACCEPTREQUEST']._serialized_end=982
-  _globals['_ACCEPTRESPONSE']._serialized_start=984
-  _globals['_ACCEPTRESPONSE']._serialized_end=1058
-  _globals['_CLUSTER']._serialized_start=1061
-  _globals['_CLUSTER']._serialized_end=1354
+  _globals['_CLUSTERMAP']._serialized_end=230
+  _globals['_MAPNODE']._serialized_start=233
+  _globals['_MAPNODE']._serialized_end=412
+  _globals['_MAPNODE_STATE']._serialized_start=367
+  _globals['_MAPNODE_STATE']._serialized_end=412
+  _globals['_MAPBUCKET']._serialized_start=414
+  _globals['_MAPBUCKET']._serialized_end=489
+  _globals['_BALLOT']._serialized_start=491
+  _globals['_BALLOT']._serialized_end=533
+  _globals['_GETMAPREQUEST']._serialized_start=535
+  _globals['_GETMAPREQUEST']._serialized_end=573
+  _globals['_GETMAPRESPONSE']._serialized_start=575
+  _globals['_GETMAPRESPONSE']._serialized_end=650
+  _globals['_LEARNREQUEST']._serialized_start=652
+  _globals['_LEARNREQUEST']._serialized_end=706
+  _globals['_LEARNRESPONSE']._serialized_start=708
+  _globals['_LEARNRESPONSE']._serialized_end=740
+  _globals['_PREPAREREQUEST']._serialized_start=742
+  _globals['_PREPAREREQUEST']._serialized_end=838
+  _globals['_PREPARERESPONSE']._serialized_start=840
+  _globals['_PREPARERESPONSE']._serialized_end=960
+  _globals['_ACCEPTREQUEST']._serialized_start=962
+  _globals['_ACCEPTREQUEST']._serialized_end=1036
+  _globals['_ACCEPTRESPONSE']._serialized_start=1038
+  _globals['_ACCEPTRESPONSE']._serialized_end=1112
+  _globals['_CLUSTER']._serialized_start=1115
+  _globals['_CLUSTER']._serialized_end=1408
 # @@protoc_insertion_point(module_scope)

@@ -8,18 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClusterMap(_message.Message):
-    __slots__ = ("cluster_uuid", "version", "ballot", "node", "bucket")
+    __slots__ = ("cluster_uuid", "version", "ballot", "node", "bucket", "change")
     CLUSTER_UUID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
     cluster_uuid: bytes
     version: int
     ballot: Ballot
     node: _containers.RepeatedCompositeFieldContainer[MapNode]
     bucket: _containers.RepeatedCompositeFieldContainer[MapBucket]
-    def __init__(self, cluster_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., node: _Optional[_Iterable[_Union[MapNode, _Mapping]]] = ..., bucket: _Optional[_Iterable[_Union[MapBucket, _Mapping]]] = ...) -> None: ...
+    change: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, cluster_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., node: _Optional[_Iterable[_Union[MapNode, _Mapping]]] = ..., bucket: _Optional[_Iterable[_Union[MapBucket, _Mapping]]] = ..., change: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MapNode(_message.Message):
     __slots__ = ("uuid", "host", "endpoint", "weight", "state", "number")
@@ -92,12 +94,14 @@ class LearnResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("cluster_uuid", "ballot")
+    __slots__ = ("cluster_uuid", "ballot", "node_uuid")
     CLUSTER_UUID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
+    NODE_UUID_FIELD_NUMBER: _ClassVar[int]
     cluster_uuid: bytes
     ballot: Ballot
-    def __init__(self, cluster_uuid: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ...) -> None: ...
+    node_uuid: bytes
+    def __init__(self, cluster_uuid: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., node_uuid: _Optional[bytes] = ...) -> None: ...
 
 class PrepareResponse(_message.Message):
     __slots__ = ("promised", "promise", "accepted")
@@ -110,10 +114,12 @@ class PrepareResponse(_message.Message):
     def __init__(self, promised: bool = ..., promise: _Optional[_Union[Ballot, _Mapping]] = ..., accepted: _Optional[_Union[ClusterMap, _Mapping]] = ...) -> None: ...
 
 class AcceptRequest(_message.Message):
-    __slots__ = ("map",)
+    __slots__ = ("map", "node_uuid")
     MAP_FIELD_NUMBER: _ClassVar[int]
+    NODE_UUID_FIELD_NUMBER: _ClassVar[int]
     map: ClusterMap
-    def __init__(self, map: _Optional[_Union[ClusterMap, _Mapping]] = ...) -> None: ...
+    node_uuid: bytes
+    def __init__(self, map: _Optional[_Union[ClusterMap, _Mapping]] = ..., node_uuid: _Optional[bytes] = ...) -> None: ...
 
 class AcceptResponse(_message.Message):
     __slots__ = ("accepted", "promise")

@@ -81,7 +81,7 @@ class ClusterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Accept(self, request, context):
-        """Second phase: committed once a majority of the map's nodes, old and new, has accepted.
+        """Second phase: committed once a majority of the nodes of the map before and one of its own nodes have accepted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
