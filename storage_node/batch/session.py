@@ -8,15 +8,15 @@ costs no thread.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from protos import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit, MemoryBudget
 from storage_node.batch.counts import BatchTally, NodeCounts, clock_s
+from storage_node.batch.outcomes import Busy, Gone, retrieve, settled
 from storage_node.batch.small import answer_small
 from storage_node.config import ServerConfig
 from storage_node.store.batch import StoreBatch
@@ -32,18 +32,6 @@ class Outgoing(Protocol):
     """The half of a gRPC stream that a session writes to."""
 
     async def write(self, message: bytes) -> None: ...
-
-
-class _Gone(Exception):
-    """The client cannot be written to any more."""
-
-
-class _Busy(Exception):
-    """The batch has to be asked for again, later. `reason` is what the node counts it under."""
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class BatchService:
@@ -83,7 +71,7 @@ class BatchService:
         work = self._readers.submit(function, *arguments)
         self.counts.pending_reads += 1
         try:
-            return await _settled(asyncio.wrap_future(work), work.cancel)
+            return await settled(asyncio.wrap_future(work), work.cancel)
         finally:
             self.counts.pending_reads -= 1
 
@@ -147,7 +135,7 @@ class _Session:
             credit = Credit(request.request.initial_credit_bytes)
             task = asyncio.create_task(self._serve(batch_id, request.request, credit), name=f"batch {batch_id}")
             self._batches[batch_id] = (task, credit)
-            task.add_done_callback(_retrieve)
+            task.add_done_callback(retrieve)
             task.add_done_callback(lambda _: self._forget(batch_id))
         elif (batch := self._batches.get(batch_id)) is not None:  # else it has ended, and this crossed its END
             if event == "credit":
@@ -175,7 +163,7 @@ class _Session:
             try:
                 await self._stream.write(message)
             except Exception as error:  # whatever gRPC raises when a call has ended: nobody is there to be told
-                raise _Gone from error
+                raise Gone from error
 
     async def _serve(self, batch_id: int, request: pb.BatchRequest, credit: Credit) -> None:
         with BatchTally(self._service.counts, request) as tally:
@@ -186,9 +174,9 @@ class _Session:
         response = pb.SessionResponse(batch_id=batch_id)
         try:
             if service.stopping:
-                raise _Busy("the node is stopping", "stopping")
+                raise Busy("the node is stopping", "stopping")
             if service.active_batches >= service.config.max_active_batches:
-                raise _Busy(f"{service.active_batches} batches are being served", "batches")
+                raise Busy(f"{service.active_batches} batches are being served", "batches")
             service.active_batches += 1
             try:
                 async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
@@ -198,9 +186,9 @@ class _Session:
             if end is None:
                 return
             response.end.CopyFrom(end)
-        except _Gone:
+        except Gone:
             return
-        except _Busy as busy:
+        except Busy as busy:
             response.reject.reason = str(busy)
             response.reject.retry_after_ms = service.config.reject_retry_after_ms
             tally.rejected(busy.reason)
@@ -213,7 +201,7 @@ class _Session:
             response.end.CopyFrom(_refused("internal", "internal error, see the node's log"))
         if response.end.outcome == pb.End.REFUSED:
             tally.failed(response.end.error_kind)
-        await _settled(asyncio.ensure_future(self._send(response.SerializeToString())))
+        await settled(asyncio.ensure_future(self._send(response.SerializeToString())))
 
 
 class _BatchRun:
@@ -233,7 +221,7 @@ class _BatchRun:
     async def run(self) -> pb.End | None:
         """Returns the END that is still to be sent; None when it went with the last frame.
 
-        Raises StoreError, _Busy, _Gone.
+        Raises StoreError, Busy, Gone.
         """
         if self._request.first_index + len(self._request.name) > 1 << 32:
             raise InvalidRequest(f"first_index={self._request.first_index}: indexes have 32 bits")
@@ -271,7 +259,7 @@ class _BatchRun:
         except BaseException:
             if sending is not None:
                 # A write that has begun cannot be taken back; its bytes are released when it ends.
-                sending.add_done_callback(_retrieve)
+                sending.add_done_callback(retrieve)
             raise
         return None if ended else batch.end(entries)
 
@@ -298,7 +286,7 @@ class _BatchRun:
                 f"{held_bytes:,} bytes, at most {budget.limit_bytes:,} are collected before sending: use streaming=True"
             )
         if not budget.acquire_now(held_bytes):
-            raise _Busy(f"{budget.held_bytes:,} bytes of answers are waiting for their clients", "answers")
+            raise Busy(f"{budget.held_bytes:,} bytes of answers are waiting for their clients", "answers")
         try:
             messages: list[tuple[int, bytes]] = []
             entries, ended = 0, False
@@ -310,7 +298,7 @@ class _BatchRun:
                     break
             for payload_bytes, message in messages:
                 await self._spend_credit(payload_bytes)
-                await _settled(asyncio.ensure_future(self._send(message)))
+                await settled(asyncio.ensure_future(self._send(message)))
                 self._tally.frame_sent()
                 held_bytes -= payload_bytes
                 budget.release(payload_bytes)
@@ -321,22 +309,3 @@ class _BatchRun:
 
 def _refused(kind: str, message: str) -> pb.End:
     return pb.End(outcome=pb.End.REFUSED, error_kind=kind, message=message)
-
-
-async def _settled(future: asyncio.Future[T], cancel: Callable[[], object] = bool) -> T:
-    """The outcome of `future`. A cancellation is passed on to `cancel` at once, and to the caller when it is done."""
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        cancel()
-        while not future.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([future])
-        _retrieve(future)
-        raise
-
-
-def _retrieve(finished: asyncio.Future[Any]) -> None:
-    """Take note of an outcome that nobody waits for any more."""
-    if finished.done() and not finished.cancelled():
-        finished.exception()
