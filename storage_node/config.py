@@ -26,10 +26,34 @@ class ServerConfig:
     """Answers that are collected before they are sent (streaming=False), all sessions together. One that would not fit
     beside the others is told to come back, a larger one is refused."""
 
+    assembly_bytes: int = 256 << 20
+    """Bytes that peers have sent, or may send, for batches that this node gathers, all batches together. Over it only
+    the peer whose entry is due next may go on, a frame at a time."""
+    peer_window_bytes: int = 4 << 20
+    """What each peer may send ahead, for one batch."""
+    peer_timeout_s: float = 10.0
+    """Longest silence of a peer before its entries are asked of the next holder, or given up as unavailable."""
+    peer_idle_s: float = 60.0
+    """A session to a peer that has not been used for this time is closed."""
+    max_recoveries: int = 20_000
+    """Entries of one batch that may be asked again, of another holder; one that needs more is refused. The default ends
+    no batch with up to two lost copies of each entry."""
+    max_soft_errors: int = 10_000
+    """Entries of one gathered batch that may fail without ending it. The default never ends one."""
+
     def __post_init__(self) -> None:
-        limits = ("read_threads", "memory_bytes", "max_active_batches", "reject_retry_after_ms", "max_buffered_bytes")
+        limits = (
+            "read_threads", "memory_bytes", "max_active_batches", "reject_retry_after_ms", "max_buffered_bytes",
+            "assembly_bytes", "peer_window_bytes",
+        )  # fmt: skip
         for name in limits:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 1")
+        for name in ("max_recoveries", "max_soft_errors"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: need at least 0")
+        for name in ("peer_timeout_s", "peer_idle_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}={getattr(self, name)}: need a number of seconds above 0")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port={self.port}: need 0 to 65535")

@@ -109,7 +109,7 @@ class NodeServer:
         assert self._store is not None
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         with ThreadPoolExecutor(self.config.read_threads, thread_name_prefix="ais-loader-read") as readers:
-            service = BatchService(self._store, self.config, readers)
+            service = BatchService(self._store, self.config, readers, self.membership)
             server = grpc.aio.server(options=_OPTIONS)
             ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(service), server)
             ais_objects_pb2_grpc.add_ObjectsServicer_to_server(ObjectsService(service), server)
@@ -129,6 +129,7 @@ class NodeServer:
             reaping.cancel()
             service.stop()
             await server.stop(self._grace_s)
+            await service.peers.close()
             await _finish_tasks()
 
     async def _reap(self, service: BatchService) -> None:

@@ -28,6 +28,10 @@ class MemoryBudget:
         self.held_bytes += size_bytes
         return True
 
+    def acquire_anyway(self, size_bytes: int) -> None:
+        """Held whether it fits or not: it has happened already, or nothing could go on without it."""
+        self.held_bytes += size_bytes
+
     async def acquire(self, size_bytes: int) -> None:
         """Cancelled while waiting, it holds nothing."""
         if self.acquire_now(size_bytes):

@@ -18,6 +18,8 @@ from storage_node.batch.admission import Credit, MemoryBudget
 from storage_node.batch.counts import BatchTally, NodeCounts, clock_s
 from storage_node.batch.outcomes import Busy, Gone, retrieve, settled
 from storage_node.batch.small import answer_small
+from storage_node.cluster.membership import Membership
+from storage_node.cluster.peers import PeerPool
 from storage_node.config import ServerConfig
 from storage_node.store.batch import StoreBatch
 from storage_node.store.batch_plan import FrameSpan
@@ -37,13 +39,29 @@ class Outgoing(Protocol):
 class BatchService:
     """What all sessions of a node share. Belongs to the node's event loop."""
 
-    def __init__(self, store: Store, config: ServerConfig, readers: Executor) -> None:
+    def __init__(
+        self, store: Store, config: ServerConfig, readers: Executor, membership: Membership | None = None
+    ) -> None:
         self.store = store
         self.config = config
         self.budget = MemoryBudget(config.memory_bytes)
         # Apart from the frames on their way: an answer that was collected waits for its client as long as it takes.
         self.buffered = MemoryBudget(config.max_buffered_bytes)
+        self.membership = membership
+        self.peers = PeerPool(timeout_s=config.peer_timeout_s, idle_s=config.peer_idle_s)
+        self.assembly = MemoryBudget(config.assembly_bytes)
+        """What peers have sent or may send."""
+        self.batches_assembled = 0
+        self.peer_wait_s = 0.0
+        """Batches that could not go on before a peer had sent what was due."""
+        self.recoveries = 0
+        """Entries asked again, of another holder."""
+        self.soft_errors = 0
+        """Entries of assembled batches that failed in their place."""
         self.active_batches = 0
+        self.active_parts = 0
+        """Answers from this node's own drives alone: they wait for no other node, and so are never turned away for
+        batches that do."""
         self.counts = NodeCounts()
         self.stopping = False
         self._sessions: set[_Session] = set()
@@ -55,7 +73,7 @@ class BatchService:
 
     @property
     def reserved_bytes(self) -> int:
-        return self.budget.held_bytes + self.buffered.held_bytes
+        return self.budget.held_bytes + self.buffered.held_bytes + self.assembly.held_bytes
 
     def stop(self) -> None:
         """Take no further batch; each session ends with the last one that it has begun, an idle one now."""

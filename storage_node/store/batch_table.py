@@ -42,7 +42,7 @@ class BatchTable:
         self._request = request
         self._names = list(request.name)
         self.n = n = len(self._names)
-        _check_columns(request, n)
+        check_columns(request, n)
         self.first_index = request.first_index
         self.index: U32 = np.arange(self.first_index, self.first_index + n, dtype=np.uint32)
         self.status: U8 = np.zeros(n, np.uint8)
@@ -212,7 +212,8 @@ class BatchTable:
             self._fail(position, pb.UNAVAILABLE, f"{name!r}: {os.strerror(number)} (errno {number})")
 
 
-def _check_columns(request: pb.BatchRequest, n: int) -> None:
+def check_columns(request: pb.BatchRequest, n: int) -> None:
+    """Raises InvalidRequest when the columns of a request for n entries do not fit together."""
     if n > MAX_ENTRIES:
         raise InvalidRequest(f"{n:,} entries in one request, at most {MAX_ENTRIES:,}: send it in parts")
     for column in ("bucket_index", "member", "start", "length", "version"):
