@@ -14,6 +14,7 @@ import grpc
 
 from protos import ais_objects_pb2 as pb
 from storage_node.batch.session import BatchService
+from storage_node.request_counts import ERROR_KIND_KEY, counted, counted_stream
 from storage_node.store import errors
 from storage_node.store.batch_read import IMPLEMENTATION
 from storage_node.store.format import Record
@@ -22,7 +23,6 @@ from storage_node.store.record import BucketRecord
 from storage_node.store.store import Store, Upload
 from storage_node.store.writes import check_content, stage_object
 
-ERROR_KIND_KEY = "ais-error-kind"
 MAX_PAGE_SIZE = 10_000
 MAX_DETAILS = 600
 """Characters of an error's message. They travel percent-encoded in the trailer, and one of more than 8 KiB is lost."""
@@ -97,6 +97,7 @@ class ObjectsService:
         self._service = service
         self._store = service.store
 
+    @counted("put")
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
         put = _Put(self._store)
         try:
@@ -110,6 +111,7 @@ class ObjectsService:
             if put.upload is not None:
                 await self._service.read(put.upload.abort)
 
+    @counted_stream("put")
     async def PutMany(
         self, requests: AsyncIterator[pb.PutManyRequest], context: Context
     ) -> AsyncIterator[pb.PutManyResponse]:
@@ -139,6 +141,7 @@ class ObjectsService:
                 results.append(pb.PutResult(info=_info(small.bucket, small.name, result)))
         return pb.PutManyResponse(result=results)
 
+    @counted_stream("get")
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
         read = self._service.read
         reader: ObjectReader | None = None
@@ -161,6 +164,7 @@ class ObjectsService:
             version=request.version, verify=request.verify_range,
         )  # fmt: skip
 
+    @counted("head")
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
         try:
             record = await self._service.read(self._store.head, request.bucket, request.name)
@@ -168,6 +172,7 @@ class ObjectsService:
         except errors.StoreError as error:
             await abort(context, error)
 
+    @counted("delete")
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
         try:
             await self._service.read(self._store.delete, request.bucket, request.name)
@@ -175,6 +180,7 @@ class ObjectsService:
         except errors.StoreError as error:
             await abort(context, error)
 
+    @counted("list")
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
         page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
 

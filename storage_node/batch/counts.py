@@ -24,6 +24,7 @@ SIZES = ("single", "many")
 OUTCOMES = ("complete", "stopped", "failed", "rejected", "abandoned")
 PARTS = ("object", "member")
 REASONS = ("batches", "answers", "stopping")
+OPERATIONS = ("put", "get", "head", "delete", "list")
 STATUSES = {status: name.lower() for name, status in pb.Status.items() if status != pb.OK}
 clock_s = time.perf_counter
 
@@ -76,6 +77,13 @@ class NodeCounts:
         """All messages of all sessions."""
         self.pending_reads = 0
         """Pieces of work that reader threads have or are waiting for."""
+
+        self.requests = _zeros(OPERATIONS)
+        """Calls on single objects."""
+        self.request_errors = dict.fromkeys(((operation, "internal") for operation in OPERATIONS), 0)
+        """By operation and the error's kind."""
+        self.request_bytes = _zeros(("get", "put"))
+        self.listed_objects = 0
 
     def single(self, size_bytes: int, took_s: float) -> None:
         """A batch of one small object, answered whole."""
