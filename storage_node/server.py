@@ -19,9 +19,8 @@ import grpc.aio
 
 from protos import ais_batch_pb2, ais_cluster_pb2_grpc, ais_objects_pb2_grpc
 from storage_node.batch.session import BatchService
-from storage_node.cluster.buckets import sync_buckets
-from storage_node.cluster.membership import Membership
 from storage_node.cluster.service import ClusterService
+from storage_node.cluster.start import open_membership
 from storage_node.config import ServerConfig
 from storage_node.services import BucketsService, NodeService, ObjectsService, abort
 from storage_node.store.drive import Drive
@@ -69,9 +68,11 @@ class NodeServer:
     def start(self) -> NodeServer:
         """Open the store and listen. Raises what `Store.open` raises, and OSError when it cannot listen."""
         self._store = Store.open(self._drives, mode="a", durability=self.config.durability)
-        store, membership = self._store, Membership(bytes.fromhex(self._store.store_uuid))
-        membership.on_change(lambda view: sync_buckets(store, view, membership.view))
-        self.membership = membership
+        try:
+            self.membership, self._keeper = open_membership(self._store)
+        except BaseException:
+            self._store.close()
+            raise
         self._thread.start()
         if not self._started.wait(START_TIMEOUT_S):
             raise TimeoutError(f"the server did not start within {START_TIMEOUT_S:g} s")
@@ -114,7 +115,8 @@ class NodeServer:
             ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(service), server)
             ais_objects_pb2_grpc.add_ObjectsServicer_to_server(ObjectsService(service), server)
             ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(service, VERSION), server)
-            ais_cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterService(service, self.membership), server)
+            cluster = ClusterService(service, self.membership, self._keeper)
+            ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
             server.add_generic_rpc_handlers((_session_handler(service),))
             try:
                 self.port = server.add_insecure_port(f"{self.config.host}:{self.config.port}")

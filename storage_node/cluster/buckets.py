@@ -9,13 +9,23 @@ from storage_node.store.store import Store
 def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) -> None:
     """Make the map's buckets, under the map's uuids; delete those that an earlier map had and this one has not.
 
-    A bucket that no map ever had is left alone: it may have been made before the node joined. Raises StoreError.
+    Safe to repeat: `before` is the last map for which this has succeeded, also over a restart. A bucket that no map
+    ever had is left alone: it may have been made before the node joined. If it has objects, and the name of one of the
+    map's, the map is refused with BucketNotEmpty. Raises StoreError.
     """
     here = store.buckets()
-    gone = set(before.buckets) - set(view.buckets) if before is not None else set()
-    for name in gone & set(here):
+    known = set(before.buckets) if before is not None else set()
+    for name in (known - set(view.buckets)) & set(here):
         store.delete_bucket(name, force=True)
     for name, bucket in view.buckets.items():
         if name in here and here[name].uuid_bytes != bucket.uuid:
-            store.delete_bucket(name, force=True)  # deleted and made again while this node was away
+            # Deleted and made again while this node was away; or, half-way through a map that was never used, empty.
+            store.delete_bucket(name, force=name in known)
+        store.create_bucket(name, copies=bucket.copies, exist_ok=True, bucket_uuid=bucket.uuid.hex())
+
+
+def restore_buckets(store: Store, view: ClusterView) -> None:
+    """Make the buckets that a store lacks although the map that it served under has them. Raises StoreError."""
+    for name in set(view.buckets) - set(store.buckets()):
+        bucket = view.buckets[name]
         store.create_bucket(name, copies=bucket.copies, exist_ok=True, bucket_uuid=bucket.uuid.hex())

@@ -12,9 +12,9 @@ from protos.cluster_map import ClusterView
 class Membership:
     """Holds the map of one node; `view` is None while the node belongs to no cluster."""
 
-    def __init__(self, node_uuid: bytes) -> None:
+    def __init__(self, node_uuid: bytes, view: ClusterView | None = None) -> None:
         self.node_uuid = node_uuid
-        self.view: ClusterView | None = None
+        self.view = view
         """Replaced, never changed: take it once and work with that."""
         self._lock = threading.Lock()
         self._listeners: list[Callable[[ClusterView], None]] = []
@@ -39,5 +39,8 @@ class Membership:
             return self.view.version
 
     def on_change(self, listener: Callable[[ClusterView], None]) -> None:
-        """Call `listener` with every new map, one at a time, before it is used; its errors refuse the map."""
+        """Call `listener` with every new map, one at a time, before it is used; its errors refuse the map.
+
+        Listeners are called in the order in which they were added, none after one that has failed.
+        """
         self._listeners.append(listener)

@@ -1,21 +1,28 @@
-"""The Cluster service: a node's map, told and taken."""
+"""The Cluster service: a node's map and its vote, told and taken."""
 
 from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import grpc
 
 from protos import ais_cluster_pb2 as pb
 from protos import ais_cluster_pb2_grpc
 from storage_node.batch.session import BatchService
+from storage_node.cluster.keeping import Keeper
 from storage_node.cluster.membership import Membership
 from storage_node.services import Context, abort
 from storage_node.store.errors import StoreError
 
 
 class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
-    def __init__(self, service: BatchService, membership: Membership) -> None:
+    def __init__(self, service: BatchService, membership: Membership, keeper: Keeper) -> None:
         self._service = service
         self._membership = membership
+        self._keeper = keeper
+        self._learning = asyncio.Lock()
 
     async def GetMap(self, request: pb.GetMapRequest, context: Context) -> pb.GetMapResponse:
         view = self._membership.view
@@ -25,9 +32,28 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
         return response
 
     async def Learn(self, request: pb.LearnRequest, context: Context) -> pb.LearnResponse:
-        try:
-            return pb.LearnResponse(version=await self._service.read(self._membership.learn, request.map))
-        except StoreError as error:
-            await abort(context, error)
-        except ValueError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        async with _errors_told(context):
+            return pb.LearnResponse(version=await self.learn(request.map))
+
+    async def learn(self, map_: pb.ClusterMap) -> int:
+        """See Membership.learn. One at a time, and so on one reader thread: deleting a bucket takes its time."""
+        async with self._learning:
+            return await self._service.read(self._membership.learn, map_)
+
+    async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareResponse:
+        async with _errors_told(context):
+            return await self._service.read(self._keeper.prepare, request)
+
+    async def Accept(self, request: pb.AcceptRequest, context: Context) -> pb.AcceptResponse:
+        async with _errors_told(context):
+            return await self._service.read(self._keeper.accept, request)
+
+
+@contextlib.asynccontextmanager
+async def _errors_told(context: Context) -> AsyncIterator[None]:
+    try:
+        yield
+    except StoreError as error:
+        await abort(context, error)
+    except ValueError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -12,10 +12,12 @@ from storage_node.store.errors import FormatError
 from storage_node.store.format import FORMAT_VERSION
 
 FILE_NAME = "drive.json"
+CLUSTER_FILE_NAME = "cluster.json"
+"""Of a node in a cluster; the store itself does without."""
 
-_STORED = {"catalog", "objects", "staging", records.FILE_NAME}
+_STORED = {"catalog", "objects", "staging", records.FILE_NAME, CLUSTER_FILE_NAME}
 _ASIDE = "catalog."
-_UNFINISHED = {FILE_NAME + ".new", records.FILE_NAME + ".new", "lost+found"}
+_UNFINISHED = {FILE_NAME + ".new", records.FILE_NAME + ".new", CLUSTER_FILE_NAME + ".new", "lost+found"}
 
 
 @dataclass(frozen=True, slots=True)
