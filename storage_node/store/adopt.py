@@ -35,8 +35,8 @@ def restore_blocks(drive: Drive, key: bytes, record: Record) -> bool:
 def restore_identity(drive: Drive, key: bytes, record: Record) -> bool:
     """Write on an object's file what it is; False where the file system cannot keep it."""
     identity = fmt.Identity(
-        fmt.bucket_of_key(key), fmt.name_of_key(key), record.version, record.size_bytes, record.checksum,
-        record.modified_ns, record.metadata,
+        fmt.bucket_of_key(key), fmt.name_of_key(key), record.version, record.generation, record.size_bytes,
+        record.checksum, record.modified_ns, record.metadata,
     )  # fmt: skip
     fd = drive.files.open(record.path)
     try:

@@ -13,11 +13,11 @@ from storage_node.store.errors import CorruptObject
 from storage_node.store.format import Record
 
 
-def put_blocks(batch: WriteBatch, counter: int, checksums: Sequence[int]) -> None:
+def put_blocks(batch: WriteBatch, generation: int, checksums: Sequence[int]) -> None:
     """Add the block checksums of one generation to a commit."""
     for chunk, at in enumerate(range(0, len(checksums), fmt.BLOCKS_PER_CHUNK)):
         part = np.array(checksums[at : at + fmt.BLOCKS_PER_CHUNK], "<u4")
-        batch.put(fmt.blocks_key(counter, chunk), part.tobytes())
+        batch.put(fmt.blocks_key(generation, chunk), part.tobytes())
 
 
 def read_blocks(catalog: Catalog, record: Record, first: int, stop: int) -> npt.NDArray[np.uint32]:
@@ -25,9 +25,9 @@ def read_blocks(catalog: Catalog, record: Record, first: int, stop: int) -> npt.
 
     Raises CorruptObject when they are not there; so it is soon after the object was replaced.
     """
-    counter = fmt.counter_of_path(record.path)
+    generation = record.generation
     chunks = range(first // fmt.BLOCKS_PER_CHUNK, -(-stop // fmt.BLOCKS_PER_CHUNK))
-    values = catalog.get_many([fmt.blocks_key(counter, chunk) for chunk in chunks])
+    values = catalog.get_many([fmt.blocks_key(generation, chunk) for chunk in chunks])
     found = np.frombuffer(b"".join(value or b"" for value in values), "<u4")
     skipped = chunks.start * fmt.BLOCKS_PER_CHUNK
     checksums = found[first - skipped : stop - skipped].astype(np.uint32)

@@ -12,28 +12,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import xxhash
-
 from storage_node.store import format as fmt
 from storage_node.store import session
-from storage_node.store.blocks import put_blocks, read_blocks
-from storage_node.store.catalog import REBUILD_HINT, Catalog, WriteBatch
+from storage_node.store.blocks import read_blocks
+from storage_node.store.catalog import REBUILD_HINT, Catalog
+from storage_node.store.changes import Changes, PendingObject
+from storage_node.store.counters import Counters
 from storage_node.store.errors import (
-    BucketNotFound,
     FormatError,
     StoreClosed,
     StoreError,
     StoreNotFound,
     StoreReadOnly,
 )
-from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record, Version
 from storage_node.store.garbage import GRACE_S, Garbage
 from storage_node.store.identity import DriveIdentity
@@ -45,18 +41,6 @@ Durability: TypeAlias = Literal["process", "power"]
 
 READER_STALENESS_S = 1.0
 """A reader beside a writer sees a commit after at most this time; a miss is always looked up anew."""
-_COUNTERS_RESERVED = 1 << 16
-_STRIPES = 64
-
-
-@dataclass(slots=True)
-class PendingObject:
-    """A staged file and the name under which it is to become visible."""
-
-    bucket_uuid: bytes
-    name: str
-    file: StagedFile
-    metadata: dict[str, str]
 
 
 class Drive:
@@ -76,7 +60,6 @@ class Drive:
         self.identity = identity
         self.writable = writable
         self._sync = durability == "power"
-        self._epoch = epoch
         self._pid = os.getpid()
         self._closed = False
         if not writable and not (root / "objects").exists() and not (root / "catalog").exists():
@@ -94,15 +77,15 @@ class Drive:
             raise
         self._cache = RecordCache()
         self._garbage = Garbage(self.files, self.catalog, grace_s)
-        self._stripes = [threading.Lock() for _ in range(_STRIPES)]
-        self._dead_buckets: set[bytes] = set()  # guarded by all _stripes
-        self._counter_lock = threading.Lock()
-        self._next_counter = self._reserved = 0  # guarded by _counter_lock
         self._staging_names = itertools.count()
         self._caught_up_at = time.monotonic()
         if writable:
             try:
                 self._recover()
+                self._changes = Changes(
+                    root, self.files, self.catalog, self._cache, self._garbage,
+                    epoch=epoch, sync=self._sync, require_writable=self._require_writable,
+                )  # fmt: skip
             except BaseException:
                 # Not close(): a drive that could not be recovered keeps the mark that says so.
                 self.catalog.close()
@@ -119,13 +102,11 @@ class Drive:
             session.begin(self.catalog)
         except OSError as error:
             raise drive_error(error, self.root, "recovering") from error
-        stored = self.catalog.get(fmt.COUNTER_KEY)
-        self._next_counter = self._reserved = int.from_bytes(stored or b"\1", "big")
 
     # -- reading
 
     def lookup(self, bucket_uuid: bytes, names: Sequence[str]) -> list[Record | None]:
-        """What the catalog knows of each name; a reader beside a writer looks twice before it says None."""
+        """What the catalog has of each name, None for a tombstone too; a reader beside a writer looks twice first."""
         self._require_open()  # the cache would go on answering
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
         if not self.writable and time.monotonic() - self._caught_up_at > READER_STALENESS_S:
@@ -143,7 +124,8 @@ class Drive:
         """Fill in the `unknown` positions of `records` from the catalog; returns those that are not there."""
         generation = self._cache.generation
         values = self.catalog.get_many([keys[at] for at in unknown])
-        found = {at: fmt.decode_record(value) for at, value in zip(unknown, values, strict=True) if value is not None}
+        decoded = {at: fmt.decode_record(value) for at, value in zip(unknown, values, strict=True) if value is not None}
+        found = {at: record for at, record in decoded.items() if record.path}  # a tombstone has none
         for at, record in found.items():
             records[at] = record
         self._cache.add(((keys[at], record) for at, record in found.items()), generation)
@@ -159,8 +141,18 @@ class Drive:
             self._cache.forget()
         self._caught_up_at = time.monotonic()
 
+    def newest(self, bucket_uuid: bytes, names: Sequence[str]) -> list[Record | None]:
+        """The entry of each name, tombstones too, straight from the catalog."""
+        self._require_open()
+        values = self.catalog.get_many([fmt.object_key(bucket_uuid, name) for name in names])
+        return [None if value is None else fmt.decode_record(value) for value in values]
+
     def scan(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, Record]]:
         """Names with this prefix after `start_after`, by the bytes of their UTF-8 form."""
+        return (pair for pair in self.scan_all(bucket_uuid, prefix, start_after) if pair[1].path)
+
+    def scan_all(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, Record]]:
+        """As `scan`, with tombstones."""
         if not self.writable:
             self.catch_up()
         after = fmt.object_key(bucket_uuid, start_after) if start_after else None
@@ -196,175 +188,57 @@ class Drive:
             raise StoreClosed(f"{self.root}: the store was opened before a fork; open it again in the child")
 
     def commit(self, objects: Sequence[PendingObject]) -> list[Record]:
-        """Make staged files visible, all in one catalog commit; returns their records in order.
+        """Make staged files visible, all in one catalog commit; returns what counts for each now, in order.
 
-        A name that occurs twice ends with the later object. On an error none of them is visible and the staged files
-        are gone. Raises DriveFull, DriveFailed, StoreReadOnly, StoreClosed, FormatError, and BucketNotFound when the
-        bucket of one of them has been deleted meanwhile.
+        That is the object itself, but where it brought a version and the drive had this one or a newer: then it is what
+        the drive had, be it a tombstone. A name that occurs twice ends with the later object, or the newer version. On
+        an error none of them is visible and the staged files are gone. Raises DriveFull, DriveFailed, StoreReadOnly,
+        StoreClosed, FormatError, and BucketNotFound when the bucket of one of them has been deleted meanwhile.
         """
         try:
             self._require_writable()
-            return self._commit(objects)
+            return self._changes.commit(objects)
         except OSError as error:
             raise drive_error(error, self.root, "publishing an object") from error
         finally:
             for pending in objects:
                 pending.file.discard()
 
-    def _commit(self, objects: Sequence[PendingObject]) -> list[Record]:
-        failpoint("put.staged")
-        now = time.time_ns()
-        # Before the stripes are held: syncing is slow. Whoever is overtaken meanwhile takes another counter then.
-        records = [self._identify(pending, now) for pending in objects]
-        keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
-        with self._striped(keys):
-            self._require_writable()
-            self._require_buckets(objects)
-            current: dict[bytes, Record] = {}
-            for key, value in zip(keys, self.catalog.get_many(keys), strict=True):
-                if value is not None:
-                    current[key] = fmt.decode_record(value)
-            newest = {key: record.version for key, record in current.items()}
-            for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
-                if key in newest and newest[key] >= records[at].version:
-                    records[at] = self._identify(pending, now)
-                    if newest[key] >= records[at].version:
-                        raise FormatError(
-                            f"{self.root}: {pending.name!r} has version {newest[key]}, from a later epoch than the "
-                            f"store's record, {self._epoch}; `ais-loader doctor --repair` brings the two together"
-                        )
-                newest[key] = records[at].version
-            dead = self._publish(keys, objects, records, current)
-        self._garbage.bury(dead)
-        return records
-
-    def _require_buckets(self, objects: Sequence[PendingObject]) -> None:
-        if self._dead_buckets:
-            for pending in objects:
-                if pending.bucket_uuid in self._dead_buckets:
-                    raise BucketNotFound(f"the bucket of {pending.name!r} has been deleted meanwhile")
-
-    def _publish(
-        self,
-        keys: Sequence[bytes],
-        objects: Sequence[PendingObject],
-        records: Sequence[Record],
-        current: dict[bytes, Record],
-    ) -> list[Record]:
-        """Announce the files, rename them, commit; returns the records that were replaced."""
-        intents = WriteBatch(raw_mode=True)
-        for record in records:
-            intents.put(fmt.generation_key(fmt.INTENT_PREFIX, record.counter), record.path)
-        self.catalog.write(intents, sync=False)
-        failpoint("put.intended")
-        commit = WriteBatch(raw_mode=True)
-        dead: list[Record] = []
-        try:
-            for key, pending, record in zip(keys, objects, records, strict=True):
-                self.files.publish(pending.file, record.path, sync=self._sync)
-                failpoint("put.renamed")
-                if key in current:
-                    dead.append(current[key])
-                current[key] = record
-                commit.put(key, fmt.encode_record(record))
-                commit.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.counter))
-                put_blocks(commit, record.counter, pending.file.block_checksums())
-            for record in dead:
-                commit.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.counter), record.path)
-            failpoint("put.published")
-            self.catalog.write(commit, sync=self._sync)
-        except (OSError, StoreError):
-            self._garbage.abandon(records)
-            raise
-        self._cache.forget(keys)
-        failpoint("put.committed")
-        return dead
-
-    def _identify(self, pending: PendingObject, now_ns: int) -> Record:
-        """Give the staged file a version, and write on it what it is."""
-        version = Version(self._epoch, self._take_counter())
-        file = pending.file
-        identity = fmt.Identity(
-            pending.bucket_uuid, pending.name, version, file.size_bytes, file.checksum, now_ns, pending.metadata
-        )
-        self.files.set_identity(file.fd, fmt.encode_identity(identity))
-        if self._sync:
-            os.fsync(file.fd)
-        path = fmt.file_path(pending.bucket_uuid, pending.name, version.counter)
-        raw_metadata = fmt.encode_metadata(pending.metadata)
-        return Record(
-            version.epoch, version.counter, version.node, file.size_bytes, file.checksum, now_ns, 0, path, raw_metadata
-        )
-
-    def _take_counter(self) -> int:
-        with self._counter_lock:
-            if self._next_counter >= self._reserved:
-                # Always synced, whatever the durability: a counter that came back would name two files alike.
-                batch = WriteBatch(raw_mode=True)
-                reserved = self._next_counter + _COUNTERS_RESERVED
-                batch.put(fmt.COUNTER_KEY, reserved.to_bytes(8, "big"))
-                self.catalog.write(batch, sync=True)
-                self._reserved = reserved
-            self._next_counter += 1
-            return self._next_counter - 1
-
-    def _striped(self, keys: Sequence[bytes]) -> contextlib.ExitStack:
-        return self._hold(sorted({xxhash.xxh3_64_intdigest(key) % _STRIPES for key in keys}))
-
-    def _hold(self, stripes: Iterable[int]) -> contextlib.ExitStack:
-        with contextlib.ExitStack() as held:
-            for stripe in stripes:
-                held.enter_context(self._stripes[stripe])
-            return held.pop_all()
-
-    def quiet(self) -> contextlib.ExitStack:
-        """A context in which no commit and no delete runs; the caller must do neither."""
-        return self._hold(range(_STRIPES))
-
-    def refuse_bucket(self, bucket_uuid: bytes) -> None:
-        """From now on nothing is committed into this bucket; the caller keeps the drive quiet."""
-        self._dead_buckets.add(bucket_uuid)
-
-    def delete(self, bucket_uuid: bytes, names: Sequence[str]) -> list[bool]:
-        """Remove objects, all in one catalog commit; False for a name that did not exist. Raises as `commit` does."""
-        keys = [fmt.object_key(bucket_uuid, name) for name in names]
+    def delete(self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool = False) -> list[bool]:
+        """Remove objects, all in one catalog commit; False where there was none. Raises as `commit` does."""
         self._require_writable()
-        with self._striped(keys):
-            self._require_writable()
-            dead: dict[bytes, Record] = {}
-            batch = WriteBatch(raw_mode=True)
-            for key, value in zip(keys, self.catalog.get_many(keys), strict=True):
-                if value is not None and key not in dead:
-                    dead[key] = fmt.decode_record(value)
-                    batch.delete(key)
-                    batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, dead[key].counter), dead[key].path)
-            if dead:
-                self.catalog.write(batch, sync=self._sync)
-                self._cache.forget(keys)
-            failpoint("delete.committed")
-        self._garbage.bury(list(dead.values()))
-        return [key in dead for key in keys]
+        return self._changes.delete(bucket_uuid, names, tombstones=tombstones)
+
+    def entomb(
+        self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int = 0
+    ) -> tuple[Record | None, Record | None]:
+        """See `Changes.entomb`. Raises as `commit` does."""
+        self._require_writable()
+        return self._changes.entomb(bucket_uuid, name, version, modified_ns)
+
+    def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
+        """See `Changes.drop`. Raises as `commit` does."""
+        self._require_writable()
+        return self._changes.drop(bucket_uuid, name, version, tombstone=tombstone)
 
     def replace_entry(self, key: bytes, record: Record | None, blocks: Sequence[int] = ()) -> None:
         """Set one catalog entry as it is, or remove it (None), and bury what it named before. For the doctor."""
-        with self._striped([key]):
-            self._require_writable()
-            dead: list[Record] = []
-            with contextlib.suppress(FormatError):  # an unintelligible entry names no file that could be told
-                before = self.catalog.get(key)
-                dead = [fmt.decode_record(before)] if before is not None else []
-            batch = WriteBatch(raw_mode=True)
-            if record is None:
-                batch.delete(key)
-            else:
-                dead = [other for other in dead if other.path != record.path]
-                batch.put(key, fmt.encode_record(record))
-                put_blocks(batch, record.counter, blocks)
-            for other in dead:
-                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, other.counter), other.path)
-            self.catalog.write(batch, sync=True)
-            self._cache.forget([key])
-        self._garbage.bury(dead)
+        self._require_writable()
+        self._changes.replace_entry(key, record, blocks)
+
+    @property
+    def counters(self) -> Counters:
+        """Raises StoreReadOnly, StoreClosed."""
+        self._require_writable()
+        return self._changes.counters
+
+    def quiet(self) -> contextlib.ExitStack:
+        """A context in which no commit and no delete runs; the caller must do neither."""
+        return self._changes.stripes.all() if self.writable else contextlib.ExitStack()
+
+    def refuse_bucket(self, bucket_uuid: bytes) -> None:
+        """From now on nothing is committed into this bucket; the caller keeps the drive quiet."""
+        self._changes.dead_buckets.add(bucket_uuid)
 
     # -- the end of things
 

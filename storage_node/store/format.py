@@ -11,7 +11,7 @@ import xxhash
 
 from storage_node.store.errors import FormatError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BLOCK_BYTES = 256 << 10
 """Objects larger than one block have a checksum for each, so that a range can be verified without the rest."""
 BLOCKS_PER_CHUNK = 1024
@@ -28,14 +28,18 @@ SESSION_KEY = b"m:session"
 XATTR_NAME = "user.ais_loader"
 MAX_XATTR_BYTES = 1536
 
-_OBJECT_KIND = 1  # 2 is reserved for tombstones, which copies on several nodes need
+_OBJECT_KIND, _TOMBSTONE_KIND = 1, 2
 _VALUE = struct.Struct("<BBHIQIQIQQH")
-_IDENTITY = struct.Struct("<B16sIQIQIQHB")
+_IDENTITY = struct.Struct("<B16sIQIQQIQHB")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """Order of the states of one object. No clock: the epoch of the store, a counter of the drive, the node."""
+    """Order of the states of one object, on all nodes that have copies of it. No clock: an epoch, a counter, a node.
+
+    A store on its own gives its epoch and the generation of the file; in a cluster the node that coordinates a write
+    gives a version to all copies.
+    """
 
     epoch: int
     counter: int
@@ -46,7 +50,7 @@ class Version:
 
 
 class Record(NamedTuple):
-    """What the catalog knows of one object. A tuple, because batches decode thousands of them."""
+    """What the catalog knows of one object, or of its deletion. A tuple, because batches decode thousands of them."""
 
     epoch: int
     counter: int
@@ -58,12 +62,21 @@ class Record(NamedTuple):
     offset: int
     """Where the object begins in its file."""
     path: bytes
-    """The file, relative to the drive's `objects` folder."""
+    """The file, relative to the drive's `objects` folder; empty for a tombstone."""
     raw_metadata: bytes
 
     @property
     def version(self) -> Version:
         return Version(self.epoch, self.counter, self.node)
+
+    @property
+    def generation(self) -> int:
+        """What this drive calls the file by, whoever gave the version. FormatError for a tombstone: it has no file."""
+        return generation_of_path(self.path)
+
+    @property
+    def is_tombstone(self) -> bool:
+        return not self.path
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -82,12 +95,17 @@ def bucket_of_key(key: bytes) -> bytes:
     return key[1:17]
 
 
-def generation_key(prefix: bytes, counter: int) -> bytes:
-    return prefix + counter.to_bytes(8, "big")
+def tombstone(version: Version, modified_ns: int) -> Record:
+    """The entry of a deleted object: what copies on other nodes are compared with."""
+    return Record(version.epoch, version.counter, version.node, 0, 0, modified_ns, 0, b"", b"")
 
 
-def blocks_key(counter: int, chunk: int) -> bytes:
-    return BLOCKS_PREFIX + counter.to_bytes(8, "big") + chunk.to_bytes(4, "big")
+def generation_key(prefix: bytes, generation: int) -> bytes:
+    return prefix + generation.to_bytes(8, "big")
+
+
+def blocks_key(generation: int, chunk: int) -> bytes:
+    return BLOCKS_PREFIX + generation.to_bytes(8, "big") + chunk.to_bytes(4, "big")
 
 
 def chunk_count(size_bytes: int) -> int:
@@ -95,13 +113,13 @@ def chunk_count(size_bytes: int) -> int:
     return -(-size_bytes // (BLOCK_BYTES * BLOCKS_PER_CHUNK)) if size_bytes > BLOCK_BYTES else 0
 
 
-def file_path(bucket_uuid: bytes, name: str, counter: int) -> bytes:
+def file_path(bucket_uuid: bytes, name: str, generation: int) -> bytes:
     """Two levels of 64 folders each, then a hash of the identity and the generation: never reused, never escaping."""
     digest = xxhash.xxh3_128_digest(bucket_uuid + name.encode())
-    return b"%02x/%02x/%s.%x" % (digest[0] & 63, digest[1] & 63, digest[2:].hex().encode(), counter)
+    return b"%02x/%02x/%s.%x" % (digest[0] & 63, digest[1] & 63, digest[2:].hex().encode(), generation)
 
 
-def counter_of_path(path: bytes) -> int:
+def generation_of_path(path: bytes) -> int:
     """The generation that a file's name ends in; FormatError when it is not a name of ours."""
     try:
         return int(path.rpartition(b".")[2], 16)
@@ -110,7 +128,8 @@ def counter_of_path(path: bytes) -> int:
 
 
 def encode_record(record: Record) -> bytes:
-    head = _VALUE.pack(FORMAT_VERSION, _OBJECT_KIND, 0, *record[:7], len(record.path))
+    kind = _OBJECT_KIND if record.path else _TOMBSTONE_KIND
+    head = _VALUE.pack(FORMAT_VERSION, kind, 0, *record[:7], len(record.path))
     return head + record.path + record.raw_metadata
 
 
@@ -121,12 +140,18 @@ def decode_record(value: bytes) -> Record:
     except struct.error as error:
         raise FormatError(f"damaged catalog value of {len(value)} bytes: {error}") from error
     end = _VALUE.size + fields[10]
-    if fields[0] != FORMAT_VERSION or fields[1] != _OBJECT_KIND or len(value) < end:
+    kind = _OBJECT_KIND if fields[10] else _TOMBSTONE_KIND
+    if fields[0] != FORMAT_VERSION or fields[1] != kind or len(value) < end:
         raise FormatError(
             f"catalog value of format {fields[0]}, kind {fields[1]}, {len(value)} bytes; "
             f"this version reads format {FORMAT_VERSION}"
         )
     return Record._make((*fields[3:10], value[_VALUE.size : end], value[end:]))
+
+
+def is_tombstone(value: bytes) -> bool:
+    """Whether a catalog value is that of a deleted object, without decoding it."""
+    return value[1:2] == b"\2"
 
 
 def encode_metadata(metadata: dict[str, str]) -> bytes:
@@ -151,6 +176,7 @@ class Identity:
     bucket_uuid: bytes
     name: str
     version: Version
+    generation: int
     size_bytes: int
     checksum: int
     modified_ns: int
@@ -165,8 +191,8 @@ def encode_identity(identity: Identity) -> bytes:
     fits = identity.metadata is not None and _IDENTITY.size + len(name) + len(metadata) <= MAX_XATTR_BYTES
     version = identity.version
     head = _IDENTITY.pack(
-        FORMAT_VERSION, identity.bucket_uuid, version.epoch, version.counter, version.node, identity.size_bytes,
-        identity.checksum, identity.modified_ns, len(name), fits,
+        FORMAT_VERSION, identity.bucket_uuid, version.epoch, version.counter, version.node, identity.generation,
+        identity.size_bytes, identity.checksum, identity.modified_ns, len(name), fits,
     )  # fmt: skip
     return head + name + (metadata if fits else b"")
 
@@ -174,9 +200,8 @@ def encode_identity(identity: Identity) -> bytes:
 def decode_identity(value: bytes) -> Identity:
     """Raises FormatError on anything that encode_identity did not write."""
     try:
-        format_version, bucket_uuid, epoch, counter, node, size, checksum, modified, name_bytes, complete = (
-            _IDENTITY.unpack_from(value)
-        )
+        format_version, bucket_uuid, epoch, counter, node, *fields = _IDENTITY.unpack_from(value)
+        generation, size, checksum, modified, name_bytes, complete = fields
         if format_version != FORMAT_VERSION:
             raise FormatError(f"file identity of format {format_version}; this version reads {FORMAT_VERSION}")
         end = _IDENTITY.size + name_bytes
@@ -184,6 +209,7 @@ def decode_identity(value: bytes) -> Identity:
             raise FormatError("file identity ends within the name")
         metadata = decode_metadata(value[end:]) if complete else None
         name = value[_IDENTITY.size : end].decode()
-        return Identity(bucket_uuid, name, Version(epoch, counter, node), size, checksum, modified, metadata)
+        version = Version(epoch, counter, node)
+        return Identity(bucket_uuid, name, version, generation, size, checksum, modified, metadata)
     except (struct.error, ValueError) as error:
         raise FormatError(f"damaged file identity of {len(value)} bytes: {error}") from error

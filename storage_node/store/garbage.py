@@ -34,7 +34,7 @@ _REAP_AT_ONCE = 1000
 class _Dead(NamedTuple):
     due_s: float
     """On the monotonic clock."""
-    counter: int
+    generation: int
     path: bytes
     size_bytes: int
 
@@ -57,8 +57,7 @@ class Garbage:
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
             for key, path in list(self._catalog.scan(prefix)):
                 self._files.unlink(path)
-                counter = int.from_bytes(key[1:], "big")
-                blocks = fmt.generation_key(fmt.BLOCKS_PREFIX, counter)
+                blocks = fmt.BLOCKS_PREFIX + key[1:]
                 self._forget([key, *(block_key for block_key, _ in self._catalog.scan(blocks))])
 
     def remove_unnamed(self) -> None:
@@ -80,7 +79,7 @@ class Garbage:
             self._files.disown(record.path)
         with self._lock:
             for record in dead:
-                self._waiting.append(_Dead(due_s, record.counter, record.path, record.size_bytes))
+                self._waiting.append(_Dead(due_s, record.generation, record.path, record.size_bytes))
                 self._waiting_bytes += record.size_bytes
         with contextlib.suppress(StoreError):  # the commit stands; what does not go now goes at the next start
             self.reap()
@@ -110,7 +109,7 @@ class Garbage:
                     problem = error
                     continue
                 reaped += 1
-                gone.append(fmt.generation_key(fmt.GARBAGE_PREFIX, dead.counter))
+                gone.append(fmt.generation_key(fmt.GARBAGE_PREFIX, dead.generation))
                 gone.extend(_blocks_keys(dead))
             failpoint("reap.unlinked")
             self._forget(gone)
@@ -135,11 +134,11 @@ class Garbage:
         if not abandoned:
             return
         begin_log = WriteBatch(raw_mode=True)  # a flush without anything to flush would keep the log
-        begin_log.delete(fmt.generation_key(fmt.GARBAGE_PREFIX, abandoned[0].counter))
+        begin_log.delete(fmt.generation_key(fmt.GARBAGE_PREFIX, abandoned[0].generation))
         batch = WriteBatch(raw_mode=True)
         for record in abandoned:
-            batch.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.counter))
-            batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.counter), record.path)
+            batch.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.generation))
+            batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
         try:
             self._catalog.write(begin_log, sync=False)
             self._catalog.flush()
@@ -150,7 +149,7 @@ class Garbage:
             return
         with self._lock:
             for record in abandoned:
-                self._waiting.appendleft(_Dead(0.0, record.counter, record.path, record.size_bytes))
+                self._waiting.appendleft(_Dead(0.0, record.generation, record.path, record.size_bytes))
                 self._waiting_bytes += record.size_bytes
 
     def _forget(self, keys: Iterable[bytes]) -> None:
@@ -163,4 +162,4 @@ class Garbage:
 
 
 def _blocks_keys(dead: _Dead) -> list[bytes]:
-    return [fmt.blocks_key(dead.counter, chunk) for chunk in range(fmt.chunk_count(dead.size_bytes))]
+    return [fmt.blocks_key(dead.generation, chunk) for chunk in range(fmt.chunk_count(dead.size_bytes))]

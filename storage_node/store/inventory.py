@@ -51,7 +51,9 @@ class NamedFiles:
 def named_paths(catalog: Catalog) -> Iterator[bytes]:
     """Every path that the catalog names. Raises FormatError at an entry that cannot be read."""
     for _, value in catalog.scan(fmt.OBJECT_PREFIX):
-        yield fmt.decode_record(value).path
+        record = fmt.decode_record(value)
+        if not record.is_tombstone:
+            yield record.path
     for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
         for _, path in catalog.scan(prefix):
             yield path

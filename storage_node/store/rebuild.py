@@ -49,10 +49,11 @@ class _Seen:
     files: int = 0
     buckets: set[bytes] = field(default_factory=set)
 
-    def note(self, bucket_uuid: bytes, version: Version) -> None:
+    def note(self, version: Version, bucket_uuid: bytes | None = None) -> None:
         self.newest = max(self.newest, version)
         self.next_counter = max(self.next_counter, version.counter + 1)
-        self.buckets.add(bucket_uuid)
+        if bucket_uuid is not None:
+            self.buckets.add(bucket_uuid)
 
 
 def rebuild(
@@ -210,8 +211,8 @@ class _Rebuild:
                 for key, value in catalog.scan(b""):
                     if key.startswith(fmt.OBJECT_PREFIX):
                         record = fmt.decode_record(value)
-                        seen.note(fmt.bucket_of_key(key), record.version)
-                        seen.objects += 1
+                        seen.note(record.version, fmt.bucket_of_key(key))
+                        seen.objects += not record.is_tombstone
                         seen.object_bytes += record.size_bytes
                         self._advance(root, "reading the catalog", seen.objects)
         except StoreError as error:
@@ -227,12 +228,15 @@ class _Rebuild:
             (root / "objects").mkdir(exist_ok=True)
             files = opened.enter_context(contextlib.closing(RawFiles(root, writable=False)))
             catalog = opened.enter_context(contextlib.closing(Catalog(root / _NEW, writable=True)))
+            tombstones = _carry_tombstones(root, catalog)
             self._collect(root, files, catalog, seen)
             if seen.files and not seen.newest.counter and not keeps_identity(files):
                 raise FormatError(
                     f"{root}: none of its {seen.files:,} files says what it is, and its file system stores no extended "
                     "attributes: its catalog cannot be rebuilt"
                 )
+            for version in tombstones:
+                seen.note(version)
             self._verify_entries(root, files, catalog, seen)
             batch = WriteBatch(raw_mode=True)
             batch.put(fmt.COUNTER_KEY, seen.next_counter.to_bytes(8, "big"))
@@ -248,19 +252,19 @@ class _Rebuild:
                 continue
             seen.files += 1
             self._advance(root, "reading what files say", seen.files)
-            seen.next_counter = max(seen.next_counter, fmt.counter_of_path(path) + 1)
+            seen.next_counter = max(seen.next_counter, fmt.generation_of_path(path) + 1)
             identity = read_identity(files, path)
             if identity is None:
                 self._find("no-identity", root, "the file does not say what it is: a dead one, or one that was", path)
                 continue
-            seen.note(identity.bucket_uuid, identity.version)
+            seen.note(identity.version, identity.bucket_uuid)
             key = object_key(identity)
             before = catalog.get(key)
             other = fmt.decode_record(before) if before is not None else None
             if other is not None and other.version > identity.version:
                 self._superseded(root, path)
                 continue
-            if other is not None:
+            if other is not None and not other.is_tombstone:
                 self._superseded(root, other.path)
             batch = WriteBatch(raw_mode=True)
             batch.put(key, fmt.encode_record(record_of(identity, path)))
@@ -273,6 +277,8 @@ class _Rebuild:
         """Compare each object with what it says of itself, and compute the checksums of its blocks."""
         for key, value in catalog.scan(fmt.OBJECT_PREFIX):
             record = fmt.decode_record(value)
+            if record.is_tombstone:
+                continue
             seen.objects += 1
             seen.object_bytes += record.size_bytes
             self._advance(root, "verifying objects", seen.objects)
@@ -281,7 +287,7 @@ class _Rebuild:
                 self._find(problem[0], root, problem[1], record.path, key)
             elif blocks:
                 batch = WriteBatch(raw_mode=True)
-                put_blocks(batch, record.counter, blocks)
+                put_blocks(batch, record.generation, blocks)
                 catalog.write(batch, sync=False)
             identity = read_identity(files, record.path)
             if identity is not None and identity.metadata is None:
@@ -352,6 +358,25 @@ def _read_record(root: Path, findings: list[Finding]) -> ClusterRecord | None:
         message = f"{root / records.FILE_NAME} is missing"
         findings.append(Finding("record-differs", str(root), message, repaired="written anew"))
     return found
+
+
+def _carry_tombstones(root: Path, catalog: Catalog) -> list[Version]:
+    """Enter the tombstones of the old catalog, as far as it can be read: no file could tell of them."""
+    carried: list[Version] = []
+    batch = WriteBatch(raw_mode=True)
+    with (
+        contextlib.suppress(StoreError),
+        contextlib.closing(Catalog(root / "catalog", writable=False)) as old,
+    ):
+        for key, value in old.scan(fmt.OBJECT_PREFIX):
+            with contextlib.suppress(FormatError):  # an entry that cannot be read is what the rebuild is for
+                record = fmt.decode_record(value)
+                if record.is_tombstone:
+                    batch.put(key, value)
+                    carried.append(record.version)
+    if carried:
+        catalog.write(batch, sync=False)
+    return carried
 
 
 def _free_name(root: Path) -> Path:

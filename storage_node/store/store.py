@@ -13,12 +13,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from protos.placement import Candidate, ranked
 from storage_node.store import record as records
-from storage_node.store.drive import READER_STALENESS_S, Drive, Durability, PendingObject
+from storage_node.store.changes import PendingObject
+from storage_node.store.copies import Copies, StoredVersion
+from storage_node.store.drive import READER_STALENESS_S, Drive, Durability
 from storage_node.store.errors import (
     BucketExists,
     BucketNotEmpty,
@@ -32,31 +34,20 @@ from storage_node.store.errors import (
     StoreReadOnly,
 )
 from storage_node.store.failpoints import failpoint
-from storage_node.store.format import Record
+from storage_node.store.format import Record, Version
 from storage_node.store.names import check_bucket_name, check_object_name, object_name_fault
 from storage_node.store.opening import drive_folders, newest_record, open_drives
 from storage_node.store.raw_files import drive_error
 from storage_node.store.record import BucketRecord, ClusterRecord
+from storage_node.store.states import DriveState, drive_state
 from storage_node.store.upload import Upload, checked_metadata
 
-__all__ = ["DriveState", "Store", "Upload", "not_found_message"]
+__all__ = ["DriveState", "Store", "StoredVersion", "Upload", "not_found_message"]
 
 _PURGE_AT_ONCE = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class DriveState:
-    """One drive as an operator sees it. `problem` is None while it works."""
-
-    uuid: str
-    path: str
-    problem: str | None
-    objects_estimate: int = 0
-    free_bytes: int = 0
-    size_bytes: int = 0
-
-
-class Store:
+class Store(Copies):
     """Open with `Store.open`; close it, or use it as a context manager."""
 
     def __init__(
@@ -146,27 +137,8 @@ class Store:
     def states(self) -> list[DriveState]:
         """Raises StoreClosed."""
         self._require_open()
-        found = []
-        for drive_uuid, drive, problem in zip(self._record.drives, self._drives, self._problems, strict=True):
-            if drive is None:
-                found.append(DriveState(drive_uuid, "", problem))
-                continue
-            try:
-                space = os.statvfs(drive.root)
-                objects_estimate = drive.catalog.estimated_keys()
-            except OSError as error:
-                found.append(DriveState(drive_uuid, str(drive.root), f"{error.strerror}"))
-                continue
-            except StoreError as error:
-                found.append(DriveState(drive_uuid, str(drive.root), str(error)))
-                continue
-            found.append(
-                DriveState(
-                    drive_uuid, str(drive.root), problem, objects_estimate,
-                    space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize,
-                )
-            )  # fmt: skip
-        return found
+        rows = zip(self._record.drives, self._drives, self._problems, strict=True)
+        return [drive_state(drive_uuid, drive, problem) for drive_uuid, drive, problem in rows]
 
     # -- buckets
 
@@ -242,9 +214,9 @@ class Store:
         """Delete the objects of a bucket that is no longer in the record."""
         purged = 0
         for drive in self._live():
-            found = drive.scan(bytes.fromhex(bucket_uuid), "", "")
+            found = drive.scan_all(bytes.fromhex(bucket_uuid), "", "")
             while names := [name for name, _ in itertools.islice(found, _PURGE_AT_ONCE)]:
-                purged += sum(drive.delete(bytes.fromhex(bucket_uuid), names))
+                purged += sum(drive.delete(bytes.fromhex(bucket_uuid), names, tombstones=True))
         if all(drive is not None for drive in self._drives):
             with self._record_lock:
                 self._commit_record(self._record.purged(bucket_uuid))
@@ -305,8 +277,12 @@ class Store:
     def _drive_of(self, bucket_uuid: bytes, name: str) -> Drive:
         return self.drive_at(self.drive_index(bucket_uuid, name))
 
-    def begin_put(self, bucket: str, name: str, metadata: dict[str, str] | None = None) -> Upload:
+    def begin_put(
+        self, bucket: str, name: str, metadata: dict[str, str] | None = None, version: Version | None = None
+    ) -> Upload:
         """Begin to write an object; nothing is visible before `Upload.commit`.
+
+        `version`: that of a copy, given by another node; it is committed if it is newer than what the store has.
 
         Raises InvalidName, BucketNotFound, StoreReadOnly, DriveFailed, DriveFull, InvalidRequest.
         """
@@ -315,7 +291,8 @@ class Store:
         bucket_uuid = self.bucket(bucket).uuid_bytes
         metadata = checked_metadata(metadata)
         drive = self._drive_of(bucket_uuid, name)
-        return Upload(f"{bucket}/{name}", drive, PendingObject(bucket_uuid, name, drive.stage(), metadata))
+        pending = PendingObject(bucket_uuid, name, drive.stage(), metadata, version)
+        return Upload(f"{bucket}/{name}", drive, pending)
 
     def commit_many(self, uploads: Sequence[Upload | StoreError]) -> list[Record | StoreError]:
         """Commit many uploads with few catalog writes; each succeeds or fails on its own drive. Order is kept."""
@@ -359,12 +336,31 @@ class Store:
         """Raises BucketNotFound, ObjectNotFound, DriveFailed, FormatError, StoreClosed."""
         return self.locate(bucket, name)[1]
 
-    def delete(self, bucket: str, name: str) -> None:
-        """Raises ObjectNotFound when there is no such object, StoreReadOnly, DriveFull, and what `head` raises."""
+    def delete(
+        self, bucket: str, name: str, version: Version | None = None, keep_tombstone: bool = False
+    ) -> Record | None:
+        """Remove an object. With `keep_tombstone` its deletion has a version, above the object's or the one given.
+
+        With a `version` this deletes what is not newer than that, and is no error where there is nothing. Returns what
+        the store has of the name now: None, a tombstone, or a newer object. Raises ObjectNotFound when there is no
+        such object and no version was given, StoreReadOnly, DriveFull, and what `head` raises.
+        """
         self._require_writable()
         bucket_uuid = self.bucket(bucket).uuid_bytes
-        if object_name_fault(name) or not self._drive_of(bucket_uuid, name).delete(bucket_uuid, [name])[0]:
+        found: Record | None = None
+        if object_name_fault(name):
+            missing = True
+        elif keep_tombstone:
+            before, found = self._drive_of(bucket_uuid, name).entomb(bucket_uuid, name, version)
+            missing = version is None and (before is None or before.is_tombstone)
+        elif version is not None:
+            found = self._drive_of(bucket_uuid, name).drop(bucket_uuid, name, version, tombstone=False)
+            missing = False
+        else:
+            missing = not self._drive_of(bucket_uuid, name).delete(bucket_uuid, [name])[0]
+        if missing:
             raise ObjectNotFound(not_found_message(bucket, name))
+        return found
 
     def objects(
         self, bucket: str, prefix: str = "", start_after: str = "", page_size: int | None = None
@@ -374,14 +370,18 @@ class Store:
         Raises BucketNotFound, InvalidRequest, and DriveFailed when a drive is missing: a list that silently lacks
         names would be worse.
         """
+        scans = self._scans(bucket, prefix, start_after, tombstones=False)
+        yield from itertools.islice(scans, page_size)
+
+    def _scans(self, bucket: str, prefix: str, start_after: str, *, tombstones: bool) -> Iterator[tuple[str, Record]]:
         bucket_uuid = self.bucket(bucket).uuid_bytes
         try:
             prefix.encode(), start_after.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(f"prefix {prefix!r}, start_after {start_after!r}: not valid Unicode") from None
-        scans = [self.drive_at(index).scan(bucket_uuid, prefix, start_after) for index in range(len(self._drives))]
-        merged = scans[0] if len(scans) == 1 else heapq.merge(*scans, key=_by_name_bytes)
-        yield from itertools.islice(merged, page_size)
+        drives = [self.drive_at(index) for index in range(len(self._drives))]
+        scans = [(drive.scan_all if tombstones else drive.scan)(bucket_uuid, prefix, start_after) for drive in drives]
+        return scans[0] if len(scans) == 1 else heapq.merge(*scans, key=_by_name_bytes)
 
 
 def _by_name_bytes(pair: tuple[str, Record]) -> bytes:

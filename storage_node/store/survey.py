@@ -94,7 +94,7 @@ class Examination:
             self._drive.catch_up()
         self._named = NamedFiles(self._note_paths())
         for key, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
-            self.survey.objects += 1
+            self.survey.objects += not fmt.is_tombstone(value)
             self._advance("comparing objects", self.survey.objects)
             suspect = self._examine(key, value)
             if suspect is not None and not self._drive.writable:
@@ -126,7 +126,8 @@ class Examination:
                 record = fmt.decode_record(value)
                 self.survey.object_bytes += record.size_bytes
                 self.survey.newest = max(self.survey.newest, record.version)
-                yield record.path
+                if not record.is_tombstone:
+                    yield record.path
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
             for _, path in self._drive.catalog.scan(prefix):
                 self.survey.waiting += 1
@@ -143,7 +144,8 @@ class Examination:
         if self._record is not None:
             if bucket_uuid not in self._names:
                 self.survey.unknown_buckets[bucket_uuid] += 1
-            if record.epoch > self._record.epoch:
+            # In a cluster versions, with the number of a node in them, have the epochs of its map.
+            if record.epoch > self._record.epoch and not record.node:
                 message = f"version {record.version} is of a later epoch than the store's record, {self._record.epoch}"
                 return self._suspect("later-epoch", message, key=key, record=record)
             if len(self._candidates) > 1:
@@ -151,7 +153,7 @@ class Examination:
                 if owner != self._drive.identity.drive_uuid:
                     message = f"it belongs on drive {owner}, where readers look for it"
                     return self._suspect("misplaced", message, key=key, record=record)
-        return self._examine_file(key, record)
+        return None if record.is_tombstone else self._examine_file(key, record)
 
     def _examine_file(self, key: bytes, record: Record) -> Suspect | None:
         try:
@@ -221,9 +223,9 @@ class Examination:
             identity = None
         self._drive.catch_up()
         catalog = self._drive.catalog
-        counter = fmt.counter_of_path(path)
+        generation = fmt.generation_of_path(path)
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
-            if catalog.get(fmt.generation_key(prefix, counter)) == path:
+            if catalog.get(fmt.generation_key(prefix, generation)) == path:
                 return None
         entry = catalog.get(object_key(identity)) if identity is not None else None
         try:
@@ -275,7 +277,7 @@ def read_identity(files: RawFiles, path: bytes) -> Identity | None:
         identity = fmt.decode_identity(raw)
     except FormatError:
         return None
-    expected = fmt.file_path(identity.bucket_uuid, identity.name, identity.version.counter)
+    expected = fmt.file_path(identity.bucket_uuid, identity.name, identity.generation)
     return identity if expected == path else None
 
 

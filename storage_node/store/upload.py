@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from storage_node.store.drive import Drive, PendingObject
+from storage_node.store.changes import PendingObject
+from storage_node.store.drive import Drive
 from storage_node.store.errors import InvalidRequest
-from storage_node.store.format import Record
+from storage_node.store.format import Record, Version
 from storage_node.store.raw_files import drive_error
 
 MAX_METADATA_BYTES = 4096
@@ -44,8 +45,16 @@ class Upload:
             self.abort()
             raise
 
+    def assign(self, version: Version, modified_ns: int = 0) -> None:
+        """Give a copy the version, and the time, that all copies have; it is committed if nothing newer is there."""
+        self._open.version, self._open.modified_ns = version, modified_ns
+
     def commit(self) -> Record:
-        """Make the object visible, whole, replacing one of the same name. Raises what `Drive.commit` raises."""
+        """Make the object visible, whole, replacing one of the same name; what counts now.
+
+        That is the object, unless it brought a version that was not newer than what the store has: then nothing has
+        changed, and it is what the store has, be it a tombstone. Raises what `Drive.commit` raises.
+        """
         return self.drive.commit([self.take()])[0]
 
     def take(self) -> PendingObject:

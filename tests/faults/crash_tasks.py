@@ -69,10 +69,10 @@ class Worker:
                 raise result
         self._acknowledge(changes)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, keep_tombstone: bool = False) -> None:
         self.journal.begin(self.worker, {name: None}, [[name]])
         bucket, _, rest = name.partition("/")
-        self.store.delete(bucket, rest)
+        self.store.delete(bucket, rest, keep_tombstone=keep_tombstone)
         self._acknowledge({name: None})
 
     def create_bucket(self, bucket: str) -> None:
@@ -97,7 +97,7 @@ class Worker:
         if kind < 0.45:
             self.put(name, self.draw.choice(SIZES))
         elif kind < 0.7 and self.states.get(name) is not None:
-            self.delete(name)
+            self.delete(name, keep_tombstone=self.draw.random() < 0.5)
         else:
             wanted = sorted({f"main/{self.worker}-{self.draw.randrange(12)}" for _ in range(6)})
             self.put_many(wanted, [self.draw.choice(SIZES) for _ in wanted])
@@ -150,6 +150,8 @@ def operate(
             worker.put("main/old", 700)
         elif operation == "delete":
             worker.delete("main/old")
+        elif operation == "bury":
+            worker.delete("main/old", keep_tombstone=True)
         elif operation == "put_many":
             worker.put_many([f"main/{name}" for name in ("old", "large", *MANY)], [500] * (2 + len(MANY)))
         elif operation == "create_bucket":

@@ -31,6 +31,7 @@ OPERATIONS = {
         "put.committed", "put.published:2", "put.committed:2", "reap.unlinked",
     },
     "delete": {"delete.committed", "reap.unlinked"},
+    "bury": {"delete.committed", "reap.unlinked"},
     "create_bucket": {"record.staged", "record.one_drive", "record.staged:2", "record.one_drive:2"},
     "delete_bucket": {
         "record.staged", "record.one_drive", "record.staged:2", "record.one_drive:2", "bucket.recorded",

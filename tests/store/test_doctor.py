@@ -222,7 +222,7 @@ def test_lost_block_checksums_are_computed_from_intact_bytes_only(root: Path) ->
         whole = read(store, "large")
         record = store.head(BUCKET, "large")
         batch = WriteBatch(raw_mode=True)
-        batch.delete(fmt.blocks_key(record.counter, 0))
+        batch.delete(fmt.blocks_key(record.generation, 0))
         drive.catalog.write(batch, sync=True)
         with pytest.raises(CorruptObject, match="block checksums"):
             read(store, "large")

@@ -60,7 +60,7 @@ def test_an_entry_and_an_identity_are_laid_out_as_the_tables_say(tmp_path: Path)
     assert entry is not None
     raw_metadata = json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode()
     common = {
-        "format": 1, "version: epoch": record.epoch, "version: counter": record.counter, "version: node": 0,
+        "format": 2, "version: epoch": record.epoch, "version: counter": record.counter, "version: node": 0,
         "size": 5, "checksum of the object": crc32c(b"hello"), "modified": record.modified_ns,
     }  # fmt: skip
     after = "Entry of an object:"
@@ -71,10 +71,38 @@ def test_an_entry_and_an_identity_are_laid_out_as_the_tables_say(tmp_path: Path)
     assert entry[tail:] == relative + raw_metadata
     after = "### Identity"
     name = "größe".encode()
-    assert fields(identity, after) == {**common, "length of the name": len(name), "1": 1}
+    own = {"generation": record.generation, "length of the name": len(name), "1": 1}
+    assert fields(identity, after) == {**common, **own}
     assert identity[1:17] == bucket_uuid
     tail = max(at for at, _ in layout(after).values())
     assert identity[tail:] == name + raw_metadata
+
+
+def test_a_copy_and_a_tombstone_keep_the_version_that_they_were_given(tmp_path: Path) -> None:
+    given, later = fmt.Version(7, 1 << 40, 3), fmt.Version(7, (1 << 40) + 1, 2)
+    with store_at(tmp_path / "drive") as store:
+        with store.begin_put(BUCKET, "a", version=given) as upload:
+            upload.write(b"hello")
+            record = upload.commit()
+        path = file_of(store, "a")
+        identity = os.getxattr(path, "user.ais_loader")
+        bucket_uuid = store.bucket(BUCKET).uuid_bytes
+        store.delete(BUCKET, "a", version=later, keep_tombstone=True)
+        entry = drive_of(store).catalog.get(b"o" + bucket_uuid + b"a")
+        garbage = dict(drive_of(store).catalog.scan(b"g"))
+    assert record.version == given
+    assert garbage == {b"g" + record.generation.to_bytes(8, "big"): record.path}
+    assert path.name.rpartition(".")[2] == f"{record.generation:x}"
+    stored = fields(identity, "### Identity")
+    assert [stored[f"version: {part}"] for part in ("epoch", "counter", "node")] == [7, 1 << 40, 3]
+    assert stored["generation"] == record.generation < 1 << 40
+    assert entry is not None and len(entry) == layout("Entry of an object:")["path"][0]
+    found = fields(entry, "Entry of an object:")
+    assert found.pop("modified") > 0
+    assert found == {
+        "format": 2, "kind": 2, "0": 0, "version: epoch": 7, "version: counter": (1 << 40) + 1, "version: node": 2,
+        "size": 0, "checksum of the object": 0, "offset of the object in its file": 0, "length of the path": 0,
+    }  # fmt: skip
 
 
 def test_a_file_is_named_as_described(tmp_path: Path) -> None:
@@ -82,7 +110,7 @@ def test_a_file_is_named_as_described(tmp_path: Path) -> None:
         record = put(store, "größe", b"")
         digest = xxhash.xxh3_128_digest(store.bucket(BUCKET).uuid_bytes + "größe".encode())
     (path,) = object_files(tmp_path / "drive")
-    expected = f"{digest[0] & 63:02x}/{digest[1] & 63:02x}/{digest[2:].hex()}.{record.counter:x}"
+    expected = f"{digest[0] & 63:02x}/{digest[1] & 63:02x}/{digest[2:].hex()}.{record.generation:x}"
     assert str(path.relative_to(tmp_path / "drive" / "objects")) == expected
 
 
@@ -93,8 +121,8 @@ def test_the_catalog_holds_the_keys_of_the_table_and_no_others(tmp_path: Path) -
         record = put(store, "a", data)
         found = dict(drive_of(store).catalog.scan(b""))
         bucket_uuid = store.bucket(BUCKET).uuid_bytes
-    blocks = b"b" + record.counter.to_bytes(8, "big") + bytes(4)
-    garbage = b"g" + old.counter.to_bytes(8, "big")
+    blocks = b"b" + record.generation.to_bytes(8, "big") + bytes(4)
+    garbage = b"g" + old.generation.to_bytes(8, "big")
     assert set(found) == {b"o" + bucket_uuid + b"a", blocks, garbage, b"m:counter", b"m:session"}
     checksums = [crc32c(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
     assert found[blocks] == b"".join(checksum.to_bytes(4, "little") for checksum in checksums)
@@ -121,9 +149,9 @@ def test_the_json_files_have_the_fields_described(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
         bucket_uuid, store_uuid, drives = store.bucket(BUCKET).uuid, store.store_uuid, store.record.drives
     identity = json.loads((tmp_path / "drive" / "drive.json").read_text())
-    assert identity == {"format": 1, "drive_uuid": drives[0], "store_uuid": store_uuid}
+    assert identity == {"format": 2, "drive_uuid": drives[0], "store_uuid": store_uuid}
     outer = json.loads((tmp_path / "drive" / "record.json").read_text())
-    assert (outer["format"], outer["checksum"]) == (1, crc32c(outer["record"].encode()))
+    assert (outer["format"], outer["checksum"]) == (2, crc32c(outer["record"].encode()))
     assert json.loads(outer["record"]) == {
         "store_uuid": store_uuid, "drives": list(drives), "epoch": 1, "revision": 2, "purging": [],
         "buckets": {BUCKET: {"uuid": bucket_uuid, "copies": 1}},
@@ -145,23 +173,24 @@ def test_a_drive_holds_the_files_described_and_no_others(tmp_path: Path) -> None
 
 @given(
     name=NAMES,
-    numbers=st.tuples(U32, U64, U32, U64, U32, U64),
+    numbers=st.tuples(U32, U64, U32, U64, U64, U32, U64),
     bucket=st.binary(min_size=16, max_size=16),
     metadata=METADATA,
 )
 def test_an_identity_comes_back_or_says_that_its_metadata_did_not_fit(
     name: str, numbers: tuple[int, ...], bucket: bytes, metadata: dict[str, str]
 ) -> None:
-    epoch, counter, node, size, checksum, modified = numbers
-    identity = fmt.Identity(bucket, name, fmt.Version(epoch, counter, node), size, checksum, modified, metadata)
+    epoch, counter, node, generation, size, checksum, modified = numbers
+    version = fmt.Version(epoch, counter, node)
+    identity = fmt.Identity(bucket, name, version, generation, size, checksum, modified, metadata)
     if len(name.encode()) > 1024:
         return
     raw = fmt.encode_identity(identity)
     assert len(raw) <= fmt.MAX_XATTR_BYTES
     found = fmt.decode_identity(raw)
     assert (found.bucket_uuid, found.name, found.version) == (bucket, name, identity.version)
-    assert (found.size_bytes, found.checksum, found.modified_ns) == (size, checksum, modified)
-    fits = 56 + len(name.encode()) + len(fmt.encode_metadata(metadata)) <= fmt.MAX_XATTR_BYTES
+    assert (found.generation, found.size_bytes, found.checksum, found.modified_ns) == numbers[3:]
+    fits = 64 + len(name.encode()) + len(fmt.encode_metadata(metadata)) <= fmt.MAX_XATTR_BYTES
     assert found.metadata == (metadata if fits else None)
 
 
@@ -174,7 +203,7 @@ def test_an_entry_comes_back(numbers: tuple[int, ...], path: bytes, metadata: di
 
 @given(st.binary(max_size=120))
 def test_garbage_is_a_format_error_and_nothing_else(data: bytes) -> None:
-    for decode in (fmt.decode_identity, fmt.decode_record, fmt.decode_metadata, fmt.counter_of_path):
+    for decode in (fmt.decode_identity, fmt.decode_record, fmt.decode_metadata, fmt.generation_of_path):
         try:
             decode(data)
         except FormatError:

@@ -162,7 +162,7 @@ def test_a_drive_in_use_that_lost_its_identity_is_not_replaced_by_an_empty_store
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"format": 1}', b"\xff", b'{"format": 1, "drive_uuid": "a", "store_uuid": "b"}']
+    "data", [b"", b"[]", b"{}", b'{"format": 2}', b"\xff", b'{"format": 2, "drive_uuid": "a", "store_uuid": "b"}']
 )
 def test_a_damaged_identity_is_reported(tmp_path: Path, data: bytes) -> None:
     with store_at(tmp_path / "drive"):
@@ -177,12 +177,12 @@ def test_a_later_format_is_refused_by_its_number(tmp_path: Path, name: str) -> N
     with store_at(tmp_path / "drive"):
         pass
     path = tmp_path / "drive" / name
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
-    with pytest.raises(FormatError, match="format 2; this version reads format 1"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
+    with pytest.raises(FormatError, match="format 3; this version reads format 2"):
         Store.open([tmp_path / "drive"])
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"format": 1, "checksum": 0, "record": "{}"}', None])
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"format": 2, "checksum": 0, "record": "{}"}', None])
 def test_one_damaged_record_of_two_is_ignored_and_written_anew(tmp_path: Path, damage: bytes | None) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     with store_at(*roots) as store:

@@ -1,0 +1,280 @@
+"""Every change of one drive's objects: puts, deletions, tombstones, each one atomic catalog commit.
+
+An object's entry only ever gives way to a newer version of it. A put without a version of its own takes one above what
+is there; a put or a deletion that brings a version, given by another node, changes nothing where the drive has that
+version or a newer one already, be it an object or a tombstone. So copies that hear the same changes in any order end
+alike.
+
+A commit holds the stripes of its names, and nothing else waits for anything but the drive while it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from storage_node.store import format as fmt
+from storage_node.store.blocks import put_blocks
+from storage_node.store.catalog import Catalog, WriteBatch
+from storage_node.store.counters import Counters
+from storage_node.store.errors import BucketNotFound, FormatError, StoreError
+from storage_node.store.failpoints import failpoint
+from storage_node.store.format import Record, Version
+from storage_node.store.garbage import Garbage
+from storage_node.store.raw_files import RawFiles, StagedFile
+from storage_node.store.record_cache import RecordCache
+from storage_node.store.stripes import Stripes
+
+
+@dataclass(slots=True)
+class PendingObject:
+    """A staged file and the name under which it is to become visible."""
+
+    bucket_uuid: bytes
+    name: str
+    file: StagedFile
+    metadata: dict[str, str]
+    version: Version | None = None
+    """None: the drive gives one, above what it has. Otherwise it has to be newer than what the drive has."""
+    modified_ns: int = 0
+    """0: the moment of the commit."""
+
+
+class _Chosen(NamedTuple):
+    key: bytes
+    pending: PendingObject
+    record: Record
+
+
+class Changes:
+    """Of a drive that is open for writing. Thread-safe."""
+
+    def __init__(
+        self,
+        root: Path,
+        files: RawFiles,
+        catalog: Catalog,
+        cache: RecordCache,
+        garbage: Garbage,
+        *,
+        epoch: int,
+        sync: bool,
+        require_writable: Callable[[], None],
+    ) -> None:
+        """`require_writable` raises when the drive has been closed; asked with the stripes held."""
+        self._root = root
+        self._files = files
+        self._catalog = catalog
+        self._cache = cache
+        self._garbage = garbage
+        self._epoch = epoch
+        self._sync = sync
+        self._require_writable = require_writable
+        self.counters = Counters(catalog)
+        self.stripes = Stripes()
+        self.dead_buckets: set[bytes] = set()  # guarded by all stripes
+
+    # -- putting
+
+    def commit(self, objects: Sequence[PendingObject]) -> list[Record]:
+        failpoint("put.staged")
+        now = time.time_ns()
+        # Before the stripes are held: syncing is slow. Whoever is overtaken meanwhile takes another counter then.
+        records = [self._identify(pending, now) for pending in objects]
+        keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
+        with self.stripes.of(keys):
+            self._require_writable()
+            self._require_buckets((pending.bucket_uuid, pending.name) for pending in objects)
+            current: dict[bytes, Record] = {}
+            for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
+                if value is not None:
+                    current[key] = fmt.decode_record(value)
+            newest = dict(current)
+            chosen: list[_Chosen] = []
+            for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
+                before = newest.get(key)
+                if before is not None and before.version >= records[at].version:
+                    if pending.version is not None:
+                        records[at] = before
+                        continue
+                    records[at] = self._identify(pending, now, self._above(before.version, pending.name))
+                newest[key] = records[at]
+                chosen.append(_Chosen(key, pending, records[at]))
+            dead = self._publish(chosen, current) if chosen else []
+        self._garbage.bury(dead)
+        return records
+
+    def _require_buckets(self, names: Iterable[tuple[bytes, str]]) -> None:
+        if self.dead_buckets:
+            for bucket_uuid, name in names:
+                if bucket_uuid in self.dead_buckets:
+                    raise BucketNotFound(f"the bucket of {name!r} has been deleted meanwhile")
+
+    def _above(self, before: Version, name: str) -> Version:
+        """A version of this drive's own above one that it has."""
+        self.counters.advance(before.counter)
+        # A cluster's epochs, in versions that name a node, are not this store's: they are followed.
+        version = Version(max(self._epoch, before.epoch if before.node else 0), self.counters.take())
+        if version <= before:
+            raise FormatError(
+                f"{self._root}: {name!r} has version {before}, from a later epoch than the "
+                f"store's record, {self._epoch}; `ais-loader doctor --repair` brings the two together"
+            )
+        return version
+
+    def _publish(self, chosen: Sequence[_Chosen], current: dict[bytes, Record]) -> list[Record]:
+        """Announce the files, rename them, commit; returns the records whose files were replaced."""
+        records = [record for _, _, record in chosen]
+        intents = WriteBatch(raw_mode=True)
+        for record in records:
+            intents.put(fmt.generation_key(fmt.INTENT_PREFIX, record.generation), record.path)
+        self._catalog.write(intents, sync=False)
+        failpoint("put.intended")
+        commit = WriteBatch(raw_mode=True)
+        dead: list[Record] = []
+        try:
+            for key, pending, record in chosen:
+                self._files.publish(pending.file, record.path, sync=self._sync)
+                failpoint("put.renamed")
+                if key in current and not current[key].is_tombstone:
+                    dead.append(current[key])
+                current[key] = record
+                commit.put(key, fmt.encode_record(record))
+                commit.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.generation))
+                put_blocks(commit, record.generation, pending.file.block_checksums())
+            for record in dead:
+                commit.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
+            failpoint("put.published")
+            self._catalog.write(commit, sync=self._sync)
+        except (OSError, StoreError):
+            self._garbage.abandon(records)
+            raise
+        self._cache.forget([key for key, _, _ in chosen])
+        failpoint("put.committed")
+        return dead
+
+    def _identify(self, pending: PendingObject, now_ns: int, version: Version | None = None) -> Record:
+        """Give the staged file a generation and a version, and write on it what it is."""
+        version = version or pending.version
+        # One number for both where the drive gives both.
+        generation = version.counter if version and version is not pending.version else self.counters.take()
+        version = version or Version(self._epoch, generation)
+        self.counters.advance(version.counter)
+        file = pending.file
+        modified_ns = pending.modified_ns or now_ns
+        identity = fmt.Identity(
+            pending.bucket_uuid, pending.name, version, generation, file.size_bytes, file.checksum, modified_ns,
+            pending.metadata,
+        )  # fmt: skip
+        self._files.set_identity(file.fd, fmt.encode_identity(identity))
+        if self._sync:
+            os.fsync(file.fd)
+        path = fmt.file_path(pending.bucket_uuid, pending.name, generation)
+        return Record(
+            version.epoch, version.counter, version.node, file.size_bytes, file.checksum, modified_ns, 0, path,
+            fmt.encode_metadata(pending.metadata),
+        )  # fmt: skip
+
+    # -- taking away
+
+    def delete(self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool) -> list[bool]:
+        """Remove objects without a trace, and tombstones if so told; True where there was an object."""
+        keys = [fmt.object_key(bucket_uuid, name) for name in names]
+        with self.stripes.of(keys):
+            self._require_writable()
+            gone: dict[bytes, Record] = {}
+            for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
+                if value is not None and (tombstones or not fmt.is_tombstone(value)):
+                    gone[key] = fmt.decode_record(value)
+            dead = self._replace(dict.fromkeys(gone), gone)
+            failpoint("delete.committed")
+        self._garbage.bury(dead)
+        return [key in gone and not gone[key].is_tombstone for key in keys]
+
+    def entomb(
+        self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int
+    ) -> tuple[Record | None, Record | None]:
+        """Put a tombstone in an object's place; the entry before, and the one that counts now.
+
+        Without a version the drive gives one, and where there is no object nothing changes. With one, it stands if it
+        is newer than what is there, also where nothing is.
+        """
+        key = fmt.object_key(bucket_uuid, name)
+        dead: list[Record] = []
+        with self.stripes.of([key]):
+            self._require_writable()
+            self._require_buckets([(bucket_uuid, name)])
+            value = self._catalog.get(key)
+            before = fmt.decode_record(value) if value is not None else None
+            if version is None:
+                if before is None or before.is_tombstone:
+                    return before, before
+                version = self._above(before.version, name)
+            elif before is not None and before.version >= version:
+                return before, before
+            self.counters.advance(version.counter)
+            grave = fmt.tombstone(version, modified_ns or time.time_ns())
+            dead = self._replace({key: grave}, {key: before} if before is not None else {})
+            failpoint("delete.committed")
+        self._garbage.bury(dead)
+        return before, grave
+
+    def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
+        """Remove one entry without a trace unless it is newer than `version`; the entry that is left, if any.
+
+        With `tombstone` an object is left alone, whatever its version.
+        """
+        key = fmt.object_key(bucket_uuid, name)
+        with self.stripes.of([key]):
+            self._require_writable()
+            value = self._catalog.get(key)
+            before = fmt.decode_record(value) if value is not None else None
+            if before is None or before.version > version or (tombstone and not before.is_tombstone):
+                return before
+            dead = self._replace({key: None}, {key: before})
+            failpoint("delete.committed")
+        self._garbage.bury(dead)
+        return None
+
+    def _replace(self, entries: dict[bytes, Record | None], before: dict[bytes, Record]) -> list[Record]:
+        """Set entries that bring no file, or remove them (None); returns the records whose files are garbage now."""
+        batch = WriteBatch(raw_mode=True)
+        for key, record in entries.items():
+            if record is None:
+                batch.delete(key)
+            else:
+                batch.put(key, fmt.encode_record(record))
+        dead = [record for record in before.values() if not record.is_tombstone]
+        for record in dead:
+            batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
+        if entries:
+            self._catalog.write(batch, sync=self._sync)
+            self._cache.forget(entries)
+        return dead
+
+    def replace_entry(self, key: bytes, record: Record | None, blocks: Sequence[int] = ()) -> None:
+        """Set one catalog entry as it is, or remove it (None), and bury what it named before. For the doctor."""
+        with self.stripes.of([key]):
+            self._require_writable()
+            dead: list[Record] = []
+            with contextlib.suppress(FormatError):  # an unintelligible entry names no file that could be told
+                before = self._catalog.get(key)
+                dead = [fmt.decode_record(before)] if before is not None else []
+            dead = [other for other in dead if not other.is_tombstone]
+            batch = WriteBatch(raw_mode=True)
+            if record is None:
+                batch.delete(key)
+            else:
+                dead = [other for other in dead if other.path != record.path]
+                batch.put(key, fmt.encode_record(record))
+                put_blocks(batch, record.generation, blocks)
+            for other in dead:
+                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, other.generation), other.path)
+            self._catalog.write(batch, sync=True)
+            self._cache.forget([key])
+        self._garbage.bury(dead)

@@ -1,0 +1,100 @@
+"""What copies of an object on several nodes are compared by: versions, tombstones, the clock that they come from."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from storage_node.store.drive import Drive
+from storage_node.store.errors import DriveFailed
+from storage_node.store.format import Record, Version
+from storage_node.store.names import check_object_name
+from storage_node.store.record import BucketRecord, ClusterRecord
+
+
+class StoredVersion(NamedTuple):
+    """One name in a listing of versions."""
+
+    name: str
+    version: Version
+    is_tombstone: bool
+    size_bytes: int
+    checksum: int
+
+
+class Copies(ABC):
+    """The part of a store that takes part in a cluster."""
+
+    @property
+    @abstractmethod
+    def record(self) -> ClusterRecord: ...
+
+    @abstractmethod
+    def bucket(self, name: str) -> BucketRecord: ...
+
+    @abstractmethod
+    def _live(self) -> list[Drive]: ...
+
+    @abstractmethod
+    def _drive_of(self, bucket_uuid: bytes, name: str) -> Drive: ...
+
+    @abstractmethod
+    def _scans(self, bucket: str, prefix: str, start_after: str, *, tombstones: bool) -> Iterator[tuple[str, Record]]:
+        """All drives' entries in name order."""
+
+    @abstractmethod
+    def _require_writable(self) -> None: ...
+
+    def versions(self, bucket: str, start_after: str = "", limit: int | None = None) -> Iterator[StoredVersion]:
+        """Objects and tombstones in name order. Raises what `objects` raises."""
+        for name, record in itertools.islice(self._scans(bucket, "", start_after, tombstones=True), limit):
+            yield StoredVersion(name, record.version, record.is_tombstone, record.size_bytes, record.checksum)
+
+    def tombstones(self, bucket: str) -> Iterator[StoredVersion]:
+        """Raises what `objects` raises."""
+        return (found for found in self.versions(bucket) if found.is_tombstone)
+
+    def forget_tombstone(self, bucket: str, name: str, version: Version) -> bool:
+        """Remove a tombstone that every copy has seen; False when there is none, or a newer one. Raises as `delete`."""
+        self._require_writable()
+        bucket_uuid = self.bucket(bucket).uuid_bytes
+        drive = self._drive_of(bucket_uuid, name)
+        before = drive.newest(bucket_uuid, [name])[0]
+        if before is None or not before.is_tombstone or before.version > version:
+            return False
+        return drive.drop(bucket_uuid, name, version, tombstone=True) is None
+
+    def newest(self, bucket: str, names: Sequence[str]) -> list[Record | None]:
+        """What there is of each name, tombstones too. Raises InvalidName, BucketNotFound, DriveFailed, FormatError."""
+        for name in names:
+            check_object_name(name)
+        bucket_uuid = self.bucket(bucket).uuid_bytes
+        return [self._drive_of(bucket_uuid, name).newest(bucket_uuid, [name])[0] for name in names]
+
+    @property
+    def clock(self) -> int:
+        """No version with a higher counter was given here, or heard of. Raises StoreReadOnly, StoreClosed."""
+        return max((drive.counters.highest for drive in self._live()), default=0)
+
+    def next_version(self, node: int, epoch: int, seen: Iterable[Version], clock: int = 0) -> Version:
+        """A version for a write that this store's node coordinates; never given twice, over any crash of it.
+
+        Above all `seen`, of `epoch` at least, and with a counter above `clock`. Raises DriveFailed, DriveFull,
+        StoreClosed.
+        """
+        self._require_writable()
+        drives = self._live()
+        highest = max(seen, default=Version(0, 0))
+        floor = max(self.clock, clock, highest.counter)
+        if not drives:
+            raise DriveFailed("no drive of the store can be used")
+        # All drives hear of it: with one of them left, the number still cannot come back.
+        for drive in drives:
+            drive.counters.advance(floor)
+        counter = drives[0].counters.take()
+        for drive in drives[1:]:
+            drive.counters.advance(counter - 1)
+            drive.counters.take()
+        return Version(max(epoch, highest.epoch, self.record.epoch), counter, node)
