@@ -1,0 +1,400 @@
+"""Frames of several senders in, one stream of frames out: the heart of a batch that several nodes answer.
+
+Each sender is a lane, which delivers the entries given to it. Ordered, a frame comes out when all entries before it
+have; otherwise frames come out as they came in, with only their indexes changed. Small entries of several lanes are
+gathered into frames of about `target_bytes`, since a frame per entry would cost more than copying its bytes does; what
+is contiguous in one incoming frame already is passed on as a view of it. A large entry, which comes in pieces, goes out
+in the same pieces, one such entry at a time.
+
+Pure bookkeeping: no I/O, no threads. Memory is bounded by whoever lets lanes send (`held_bytes_of`). In ordered mode
+the lane that is waited for never has anything held, so a window for each lane cannot lead to a standstill.
+
+Shapes: n entries of the batch, k entries of one frame.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from protos import ais_batch_pb2 as pb
+from protos.frame import TARGET_PAYLOAD_BYTES, U8, U32, WIRE_U32, EntryFault, Frame, FrameError
+from protos.frame_edit import failures, subset
+
+I64: TypeAlias = npt.NDArray[np.int64]
+I32: TypeAlias = npt.NDArray[np.int32]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Resume: TypeAlias = tuple[int, int, str]
+"""Offset in the entry, CRC-32C of what lies before it, version."""
+
+MAX_ENTRIES_PER_FRAME = 4096
+_NOBODY = -1
+_FIRST_SEARCH = 1024
+
+
+@dataclass(slots=True)
+class _Lane:
+    positions: I64
+    partial: int | None = None
+    """Position of the large entry of which some pieces have arrived."""
+    held_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Partial:
+    """A large entry on its way: what its next piece must be."""
+
+    due: int
+    entry_size: int
+    version: str
+    checksum: int
+
+
+@dataclass(slots=True)
+class _Held:
+    """A payload of which some entries have not been taken out yet."""
+
+    payload: memoryview
+    entries_left: int
+
+
+class Reorder:
+    """Frames of several lanes in; one ordered (or any-order) stream of frames out. Belongs to one thread.
+
+    Args:
+        n: entries of the batch.
+        first_index: the index of entry 0 in frames that come out.
+        ordered: False lets frames out as they come.
+
+    Each entry must be given to one lane at a time, see `add_lane`; it comes out exactly once, whole or failed.
+    """
+
+    def __init__(self, n: int, first_index: int = 0, *, ordered: bool = True) -> None:
+        self.n = n
+        self.first_index = first_index
+        self.ordered = ordered
+        self.received: Mask = np.zeros(n, np.bool_)
+        """Entries that have arrived whole, or failed for good: shape (n,)."""
+        self.status: U8 = np.zeros(n, np.uint8)
+        self.checksum: U32 = np.zeros(n, np.uint32)
+        """Of received entries, as END's digest counts them: shape (n,)."""
+        self.held_bytes = 0
+        """Payload that has been pushed and not popped."""
+        self._kind: U8 = np.zeros(n, np.uint8)
+        self._size: I64 = np.zeros(n, np.int64)
+        self._start: I64 = np.zeros(n, np.int64)
+        self._source: I64 = np.zeros(n, np.int64)  # number of the payload that has the entry
+        self._lane_of: I32 = np.full(n, _NOBODY, np.int32)
+        self._lanes: list[_Lane] = []
+        self._held: dict[int, _Held] = {}
+        self._sources = 0
+        self._errors: dict[int, EntryFault] = {}
+        self._partials: dict[int, _Partial] = {}
+        self._pieces: dict[int, deque[tuple[int, Frame]]] = {}  # by position, until the entry has come out
+        self._pieced: Mask = np.zeros(n, np.bool_)
+        self._any_order: deque[tuple[int, Frame]] = deque()
+        self._streaming: int | None = None  # any order: the large entry that is coming out
+        self._next = 0
+        self._missing = 0
+
+    # -- lanes
+
+    def add_lane(self, positions: Sequence[int] | npt.NDArray[np.integer]) -> int:
+        """A new lane, which will deliver these entries as its entries 0, 1, ...; returns its number.
+
+        Ordered, positions must ascend. An entry of which pieces have arrived must be the first: the lane goes on where
+        they ended, see `close_lane`. Raises ValueError for entries that have arrived or belong to another lane.
+        """
+        mine: I64 = np.array(positions, np.int64)
+        if len(mine) and (mine.min() < 0 or mine.max() >= self.n or len(np.unique(mine)) != len(mine)):
+            raise ValueError(f"positions must be distinct, of 0 to {self.n - 1}")
+        if self.received[mine].any() or (self._lane_of[mine] != _NOBODY).any():
+            raise ValueError("an entry has arrived already, or belongs to another lane")
+        if self.ordered and (np.diff(mine) < 0).any():
+            raise ValueError("positions must ascend in ordered mode")
+        begun = [at for at in self._partials if at in mine] if self._partials else []
+        if begun and begun != [mine[0]]:
+            raise ValueError("an entry that goes on in the middle must be the first of its lane")
+        self._lane_of[mine] = len(self._lanes)
+        self._lanes.append(_Lane(mine, begun[0] if begun else None))
+        return len(self._lanes) - 1
+
+    def close_lane(self, lane: int) -> tuple[I64, Resume | None]:
+        """The lane delivers nothing more; what has arrived stays.
+
+        Returns its positions that have not arrived whole, free to be given to other lanes, and where to go on in the
+        first of them if it is a large entry of which some pieces have arrived.
+        """
+        it = self._lanes[lane]
+        mine = it.positions
+        left: I64 = mine[(self._lane_of[mine] == lane) & ~self.received[mine]]
+        self._lane_of[left] = _NOBODY
+        resume: Resume | None = None
+        if it.partial is not None:
+            resume = self.resume_of(it.partial)
+            left = np.concatenate([np.array([it.partial], np.int64), left[left != it.partial]])
+            it.partial = None
+        return left, resume
+
+    def resume_of(self, position: int) -> Resume | None:
+        """Where to go on in an entry of which pieces have arrived; None for one that has to be sent from its start."""
+        partial = self._partials.get(position)
+        return None if partial is None else (partial.due, partial.checksum, partial.version)
+
+    def held_bytes_of(self, lane: int) -> int:
+        """What this lane has sent and nobody has taken yet: its sender may send as much less than its window."""
+        return self._lanes[lane].held_bytes
+
+    @property
+    def next_lane(self) -> int | None:
+        """The lane that has the first entry that has not arrived; -1 if no lane has it, None when all have arrived."""
+        at = self._missing = self._first_missing(self._missing)
+        return None if at == self.n else int(self._lane_of[at])
+
+    @property
+    def complete(self) -> bool:
+        """Whether all entries have arrived; some may wait to be popped."""
+        return self.next_lane is None
+
+    def _first_missing(self, at: int) -> int:
+        width = _FIRST_SEARCH
+        while at < self.n:
+            window = self.received[at : at + width]
+            first = int(window.argmin())
+            if not window[first]:
+                return at + first
+            at, width = at + len(window), width * 2
+        return self.n
+
+    # -- in
+
+    def push(self, lane: int, frame: Frame, again: Mask | None = None) -> I64:
+        """A frame of a lane, whose indexes count the lane's own entries.
+
+        Args:
+            again: shape (k,): failed entries that do not count yet, because somebody else is still to be asked.
+
+        Returns the positions of those, which belong to no lane now.
+        Raises FrameError for entries and pieces that are not due from this lane.
+        """
+        it = self._lanes[lane]
+        if not len(frame.index):
+            return np.empty(0, np.int64)
+        if int(frame.index.max()) >= len(it.positions):
+            raise FrameError(f"entry {int(frame.index.max())} of a lane that has {len(it.positions)}")
+        positions: I64 = it.positions[frame.index]
+        if (self._lane_of[positions] != lane).any() or self.received[positions].any():
+            raise FrameError(f"entry {int(frame.index[0])} of a lane came again, or was not asked for any more")
+        if len(positions) > 1 and (np.diff(frame.index.astype(np.int64)) <= 0).any():
+            raise FrameError("the entries of a frame do not ascend")
+        if again is not None and again.any():
+            return self._push_without(lane, frame, positions, again)
+        errors = self._moved_errors(frame, positions)
+        if frame.piece is not None or it.partial is not None:
+            positions, frame = self._push_begun(lane, frame, positions, errors)
+            if not len(positions):
+                return positions
+        count, payload_bytes = len(positions), len(frame.payload)
+        self.status[positions] = frame.status
+        self.checksum[positions] = frame.checksum
+        self.received[positions] = True
+        self._hold(lane, payload_bytes)
+        if not self.ordered:
+            self._any_order.append((lane, self._moved(frame, positions, errors)))
+            return np.empty(0, np.int64)
+        size = frame.size.astype(np.int64)
+        self._kind[positions] = frame.checksum_kind
+        self._size[positions] = size
+        self._start[positions] = size.cumsum() - size
+        self._source[positions] = self._sources
+        self._held[self._sources] = _Held(frame.payload, count)
+        self._sources += 1
+        self._errors.update(errors)
+        return np.empty(0, np.int64)
+
+    def fail(self, positions: Sequence[int] | npt.NDArray[np.integer], status: int, fault: EntryFault) -> None:
+        """Let these entries, which must belong to no lane, come out as failed."""
+        at: I64 = np.sort(np.array(positions, np.int64))
+        begun: Mask = np.isin(at, list(self._partials))
+        parts = [at[begun][k : k + 1] for k in range(int(begun.sum()))]
+        parts += [at[~begun][k : k + MAX_ENTRIES_PER_FRAME] for k in range(0, len(at), MAX_ENTRIES_PER_FRAME)]
+        for part in parts:
+            lane = self.add_lane(part)
+            self.push(lane, failures(len(part), status, fault))
+
+    def _push_without(self, lane: int, frame: Frame, positions: I64, again: Mask) -> I64:
+        if frame.size[again].any() or not frame.status[again].all():
+            raise ValueError("only failed entries can be asked for again")
+        left: I64 = positions[again]
+        it = self._lanes[lane]
+        if it.partial in left.tolist():
+            it.partial = None
+        self._lane_of[left] = _NOBODY
+        kept = subset(frame, ~again)
+        if kept is not None:
+            self.push(lane, kept)
+        return left
+
+    def _push_begun(
+        self, lane: int, frame: Frame, positions: I64, errors: dict[int, EntryFault]
+    ) -> tuple[I64, Frame]:
+        """The part of a frame that belongs to a large entry; returns the rest."""
+        it, at = self._lanes[lane], int(positions[0])
+        if it.partial is not None and it.partial not in positions.tolist() and frame.piece is None and not self.ordered:
+            return positions, frame
+        if it.partial not in (None, at):
+            raise FrameError(f"an entry arrived where the next piece of entry {it.partial} was due")
+        before, piece = self._partials.get(at), frame.piece
+        failed = bool(frame.status[0] != pb.OK)
+        if piece is None:
+            fits = failed and not frame.size[0]
+        elif before is None:
+            fits = piece.offset == 0
+        else:
+            fits = (piece.offset, piece.entry_size, piece.version) == (before.due, before.entry_size, before.version)
+        if not fits:
+            raise FrameError(f"entry {at}: {piece or 'a whole entry'} arrived where {before} was due")
+        only = frame if len(positions) == 1 else subset(frame, np.arange(len(positions)) == 0)
+        assert only is not None
+        self._pieces.setdefault(at, deque()).append((lane, self._moved(only, positions[:1], errors)))
+        self._pieced[at] = True
+        self._hold(lane, len(only.payload))
+        if only.completes_entry:
+            self._partials.pop(at, None)
+            it.partial = None
+            self.status[at], self.checksum[at] = frame.status[0], frame.checksum[0]
+            self.received[at] = True
+        else:
+            assert piece is not None
+            due = piece.offset + len(frame.payload)
+            self._partials[at] = _Partial(due, piece.entry_size, piece.version, int(frame.checksum[0]))
+            it.partial = at
+        errors.pop(at + self.first_index, None)
+        rest = subset(frame, np.arange(len(positions)) > 0)
+        return positions[1:], frame if rest is None else rest
+
+    def _hold(self, lane: int, payload_bytes: int) -> None:
+        self._lanes[lane].held_bytes += payload_bytes
+        self.held_bytes += payload_bytes
+
+    def _moved_errors(self, frame: Frame, positions: I64) -> dict[int, EntryFault]:
+        if not frame.errors:
+            return {}
+        moved = dict(zip(frame.index.tolist(), (positions + self.first_index).tolist(), strict=True))
+        return {moved[at]: fault for at, fault in frame.errors.items() if at in moved}
+
+    def _moved(self, frame: Frame, positions: I64, errors: dict[int, EntryFault]) -> Frame:
+        """The same entries under the indexes that the consumer knows."""
+        if errors and len(positions) == 1:
+            at = int(positions[0]) + self.first_index
+            errors = {at: errors[at]} if at in errors else {}
+        return Frame(
+            (positions + self.first_index).astype(WIRE_U32), frame.size, frame.checksum, frame.status,
+            frame.checksum_kind, frame.payload, frame.piece, errors,
+        )  # fmt: skip
+
+    # -- out
+
+    def pop(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Frame | None:
+        """The next frame for the consumer; None when nothing can come out yet, or all has."""
+        return self._pop_ordered(target_bytes) if self.ordered else self._pop_any()
+
+    def _pop_any(self) -> Frame | None:
+        if self._streaming is None and not self._any_order and self._pieces:
+            self._streaming = next(iter(self._pieces))
+        if self._streaming is not None and self._pieces[self._streaming]:
+            frame = self._pop_piece(self._streaming)
+            if frame.completes_entry:
+                self._streaming = None
+            return frame
+        if not self._any_order:
+            return None
+        lane, frame = self._any_order.popleft()
+        self._hold(lane, -len(frame.payload))
+        return frame
+
+    def _pop_piece(self, at: int) -> Frame:
+        lane, frame = self._pieces[at].popleft()
+        self._hold(lane, -len(frame.payload))
+        if frame.completes_entry:
+            del self._pieces[at]
+        return frame
+
+    def _pop_ordered(self, target_bytes: int) -> Frame | None:
+        first = self._next
+        if first == self.n:
+            return None
+        if self._pieced[first]:
+            if not self._pieces[first]:
+                return None
+            frame = self._pop_piece(first)
+            if frame.completes_entry:
+                self._next += 1
+            return frame
+        stop = self._run_stop(first, target_bytes)
+        if stop == first:
+            return None
+        self._next = stop
+        return self._gather(first, stop)
+
+    def _run_stop(self, first: int, target_bytes: int) -> int:
+        """The end of the run of whole entries that goes out as one frame."""
+        window = slice(first, min(first + MAX_ENTRIES_PER_FRAME, self.n))
+        ready = self.received[window] & ~self._pieced[window]
+        count = len(ready) if ready.all() else int(ready.argmin())
+        if count <= 1:
+            return first + count
+        ends = self._size[first : first + count].cumsum()
+        # The frame ends with the entry that fills it, or before one that fills a frame by itself.
+        count = min(count, int(np.searchsorted(ends, target_bytes, side="left")) + 1)
+        large = np.flatnonzero(self._size[first + 1 : first + count] > target_bytes)
+        if len(large):
+            count = 1 + int(large[0])
+        # What one incoming frame has of it is passed on without a copy, where that makes a frame worth its price.
+        begins = self._slices(first, first + count)
+        if len(begins) > 1 and int(ends[begins[1] - 1]) * 2 >= target_bytes:
+            count = int(begins[1])
+        return first + count
+
+    def _slices(self, first: int, stop: int) -> I64:
+        """Where, counted from `first`, slices begin: neighbours in one payload are one slice of it."""
+        source, start = self._source[first:stop], self._start[first:stop]
+        begins: Mask = np.ones(stop - first, np.bool_)
+        begins[1:] = (source[1:] != source[:-1]) | (start[1:] != start[:-1] + self._size[first : stop - 1])
+        return np.flatnonzero(begins)
+
+    def _gather(self, first: int, stop: int) -> Frame:
+        size, start, source = self._size[first:stop], self._start[first:stop], self._source[first:stop]
+        begins = self._slices(first, stop)
+        closes = np.append(begins[1:], len(size)) - 1
+        slices = [
+            self._held[number].payload[begin:end]
+            for number, begin, end in zip(
+                source[begins].tolist(), start[begins].tolist(), (start + size)[closes].tolist(), strict=True
+            )
+        ]
+        payload = slices[0] if len(slices) == 1 else memoryview(b"".join(slices))
+        numbers, counts = np.unique(source, return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            held = self._held[number]
+            held.entries_left -= count
+            if not held.entries_left:
+                del self._held[number]
+        taken = np.bincount(self._lane_of[first:stop], weights=size)
+        for lane in np.flatnonzero(taken).tolist():
+            self._hold(lane, -int(taken[lane]))
+        errors: dict[int, EntryFault] = {}
+        if self._errors:
+            for at in (np.flatnonzero(self.status[first:stop]) + first + self.first_index).tolist():
+                if (fault := self._errors.pop(at, None)) is not None:
+                    errors[at] = fault
+        return Frame(
+            np.arange(self.first_index + first, self.first_index + stop).astype(WIRE_U32), size.astype(WIRE_U32),
+            self.checksum[first:stop].copy(), self.status[first:stop].copy(), self._kind[first:stop].copy(),
+            payload, None, errors,
+        )  # fmt: skip

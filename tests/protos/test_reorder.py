@@ -1,0 +1,264 @@
+"""Frames of several lanes put together: every entry once, with its bytes, in order; whatever the lanes do."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos import ais_batch_pb2 as pb
+from protos.frame import EntryFault, Frame, FrameError, Piece
+from protos.reorder import Reorder, Resume
+
+TARGET_BYTES = 40
+PIECE_BYTES = 30
+
+
+def content(at: int, size_bytes: int) -> bytes:
+    return bytes((at * 31 + k * 7) % 251 for k in range(size_bytes))
+
+
+def frame_of(entries: list[tuple[int, int, bytes, int]], piece: Piece | None = None) -> Frame:
+    """Of (index in the lane, entry, bytes, status); checksums and messages name the entry."""
+    return Frame(
+        np.array([index for index, *_ in entries], np.uint32),
+        np.array([len(data) for _, _, data, _ in entries], np.uint32),
+        np.array([zlib.crc32(data) for _, _, data, _ in entries], np.uint32),
+        np.array([status for *_, status in entries], np.uint8),
+        np.array([0 if status else 1 for *_, status in entries], np.uint8),
+        memoryview(b"".join(data for _, _, data, _ in entries)),
+        piece,
+        {index: EntryFault(f"entry {entry}") for index, entry, _, status in entries if status},
+    )
+
+
+@dataclass
+class Sender:
+    """One lane's answer, frame by frame, as a node would cut it."""
+
+    positions: list[int]
+    sizes: list[int]
+    failed: set[int]
+    cuts: list[int]
+    resume: Resume | None = None
+    frames: deque[Frame] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.frames = deque()
+        group: list[tuple[int, int, bytes, int]] = []
+        cut = 0
+        for index, at in enumerate(self.positions):
+            size = self.sizes[at]
+            offset = self.resume[0] if self.resume and index == 0 else 0
+            if at not in self.failed and (size > PIECE_BYTES or offset):
+                if group:
+                    self.frames.append(frame_of(group))
+                group = []
+                whole = content(at, size)
+                for begin in range(offset, size, PIECE_BYTES):
+                    data = whole[begin : begin + PIECE_BYTES]
+                    piece = frame_of([(index, at, data, pb.OK)], Piece(begin, size, f"v{at}"))
+                    piece.checksum = np.array([zlib.crc32(whole[: begin + len(data)])], np.uint32)
+                    self.frames.append(piece)
+                continue
+            failed = at in self.failed
+            group.append((index, at, b"" if failed else content(at, size), pb.FAILED if failed else pb.OK))
+            if len(group) >= self.cuts[cut % len(self.cuts)]:
+                self.frames.append(frame_of(group))
+                group, cut = [], cut + 1
+        if group:
+            self.frames.append(frame_of(group))
+
+
+@dataclass
+class Consumer:
+    """Puts together what comes out, and refuses what must not."""
+
+    first_index: int
+    ordered: bool
+    order: list[int] = field(default_factory=list)
+    data: dict[int, bytes] = field(default_factory=dict)
+    status: dict[int, int] = field(default_factory=dict)
+    begun: tuple[int, bytes] | None = None
+
+    def take(self, frame: Frame) -> None:
+        assert int(frame.size.sum()) == len(frame.payload)
+        start = 0
+        for at, size, status in zip(frame.index.tolist(), frame.size.tolist(), frame.status.tolist(), strict=True):
+            entry, data, start = at - self.first_index, bytes(frame.payload[start : start + size]), start + size
+            assert entry not in self.status, "an entry came twice"
+            if status:
+                assert frame.errors[at].message == f"entry {entry}"
+            if self.begun is not None and self.begun[0] == entry:
+                before, self.begun = self.begun[1], None
+                if not status:
+                    assert frame.piece is not None
+                    assert frame.piece.offset == len(before)
+                    data = before + data
+            elif frame.piece is not None and not status:
+                assert self.begun is None, "pieces of two entries are interleaved"
+                assert frame.piece.offset == 0
+            if not frame.completes_entry:
+                self.begun = entry, data
+                return
+            self.order.append(entry)
+            self.status[entry] = status
+            self.data[entry] = b"" if status else data
+        assert set(frame.errors) <= set(frame.index.tolist())
+
+
+@given(data=st.data(), ordered=st.booleans())
+def test_every_entry_comes_out_once_with_its_bytes_whatever_the_lanes_do(data: st.DataObject, ordered: bool) -> None:
+    n = data.draw(st.integers(0, 40), label="entries")
+    sizes = data.draw(st.lists(st.sampled_from([0, 1, 5, 13, 29, 31, 70, 150]), min_size=n, max_size=n), label="sizes")
+    failed = {at for at in range(n) if data.draw(st.integers(0, 9)) == 0}
+    first_index = data.draw(st.sampled_from([0, 7]), label="first index")
+    reorder = Reorder(n, first_index, ordered=ordered)
+    consumer = Consumer(first_index, ordered)
+    senders: dict[int, Sender] = {}
+
+    def assign(positions: list[int], resume: Resume | None = None) -> None:
+        """Give entries to one to three new lanes; one that has begun stays the first of its lane."""
+        parts: dict[int, list[int]] = {}
+        for number, at in enumerate(positions):
+            parts.setdefault(0 if resume and number == 0 else data.draw(st.integers(0, 2)), []).append(at)
+        for number, part in parts.items():
+            lane = reorder.add_lane(part)
+            cuts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+            senders[lane] = Sender(part, sizes, failed, cuts, resume if number == 0 else None)
+
+    assign(list(range(n)))
+    closes_left = 4
+    while senders:
+        lane = data.draw(st.sampled_from(sorted(senders)))
+        action = data.draw(st.sampled_from(["push", "push", "push", "pop", "close"]))
+        sender = senders[lane]
+        if action == "pop":
+            if (frame := reorder.pop(TARGET_BYTES)) is not None:
+                consumer.take(frame)
+        elif action == "close" and closes_left:
+            closes_left -= 1
+            del senders[lane]
+            left, resume = reorder.close_lane(lane)
+            assign(left.tolist(), resume)
+        elif sender.frames:
+            if ordered:
+                assert reorder.next_lane is not None
+            assert not len(reorder.push(lane, sender.frames.popleft()))
+        if lane in senders and not senders[lane].frames:
+            assert not len(reorder.close_lane(lane)[0])
+            del senders[lane]
+    assert reorder.next_lane is None and reorder.complete
+    while (frame := reorder.pop(TARGET_BYTES)) is not None:
+        consumer.take(frame)
+
+    assert sorted(consumer.order) == list(range(n))
+    assert not ordered or consumer.order == list(range(n))
+    assert consumer.data == {at: b"" if at in failed else content(at, sizes[at]) for at in range(n)}
+    assert consumer.status == {at: pb.FAILED if at in failed else pb.OK for at in range(n)}
+    assert reorder.held_bytes == 0
+    assert reorder.received.all()
+    assert reorder.status.tolist() == [consumer.status[at] for at in range(n)]
+    assert reorder.checksum.tolist() == [zlib.crc32(consumer.data[at]) for at in range(n)]
+
+
+def small(entries: list[tuple[int, int]], size_bytes: int = 10) -> Frame:
+    return frame_of([(index, at, content(at, size_bytes), pb.OK) for index, at in entries])
+
+
+def test_a_frame_that_is_the_next_run_is_passed_on_without_copying_it() -> None:
+    reorder = Reorder(6, 100)
+    lane, other = reorder.add_lane([0, 1, 2]), reorder.add_lane([3, 4, 5])
+    first, second = small([(0, 0), (1, 1), (2, 2)], 20), small([(0, 3), (1, 4), (2, 5)], 20)
+    reorder.push(other, second)
+    assert reorder.pop(TARGET_BYTES) is None
+    reorder.push(lane, first)
+    out = [reorder.pop(64), reorder.pop(64)]
+    assert [frame.payload.obj for frame in out if frame] == [first.payload.obj, second.payload.obj]
+    assert [frame.index.tolist() for frame in out if frame] == [[100, 101, 102], [103, 104, 105]]
+
+
+def test_small_entries_of_two_lanes_are_gathered_into_one_frame_and_their_bytes_are_let_go() -> None:
+    reorder = Reorder(6)
+    even, odd = reorder.add_lane([0, 2, 4]), reorder.add_lane([1, 3, 5])
+    reorder.push(even, small([(0, 0), (1, 2), (2, 4)]))
+    assert (reorder.next_lane, reorder.held_bytes_of(even), reorder.held_bytes_of(odd)) == (odd, 30, 0)
+    reorder.push(odd, small([(0, 1), (1, 3), (2, 5)]))
+    frame = reorder.pop()
+    assert frame is not None
+    assert frame.index.tolist() == [0, 1, 2, 3, 4, 5]
+    assert bytes(frame.payload) == b"".join(content(at, 10) for at in range(6))
+    assert (reorder.held_bytes, reorder.held_bytes_of(even), reorder.next_lane) == (0, 0, None)
+
+
+def test_a_failed_entry_that_does_not_count_yet_goes_to_another_lane() -> None:
+    reorder = Reorder(3, ordered=True)
+    lane = reorder.add_lane([0, 1, 2])
+    frame = frame_of([(0, 0, b"a", pb.OK), (1, 1, b"", pb.NOT_FOUND), (2, 2, b"c", pb.OK)])
+    left = reorder.push(lane, frame, again=frame.status == pb.NOT_FOUND)
+    assert left.tolist() == [1]
+    assert reorder.next_lane == -1
+    other = reorder.add_lane(left)
+    assert reorder.next_lane == other
+    reorder.push(other, frame_of([(0, 1, b"b", pb.OK)]))
+    out = reorder.pop()
+    assert out is not None
+    assert (out.index.tolist(), bytes(out.payload), out.errors) == ([0, 1, 2], b"abc", {})
+
+
+def test_entries_that_nobody_has_come_out_as_failed_in_their_place() -> None:
+    reorder = Reorder(3, 5)
+    lane = reorder.add_lane([0, 2])
+    reorder.fail([1], pb.UNAVAILABLE, EntryFault("nobody answers", "node-unavailable"))
+    reorder.push(lane, frame_of([(0, 0, b"a", pb.OK), (1, 2, b"c", pb.OK)]))
+    out = reorder.pop()
+    assert out is not None
+    assert out.status.tolist() == [pb.OK, pb.UNAVAILABLE, pb.OK]
+    assert out.errors == {6: EntryFault("nobody answers", "node-unavailable")}
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_large_entry_fails_after_some_of_its_pieces_when_nobody_can_go_on(ordered: bool) -> None:
+    reorder = Reorder(2, ordered=ordered)
+    lane = reorder.add_lane([0, 1])
+    reorder.push(lane, frame_of([(0, 0, b"abc", pb.OK)], Piece(0, 6, "v")))
+    left, resume = reorder.close_lane(lane)
+    assert (left.tolist(), resume) == ([0, 1], (3, zlib.crc32(b"abc"), "v"))
+    assert reorder.resume_of(0) == resume
+    reorder.fail(left, pb.UNAVAILABLE, EntryFault("gone"))
+    out = []
+    while (frame := reorder.pop()) is not None:
+        out.append((frame.index.tolist(), frame.status.tolist(), bytes(frame.payload), frame.completes_entry))
+    assert [each for each in out if each[0] == [0]] == [
+        ([0], [pb.OK], b"abc", False),
+        ([0], [pb.UNAVAILABLE], b"", True),
+    ]
+    assert [each for each in out if each[0] != [0]] == [([1], [pb.UNAVAILABLE], b"", True)]
+    assert reorder.complete
+
+
+def test_what_is_not_due_is_refused() -> None:
+    reorder = Reorder(4)
+    lane = reorder.add_lane([0, 1])
+    with pytest.raises(ValueError, match="belongs to another lane"):
+        reorder.add_lane([1])
+    with pytest.raises(FrameError, match="of a lane that has 2"):
+        reorder.push(lane, small([(2, 2)]))
+    reorder.push(lane, small([(0, 0)]))
+    with pytest.raises(FrameError, match="came again"):
+        reorder.push(lane, small([(0, 0)]))
+    with pytest.raises(FrameError, match="where None was due"):
+        reorder.push(lane, frame_of([(1, 1, b"abc", pb.OK)], Piece(3, 6, "v")))
+    reorder.push(lane, frame_of([(1, 1, b"abc", pb.OK)], Piece(0, 6, "v")))
+    with pytest.raises(FrameError, match="due=3"):
+        reorder.push(lane, frame_of([(1, 1, b"def", pb.OK)], Piece(3, 6, "w")))
+    with pytest.raises(FrameError, match="due=3"):
+        reorder.push(lane, small([(1, 1)]))
+    reorder.close_lane(lane)
+    with pytest.raises(FrameError, match="not asked for any more"):
+        reorder.push(lane, frame_of([(1, 1, b"def", pb.OK)], Piece(3, 6, "v")))
