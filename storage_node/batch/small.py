@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from protos import ais_batch_pb2 as pb
 from protos.frame import encode_single
+from storage_node.cluster.membership import Membership
 from storage_node.store.batch_read import read_cached
 from storage_node.store.checksum import crc32c
 from storage_node.store.store import Store
@@ -18,7 +19,9 @@ MAX_BYTES = 128 << 10
 _DIGEST_OF_OK = crc32c(bytes((pb.OK,)))
 
 
-def answer_small(store: Store, request: pb.BatchRequest, batch_id: int) -> tuple[bytes, int] | None:
+def answer_small(
+    store: Store, request: pb.BatchRequest, batch_id: int, membership: Membership | None = None
+) -> tuple[bytes, int] | None:
     """The whole answer as one serialized SessionResponse, and the object's size in bytes; None if it takes more."""
     if (
         len(request.name) != 1 or request.bucket_index or request.member or request.start or request.length
@@ -35,8 +38,19 @@ def answer_small(store: Store, request: pb.BatchRequest, batch_id: int) -> tuple
     record = drive.cached(bucket_uuid, name) if drive is not None else None
     if drive is None or record is None or not 0 < record.size_bytes <= MAX_BYTES:
         return None
+    if membership is not None and not request.local and not _owns(membership, request.bucket[0], name):
+        return None  # what lies here may have been left over by an earlier map, and be old
     size, checksum = record.size_bytes, record.checksum
     digest = crc32c(checksum.to_bytes(4, "little"), _DIGEST_OF_OK)
     prefix = encode_single(batch_id, size, checksum, digest)
     answer = read_cached(prefix, drive.files.objects_fd, record.path, size, checksum)
     return None if answer is None else (answer, size)
+
+
+def _owns(membership: Membership, bucket_name: str, name: str) -> bool:
+    """Whether the map gives this node a copy of the object, or says nothing of it."""
+    view = membership.view
+    bucket = view.buckets.get(bucket_name) if view is not None else None
+    if view is None or bucket is None:
+        return True
+    return view.position.get(membership.node_uuid) in view.owners(bucket, name)

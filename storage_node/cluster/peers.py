@@ -107,6 +107,11 @@ class PeerPool:
         peer = self._peers.get(endpoint)
         return 0.0 if peer is None or peer.failing_since is None else time.monotonic() - peer.failing_since
 
+    def is_failing(self, endpoint: str) -> bool:
+        """Whether the last that happened with this peer was a failure. May be asked from any thread."""
+        peer = self._peers.get(endpoint)
+        return peer is not None and peer.failing_since is not None
+
     async def close(self) -> None:
         """End all sessions, for good. Lanes that are still open see their peer as unavailable."""
         for peer in self._peers.values():
