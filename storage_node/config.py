@@ -14,6 +14,8 @@ class ServerConfig:
     """Address to listen on. Loopback unless told otherwise: there is no authentication."""
     port: int = 7480
     """0 picks a free one."""
+    metrics_port: int | None = None
+    """Where Prometheus finds the node's metrics, on the same address; 0 picks a free port, None: nowhere."""
     durability: Literal["process", "power"] = "process"
     read_threads: int = 4
     """Threads that read from the drives; they leave the interpreter lock while they do."""
@@ -57,3 +59,5 @@ class ServerConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: need a number of seconds above 0")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port={self.port}: need 0 to 65535")
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
+            raise ValueError(f"metrics_port={self.metrics_port}: need 0 to 65535, or None")

@@ -112,8 +112,8 @@ class _Call:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            abandoned = issubclass(kind, asyncio.CancelledError | GeneratorExit)
-            self._end(self._kind or ("abandoned" if abandoned else "internal"))
-        elif self._whole:
-            self._end("")
+        # A client that has all it wants cancels its call: no error.
+        cancelled = kind is None or issubclass(kind, asyncio.CancelledError | GeneratorExit)
+        failed_as = self._kind or ("" if cancelled else "internal")
+        if self._whole or failed_as:
+            self._end(failed_as)

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from os import PathLike
 from typing import Any
 
@@ -22,6 +23,7 @@ from storage_node.batch.session import BatchService
 from storage_node.cluster.service import ClusterService
 from storage_node.cluster.start import open_membership
 from storage_node.config import ServerConfig
+from storage_node.metrics import metrics_served, require_library
 from storage_node.services import BucketsService, NodeService, ObjectsService, abort
 from storage_node.store.drive import Drive
 from storage_node.store.errors import StoreError
@@ -60,6 +62,8 @@ class NodeServer:
         self._stopping: asyncio.Event | None = None
         self._grace_s = 0.0
         self.port = 0
+        self.metrics_port: int | None = None
+        """Where the metrics are; None when they are not served."""
 
     @property
     def url(self) -> str:
@@ -67,6 +71,8 @@ class NodeServer:
 
     def start(self) -> NodeServer:
         """Open the store and listen. Raises what `Store.open` raises, and OSError when it cannot listen."""
+        if self.config.metrics_port is not None:
+            require_library()
         self._store = Store.open(self._drives, mode="a", durability=self.config.durability)
         try:
             self.membership, self._keeper = open_membership(self._store)
@@ -109,7 +115,8 @@ class NodeServer:
     async def _serve(self) -> None:
         assert self._store is not None
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        with ThreadPoolExecutor(self.config.read_threads, thread_name_prefix="ais-loader-read") as readers:
+        readers = ThreadPoolExecutor(self.config.read_threads, thread_name_prefix="ais-loader-read")
+        with readers, ExitStack() as held:
             service = BatchService(self._store, self.config, readers, self.membership)
             server = grpc.aio.server(options=_OPTIONS)
             ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(service), server)
@@ -124,6 +131,7 @@ class NodeServer:
                 raise OSError(
                     f"cannot listen on {self.config.host}:{self.config.port}: is another node running there? ({error})"
                 ) from error
+            self.metrics_port = held.enter_context(metrics_served(service, self.membership, VERSION))
             await server.start()
             self._started.set()
             reaping = asyncio.create_task(self._reap(service))

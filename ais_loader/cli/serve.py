@@ -32,6 +32,8 @@ _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
               help="Threads that read from the drives.")  # fmt: skip
 @click.option("--memory-mib", metavar="MIB", type=click.IntRange(min=1), default=256, show_default=True,
               help="Memory for frames on their way to clients, in MiB.")  # fmt: skip
+@click.option("--metrics-port", metavar="PORT", type=click.IntRange(0, 65535),
+              help="Serve metrics for Prometheus on this port, at the same address; 0 picks a free one.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Announce the node as one line of JSON.")
 def serve(
     drives: tuple[Path, ...],
@@ -40,6 +42,7 @@ def serve(
     durability: Literal["process", "power"],
     read_threads: int,
     memory_mib: int,
+    metrics_port: int | None,
     as_json: bool,
 ) -> None:
     """Run a storage node on this machine's drives until interrupted.
@@ -54,16 +57,23 @@ def serve(
 
     def announce(node: NodeServer) -> None:
         described = {"url": node.url, "pid": os.getpid(), "drives": [str(drive) for drive in drives]}
-        click.echo(json.dumps(described) if as_json else f"serving {', '.join(map(str, drives))} at {node.url}")
+        text = f"serving {', '.join(map(str, drives))} at {node.url}"
+        if node.metrics_port is not None:
+            described["metrics_url"] = f"http://{host}:{node.metrics_port}/metrics"
+            text += f", metrics at {described['metrics_url']}"
+        click.echo(json.dumps(described) if as_json else text)
         if not host.startswith(_LOOPBACK):
             note("anyone who can reach this address can read, change and delete what is stored")
 
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     _require_address(host.strip("[]"), port)
+    if metrics_port is not None:
+        _require_address(host.strip("[]"), metrics_port)
     config = ServerConfig(
-        host=host, port=port, durability=durability, read_threads=read_threads, memory_bytes=memory_mib << 20
-    )
+        host=host, port=port, durability=durability, read_threads=read_threads, memory_bytes=memory_mib << 20,
+        metrics_port=metrics_port,
+    )  # fmt: skip
     try:
         run_node(drives, config, announce)
     except InvalidRequest as error:

@@ -19,10 +19,11 @@ from protos.frame import U8
 
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the latency histograms' buckets, in seconds, inclusive; one more bucket has no bound."""
-SIZES = ("single", "many")
-"""A batch of one entry is how a client reads a single object; counted together, neither latency would mean much."""
+KINDS = ("single", "many", "part")
+"""A batch of one entry is how a client reads a single object; counted with others, neither latency would mean much.
+A part is what one node of several contributes: its bytes may be delivered once more by the node that assembles."""
 OUTCOMES = ("complete", "stopped", "failed", "rejected", "abandoned")
-PARTS = ("object", "member")
+CONTENTS = ("object", "member")
 REASONS = ("batches", "answers", "stopping")
 OPERATIONS = ("put", "get", "head", "delete", "list")
 STATUSES = {status: name.lower() for name, status in pb.Status.items() if status != pb.OK}
@@ -56,13 +57,13 @@ class NodeCounts:
     """Everything since the node began."""
 
     def __init__(self) -> None:
-        self.batches = {size: _zeros(OUTCOMES) for size in SIZES}
-        self.first_byte = {size: Histogram() for size in SIZES}
+        self.batches = {kind: _zeros(OUTCOMES) for kind in KINDS}
+        self.first_byte = {kind: Histogram() for kind in KINDS}
         """From the request's arrival to the moment when its first frame has been handed to the network."""
-        self.duration = {size: Histogram() for size in SIZES}
+        self.duration = {kind: Histogram() for kind in KINDS}
         """From the request's arrival to the moment when its END has been; of batches that were not turned away."""
-        self.entries = _zeros(PARTS)
-        self.entry_bytes = _zeros(PARTS)
+        self.entries = {kind: _zeros(CONTENTS) for kind in KINDS}
+        self.entry_bytes = {kind: _zeros(CONTENTS) for kind in KINDS}
         """Good entries of batches that reached their END."""
         self.soft_errors = _zeros(STATUSES.values())
         """Entries that failed in a batch that went on, by status."""
@@ -85,13 +86,20 @@ class NodeCounts:
         self.request_bytes = _zeros(("get", "put"))
         self.listed_objects = 0
 
-    def single(self, size_bytes: int, took_s: float) -> None:
+    def single(self, request: pb.BatchRequest, size_bytes: int, took_s: float) -> None:
         """A batch of one small object, answered whole."""
-        self.batches["single"]["complete"] += 1
-        self.entries["object"] += 1
-        self.entry_bytes["object"] += size_bytes
-        self.first_byte["single"].observe(took_s)
-        self.duration["single"].observe(took_s)
+        kind = kind_of(request)
+        self.batches[kind]["complete"] += 1
+        self.entries[kind]["object"] += 1
+        self.entry_bytes[kind]["object"] += size_bytes
+        self.first_byte[kind].observe(took_s)
+        self.duration[kind].observe(took_s)
+
+
+def kind_of(request: pb.BatchRequest) -> str:
+    if request.local:
+        return "part"
+    return "single" if len(request.name) == 1 else "many"
 
 
 class Entries(Protocol):
@@ -106,12 +114,12 @@ class Entries(Protocol):
 class BatchTally:
     """One batch from its request's arrival to whatever ends it; a context manager around all that is done for it."""
 
-    __slots__ = ("_began_s", "_counts", "_first_byte_s", "_outcome", "_request", "_size")
+    __slots__ = ("_began_s", "_counts", "_first_byte_s", "_kind", "_outcome", "_request")
 
     def __init__(self, counts: NodeCounts, request: pb.BatchRequest) -> None:
         self._counts = counts
         self._request = request
-        self._size = "single" if len(request.name) == 1 else "many"
+        self._kind = kind_of(request)
         self._outcome = ""
         self._first_byte_s: float | None = None
         self._began_s = clock_s()
@@ -120,14 +128,14 @@ class BatchTally:
         return self
 
     def __exit__(self, *_: object) -> None:
-        counts, size = self._counts, self._size
+        counts, kind = self._counts, self._kind
         # Without a word so far: the client cancelled it, or its connection is gone.
         self._outcome = self._outcome or "abandoned"
-        counts.batches[size][self._outcome] += 1
+        counts.batches[kind][self._outcome] += 1
         if self._first_byte_s is not None:
-            counts.first_byte[size].observe(self._first_byte_s)
+            counts.first_byte[kind].observe(self._first_byte_s)
         if self._outcome in ("complete", "stopped", "failed"):
-            counts.duration[size].observe(clock_s() - self._began_s)
+            counts.duration[kind].observe(clock_s() - self._began_s)
 
     def frame_sent(self) -> None:
         if self._first_byte_s is None:
@@ -142,11 +150,12 @@ class BatchTally:
         if members:
             at = [i for i in range(n) if members[i] and not status[i]]
             in_shards, shard_bytes = len(at), int(batch.sizes[at].sum())
-        count(counts.entries, "member", in_shards)
-        count(counts.entry_bytes, "member", shard_bytes)
-        count(counts.entries, "object", n - len(failed) - in_shards)
+        entries, entry_bytes = counts.entries[self._kind], counts.entry_bytes[self._kind]
+        entries["member"] += in_shards
+        entry_bytes["member"] += shard_bytes
+        entries["object"] += n - len(failed) - in_shards
         # An entry that failed has no size.
-        count(counts.entry_bytes, "object", int(batch.sizes[:n].sum()) - shard_bytes)
+        entry_bytes["object"] += int(batch.sizes[:n].sum()) - shard_bytes
         self._outcome = "complete"
         if end is not None and end.outcome == pb.End.STOPPED:
             self._outcome = "stopped"
