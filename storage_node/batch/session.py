@@ -8,15 +8,18 @@ costs no thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
 from protos import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit, MemoryBudget
+from storage_node.batch.assemble import AssembledRun
 from storage_node.batch.counts import BatchTally, NodeCounts, clock_s
 from storage_node.batch.outcomes import Busy, Gone, retrieve, settled
+from storage_node.batch.places import Places
 from storage_node.batch.small import answer_small
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.peers import PeerPool
@@ -28,6 +31,10 @@ from storage_node.store.store import Store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+_PARTS_PER_BATCH = 16
+"""As many nodes may each send a part for every batch that this node may serve."""
 
 
 class Outgoing(Protocol):
@@ -60,8 +67,7 @@ class BatchService:
         """Entries of assembled batches that failed in their place."""
         self.active_batches = 0
         self.active_parts = 0
-        """Answers from this node's own drives alone: they wait for no other node, and so are never turned away for
-        batches that do."""
+        """Answers that were asked of this node's own drives alone."""
         self.counts = NodeCounts()
         self.stopping = False
         self._sessions: set[_Session] = set()
@@ -74,6 +80,30 @@ class BatchService:
     @property
     def reserved_bytes(self) -> int:
         return self.budget.held_bytes + self.buffered.held_bytes + self.assembly.held_bytes
+
+    @contextlib.contextmanager
+    def taken_on(self, request: pb.BatchRequest) -> Iterator[None]:
+        """Count a batch while it is being served. Raises Busy when there are too many.
+
+        Parts of a batch, which wait for no other node, are counted apart: nodes whose batches wait for each other's
+        parts would otherwise turn them away for ever.
+        """
+        limit = self.config.max_active_batches
+        if request.local:
+            if self.active_parts >= limit * _PARTS_PER_BATCH:
+                raise Busy(f"{self.active_parts} parts of batches are being served", "batches")
+            self.active_parts += 1
+        else:
+            if self.active_batches >= limit:
+                raise Busy(f"{self.active_batches} batches are being served", "batches")
+            self.active_batches += 1
+        try:
+            yield
+        finally:
+            if request.local:
+                self.active_parts -= 1
+            else:
+                self.active_batches -= 1
 
     def stop(self) -> None:
         """Take no further batch; each session ends with the last one that it has begun, an idle one now."""
@@ -141,7 +171,8 @@ class _Session:
         batch_id, event = request.batch_id, request.WhichOneof("event")
         if event == "request":
             began_s = clock_s()
-            if (answer := answer_small(self._service.store, request.request, batch_id)) is not None:
+            answer = answer_small(self._service.store, request.request, batch_id, self._service.membership)
+            if answer is not None:
                 # Waits while the client does not read: it will not be asking for more then, either.
                 self._answering = True
                 await self._send(answer[0])
@@ -193,14 +224,10 @@ class _Session:
         try:
             if service.stopping:
                 raise Busy("the node is stopping", "stopping")
-            if service.active_batches >= service.config.max_active_batches:
-                raise Busy(f"{service.active_batches} batches are being served", "batches")
-            service.active_batches += 1
-            try:
+            with service.taken_on(request):
                 async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
-                    end = await _BatchRun(service, batch_id, request, credit, self._send, tally).run()
-            finally:
-                service.active_batches -= 1
+                    run = await self._run_for(batch_id, request, credit, tally)
+                    end = await run.run()
             if end is None:
                 return
             response.end.CopyFrom(end)
@@ -222,6 +249,22 @@ class _Session:
         await settled(asyncio.ensure_future(self._send(response.SerializeToString())))
 
 
+    async def _run_for(
+        self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally
+    ) -> _BatchRun | AssembledRun:
+        """From this node's own drives, or gathered, where other nodes may have something of it."""
+        service = self._service
+        if request.first_index + len(request.name) > 1 << 32:
+            raise InvalidRequest(f"first_index={request.first_index}: indexes have 32 bits")
+        membership = service.membership
+        view = membership.view if membership is not None and not request.local else None
+        if view is not None and membership is not None:
+            places = await service.read(Places, view, membership.node_uuid, request, service.peers.is_failing)
+            if places.elsewhere:
+                return AssembledRun(service, batch_id, request, credit, self._send, tally, places)
+        return _BatchRun(service, batch_id, request, credit, self._send, tally)
+
+
 class _BatchRun:
     """One batch from look-up to END."""
 
@@ -241,8 +284,6 @@ class _BatchRun:
 
         Raises StoreError, Busy, Gone.
         """
-        if self._request.first_index + len(self._request.name) > 1 << 32:
-            raise InvalidRequest(f"first_index={self._request.first_index}: indexes have 32 bits")
         batch = await self._service.read(StoreBatch, self._service.store, self._request)
         try:
             end = await (self._run_buffered(batch) if self._request.buffered else self._run_streaming(batch))
