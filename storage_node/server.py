@@ -62,6 +62,8 @@ class NodeServer:
         self._stopping: asyncio.Event | None = None
         self._grace_s = 0.0
         self.port = 0
+        self.service: BatchService | None = None
+        """What the sessions share; belongs to the node's event loop, its numbers may be read from anywhere."""
         self.metrics_port: int | None = None
         """Where the metrics are; None when they are not served."""
 
@@ -117,7 +119,7 @@ class NodeServer:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         readers = ThreadPoolExecutor(self.config.read_threads, thread_name_prefix="ais-loader-read")
         with readers, ExitStack() as held:
-            service = BatchService(self._store, self.config, readers, self.membership)
+            self.service = service = BatchService(self._store, self.config, readers, self.membership)
             server = grpc.aio.server(options=_OPTIONS)
             ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(service), server)
             ais_objects_pb2_grpc.add_ObjectsServicer_to_server(ObjectsService(service), server)
