@@ -45,6 +45,11 @@ class Upload:
             self.abort()
             raise
 
+    def newest(self) -> Record | None:
+        """What the store has of this name now, a tombstone too. Raises DriveFailed, FormatError, StoreClosed."""
+        pending = self._open
+        return self.drive.newest(pending.bucket_uuid, [pending.name])[0]
+
     def assign(self, version: Version, modified_ns: int = 0) -> None:
         """Give a copy the version, and the time, that all copies have; it is committed if nothing newer is there."""
         self._open.version, self._open.modified_ns = version, modified_ns

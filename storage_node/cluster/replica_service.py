@@ -1,0 +1,56 @@
+"""The Replica service: what this node does for coordinators of writes, and for repair."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+from protos import ais_replica_pb2 as wire
+from protos import ais_replica_pb2_grpc
+from storage_node.batch.session import BatchService
+from storage_node.cluster import replica
+from storage_node.cluster.replica import HeldWrite
+from storage_node.services import Context, abort
+from storage_node.store.errors import StoreError
+from storage_node.store.store import Store
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+        self._store = service.store
+
+    async def Write(
+        self, requests: AsyncIterator[wire.WriteRequest], context: Context
+    ) -> AsyncIterator[wire.WriteResponse]:
+        held = HeldWrite(self._store)
+        try:
+            async for request in requests:
+                if (response := await self._service.read(held.take, request)) is not None:
+                    yield response
+        except StoreError as error:
+            await abort(context, error)
+        finally:
+            # Also when the coordinator has died: its stream ends, and nobody else knows of the staged files.
+            await self._service.read(held.abort)
+
+    async def Newest(self, request: wire.NewestRequest, context: Context) -> wire.NewestResponse:
+        return await self._answer(replica.newest, request, context)
+
+    async def Bury(self, request: wire.BuryRequest, context: Context) -> wire.BuryResponse:
+        return await self._answer(replica.bury, request, context)
+
+    async def Versions(self, request: wire.VersionsRequest, context: Context) -> wire.VersionsResponse:
+        return await self._answer(replica.versions, request, context)
+
+    async def Forget(self, request: wire.ForgetRequest, context: Context) -> wire.ForgetResponse:
+        return await self._answer(replica.forget, request, context)
+
+    async def _answer(self, function: Callable[[Store, Q], R], request: Q, context: Context) -> R:
+        try:
+            return await self._service.read(function, self._store, request)
+        except StoreError as error:
+            await abort(context, error)
