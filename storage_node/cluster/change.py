@@ -17,7 +17,8 @@ import grpc.aio
 
 from protos import ais_cluster_pb2 as pb
 from protos import ais_cluster_pb2_grpc as rpc
-from storage_node.cluster.proposer import Answers, Ask, Edit, Failure, Pause, Proposer, Request, Response, Steps
+from storage_node.cluster.proposer import Proposer
+from storage_node.cluster.steps import Answers, Ask, Edit, Failure, Pause, Request, Response, Steps
 
 CALL_TIMEOUT_S = 5.0
 LEARN_TIMEOUT_S = 30.0

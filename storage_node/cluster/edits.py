@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 
 from protos import ais_cluster_pb2 as pb
-from storage_node.cluster.proposer import Edit
+from storage_node.cluster.steps import Edit
 from storage_node.store.names import check_bucket_name
 
 __all__ = [

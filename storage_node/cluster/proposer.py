@@ -20,48 +20,20 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from protos import ais_cluster_pb2 as pb
-from protos.cluster_map import ClusterView
 from storage_node.cluster.acceptor import BallotOrder, ballot_order
 from storage_node.cluster.errors import Contended, NoMajority, OtherCluster, OutcomeUnknown
+from storage_node.cluster.rules import check_map, half_made
+from storage_node.cluster.steps import Answers, Ask, Edit, Failure, Pause, Steps
+
+__all__ = ["Edit", "Proposer"]
 
 CHANGES_KEPT = 64
 """Ids of changes that a map carries."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-
-Request: TypeAlias = pb.GetMapRequest | pb.LearnRequest | pb.PrepareRequest | pb.AcceptRequest
-Response: TypeAlias = pb.GetMapResponse | pb.LearnResponse | pb.PrepareResponse | pb.AcceptResponse
-Edit: TypeAlias = Callable[[pb.ClusterMap | None], pb.ClusterMap]
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """No answer from an endpoint, or one that is none. Whether the request took effect is unknown."""
-
-    reason: str
-
-
-Answers: TypeAlias = Mapping[str, Response | Failure]
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Send these requests, by endpoint, all at once; wait for all answers, or until `enough` says of those so far."""
-
-    requests: Mapping[str, Request]
-    enough: Callable[[Answers], bool] = lambda answers: False
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    duration_s: float
-
-
-Steps: TypeAlias = Generator[Ask | Pause, Answers, pb.ClusterMap]
 
 
 class _Again(Exception):
@@ -206,12 +178,12 @@ class Proposer:
             new.ballot.CopyFrom(base.ballot)
             if new == base:
                 return None
-            _check(new, base)
+            check_map(new, base)
             new.version += 1
             new.change.append(self._change_id)
             del new.change[:-CHANGES_KEPT]
         added = [node for node in new.node if node.uuid not in old]
-        promised |= yield from self._invite(added, base.cluster_uuid, ballot, required=not undecided)
+        promised |= yield from self._invite(added, base, ballot, required=not undecided)
         self._require_majority(promised, new, "can be reached")
         new.ballot.CopyFrom(ballot)
         yield from self._accept(new, promised | voters, [base, new])
@@ -232,13 +204,13 @@ class Proposer:
         promised, begun_by = yield from self._prepare_each(b"", ballot, given, lambda promised: promised == given)
         if promised != given:
             raise _Again("not all nodes have promised")
-        new = _half_made(begun_by, given)
+        new = half_made(begun_by, given)
         if new is None:
             new = pb.ClusterMap()
             new.CopyFrom(self.edit(None))
             if {node.uuid for node in new.node} != given:
                 raise ValueError("a new cluster is made of exactly the nodes at the endpoints given")
-            _check(new, None)
+            check_map(new, None)
             new.version = 1
             del new.change[:]
             new.change.append(self._change_id)
@@ -264,7 +236,7 @@ class Proposer:
         self, cluster_uuid: bytes, ballot: pb.Ballot, voters: set[bytes], enough: Callable[[set[bytes]], bool]
     ) -> Generator[Ask | Pause, Answers, tuple[set[bytes], dict[bytes, pb.ClusterMap]]]:
         """Who has promised, and what those have accepted. Raises _Again when outbid before `enough` did."""
-        at = {self._nodes[uuid].endpoint: uuid for uuid in voters}
+        at = {self._nodes[uuid].endpoint: uuid for uuid in sorted(voters)}
 
         def promises(answers: Answers) -> set[bytes]:
             return {
@@ -289,18 +261,22 @@ class Proposer:
         }
 
     def _invite(
-        self, added: Sequence[pb.MapNode], cluster_uuid: bytes, ballot: pb.Ballot, *, required: bool
+        self, added: Sequence[pb.MapNode], base: pb.ClusterMap, ballot: pb.Ballot, *, required: bool
     ) -> Generator[Ask | Pause, Answers, set[bytes]]:
         """Those of a map's new nodes that can take part in it. Raises NoMajority when one `required` cannot."""
         strangers = {node.endpoint for node in added if node.uuid not in self._nodes}
         if strangers:
             for endpoint, map_ in (yield from self._meet(strangers)).items():
-                if map_.cluster_uuid != cluster_uuid and required:
+                if map_.cluster_uuid != base.cluster_uuid and required:
                     raise OtherCluster(f"{endpoint} belongs to cluster {map_.cluster_uuid.hex()} already")
         here = {node.uuid for node in added} & set(self._nodes)
+        # One that was part of the cluster before has to know what has happened since, or it cannot accept.
+        yield from self._teach(base, {uuid for uuid in here if self._nodes[uuid].version > 0})
         promised: set[bytes] = set()
         if here:
-            promised, _ = yield from self._prepare_each(cluster_uuid, ballot, here, lambda promised: promised == here)
+            promised, _ = yield from self._prepare_each(
+                base.cluster_uuid, ballot, here, lambda promised: promised == here
+            )
         if missing := [node.endpoint for node in added if required and node.uuid not in promised]:
             reasons = (
                 f"{endpoint} ({self._silent.get(endpoint, 'another node answers there')})" for endpoint in missing
@@ -312,7 +288,7 @@ class Proposer:
         self, new: pb.ClusterMap, voters: set[bytes], maps: Sequence[pb.ClusterMap], *, everyone: bool = False
     ) -> Generator[Ask | Pause, Answers, None]:
         """Returns when `new` is committed: accepted by a majority of each of these maps' nodes. Raises _Again."""
-        at = {self._nodes[uuid].endpoint: uuid for uuid in voters}
+        at = {self._nodes[uuid].endpoint: uuid for uuid in sorted(voters)}
 
         def committed(answers: Answers) -> bool:
             accepted = {
@@ -337,7 +313,7 @@ class Proposer:
         """Tell these nodes, where they have answered so far, of a committed map that they do not know."""
         behind = {
             self._nodes[uuid].endpoint: self._nodes[uuid]
-            for uuid in uuids
+            for uuid in sorted(uuids)
             if uuid in self._nodes and self._nodes[uuid].version < map_.version
         }
         if behind:
@@ -376,41 +352,3 @@ class Proposer:
             + ("; ".join(f"{endpoint} ({reason})" for endpoint, reason in sorted(silent.items())) or "some in time"),
             sorted(silent),
         )
-
-
-def _half_made(begun_by: Mapping[bytes, pb.ClusterMap], given: set[bytes]) -> pb.ClusterMap | None:
-    """The cluster that somebody else has begun to make of these nodes and may have finished. Raises OtherCluster.
-
-    It takes all its nodes. Where one of those that were asked has accepted no such thing, having promised a higher
-    ballot by now, it never will have been made.
-    """
-    for begun in begun_by.values():
-        members = {node.uuid for node in begun.node}
-        if begun.version == 1:
-            if any(not _same_but_ballot(begun_by.get(uuid), begun) for uuid in members & given):
-                continue
-            if members == given:
-                return begun
-        raise OtherCluster(
-            f"a node was asked to be part of cluster {begun.cluster_uuid.hex()} with nodes at "
-            f"{', '.join(node.endpoint for node in begun.node)}, which may have been made; change that one's map, or "
-            "begin with empty drives"
-        )
-    return None
-
-
-def _same_but_ballot(one: pb.ClusterMap | None, other: pb.ClusterMap) -> bool:
-    return one is not None and (one.cluster_uuid, one.version, list(one.change)) == (
-        other.cluster_uuid, other.version, list(other.change),
-    )  # fmt: skip
-
-
-def _check(new: pb.ClusterMap, base: pb.ClusterMap | None) -> None:
-    """Raises ValueError for what no edit may make of a map."""
-    ClusterView(new)
-    if len(new.cluster_uuid) != 16 or (base is not None and new.cluster_uuid != base.cluster_uuid):
-        raise ValueError("a cluster keeps the uuid of 16 bytes that it was made with")
-    if not new.node:
-        raise ValueError("a cluster needs at least one node")
-    if base is not None and list(new.change) != list(base.change):
-        raise ValueError("an edit leaves the list of changes alone")
