@@ -19,6 +19,7 @@ from ais_loader.errors import LoaderError
 # Name of a command: the module that defines it, under its own name.
 _COMMANDS = {
     "serve": "ais_loader.cli.serve",
+    "cluster": "ais_loader.cli.cluster",
     "bucket": "ais_loader.cli.bucket",
     "put": "ais_loader.cli.put",
     "get": "ais_loader.cli.get",

@@ -1,0 +1,37 @@
+"""A storage node as a Ray actor: Ray places its process and starts it again, and has no part in anything else.
+
+The class is plain; whoever starts it makes the actor of it (`cluster.launch`), so that this module needs no Ray. What
+an actor must not do decides its shape: an exception in `__init__` ends an actor for good, whatever `max_restarts`
+says, so `__init__` raises nothing and waits for nothing. The node's server has a thread and an event loop of its own,
+and outlives the actor's loop for as long as draining takes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from storage_node.cluster.caretaker import Caretaker
+from storage_node.run import keep_freed_memory
+
+HOOK_GRACE_S = 2.0
+
+
+class StorageNodeActor:
+    """See `Caretaker` for the arguments and for `status`."""
+
+    def __init__(self, root: str, uuid: str, host: str, durability: Literal["process", "power"] = "process") -> None:
+        keep_freed_memory()
+        self._node = Caretaker(Path(root), uuid, host, durability=durability)
+        self._node.start()
+
+    def status(self) -> dict[str, Any]:
+        return self._node.status()
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Drain: running calls finish, for `grace_s`; then the drives are free. The process waits to be ended."""
+        self._node.stop(grace_s)
+
+    def __ray_shutdown__(self) -> None:
+        """Called by Ray where it ends the process with a warning."""
+        self._node.stop(HOOK_GRACE_S)

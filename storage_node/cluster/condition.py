@@ -1,0 +1,104 @@
+"""How a cluster is, asked of its nodes: works with Ray dead, as long as one node answers.
+
+Where nodes are stands in the map, which those of this machine keep on their drives, and beside these drives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from protos import ais_cluster_pb2 as pb
+from protos import ais_objects_pb2 as objects_pb
+from storage_node.cluster import head as heads
+from storage_node.cluster.asking import Answer, ask_nodes, newest_map
+from storage_node.cluster.drives import Found, find_nodes
+from storage_node.cluster.keeping import decode
+from storage_node.cluster.node_file import NodeFile, read_all
+from storage_node.store.errors import FormatError
+from storage_node.store.identity import CLUSTER_FILE_NAME
+
+
+def condition(root: Path) -> dict[str, Any]:
+    """JSON-able; the keys are documented in docs/cluster.md. Raises ValueError when nodes of two clusters answer."""
+    said = {one.uuid: one for one in read_all(root) if not one.removed}
+    found = find_nodes(root)
+    answers = ask_nodes(one.endpoint for one in said.values() if one.endpoint)
+    known = newest_map(answers.values()) or _map_on_drives(found)
+    elsewhere = [] if known is None else [node.endpoint for node in known.node if node.endpoint not in answers]
+    answers |= ask_nodes(elsewhere)
+    answered = newest_map(answers.values())
+    map_ = answered or known
+    members = {} if map_ is None else {node.uuid.hex(): node for node in map_.node}
+    by_uuid = {answer.uuid: answer for answer in answers.values() if answer.uuid}
+    uuids = dict.fromkeys([*members, *said, *(node.uuid for node in found.nodes)])
+    nodes = [_node(uuid, members.get(uuid), said.get(uuid), by_uuid.get(uuid), answers, found) for uuid in uuids]
+    head = heads.remembered(root)
+    return {
+        "root": str(root),
+        "cluster_uuid": map_.cluster_uuid.hex() if map_ is not None else "",
+        "map_version": map_.version if map_ is not None else 0,
+        "answers": answered is not None,
+        "url": "grpc://" + ",".join(node.endpoint for node in map_.node) if map_ is not None else "",
+        "ray": {"address": head.address, "dashboard": head.dashboard, "alive": head.answers()} if head else None,
+        "nodes": nodes,
+        "problems": list(found.problems),
+    }
+
+
+def _node(
+    uuid: str, member: pb.MapNode | None, said: NodeFile | None, answer: Answer | None,
+    answers: dict[str, Answer], found: Found,
+) -> dict[str, Any]:  # fmt: skip
+    here = found.node(uuid)
+    described = answer.described if answer is not None else None
+    endpoint = answer.endpoint if answer is not None else member.endpoint if member else said.endpoint if said else ""
+    drives = [_drive(drive) for drive in described.drive] if described is not None else []
+    problem = "; ".join(f"{drive['path'] or drive['uuid']}: {drive['state']}" for drive in drives
+                        if drive["state"] != "ok")  # fmt: skip
+    if described is None:
+        problem = "never served" if not endpoint else _silence(answers.get(endpoint))
+        drives = [{"uuid": "", "path": str(path), "state": "unknown", "objects_estimate": 0, "free_bytes": 0,
+                   "size_bytes": 0} for path in (here.drives if here is not None else ())]  # fmt: skip
+    return {
+        "id": uuid,
+        "name": here.name if here is not None else "",
+        "host": member.host if member is not None else "",
+        "endpoint": endpoint,
+        "pid": described.pid if described is not None else 0,
+        "state": "down" if described is None else "degraded" if problem else "serving",
+        "problem": problem,
+        "member": pb.MapNode.State.Name(member.state).lower() if member is not None else "no",
+        "map_version": answer.map.version if answer is not None and answer.map is not None else 0,
+        "drives": drives,
+        "objects_estimate": sum(drive["objects_estimate"] for drive in drives),
+        "free_bytes": sum(drive["free_bytes"] for drive in drives),
+        "size_bytes": sum(drive["size_bytes"] for drive in drives),
+    }
+
+
+def _map_on_drives(found: Found) -> pb.ClusterMap | None:
+    """The newest map that nodes of this machine knew, whether they run or not."""
+    newest: pb.ClusterMap | None = None
+    for node in found.nodes:
+        for drive in node.drives:
+            path = drive / CLUSTER_FILE_NAME
+            with contextlib.suppress(OSError, FormatError):
+                map_ = decode(path.read_bytes(), path, node.uuid).committed
+                if map_ is not None and (newest is None or map_.version > newest.version):
+                    newest = map_
+    return newest
+
+
+def _silence(answer: Answer | None) -> str:
+    if answer is None or not answer.problem:
+        return "another node answers at its endpoint"
+    return f"no answer ({answer.problem})"
+
+
+def _drive(drive: objects_pb.Drive) -> dict[str, Any]:
+    return {
+        "uuid": drive.uuid, "path": drive.path, "state": drive.state, "objects_estimate": drive.objects_estimate,
+        "free_bytes": drive.free_bytes, "size_bytes": drive.size_bytes,
+    }  # fmt: skip

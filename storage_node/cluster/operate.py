@@ -1,0 +1,325 @@
+"""What an operator does with a cluster: up, add, remove, down. Each may be repeated, and goes on where it was left.
+
+The order is the same for all: the drives say which nodes there are, Ray runs one actor for each, and the map, changed
+last, says who takes part. Nothing is remembered anywhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from protos import ais_cluster_pb2 as pb
+from storage_node.cluster import head as heads
+from storage_node.cluster import launch, node_file
+from storage_node.cluster.asking import ask_node, ask_nodes, newest_map
+from storage_node.cluster.change import change_map
+from storage_node.cluster.drives import NodeDrives
+from storage_node.cluster.edits import add_node, begin_leave, create_cluster, remove_node, set_endpoint
+from storage_node.cluster.head import ClusterError, Head
+from storage_node.cluster.launch import Host, Started
+from storage_node.cluster.proposer import Edit
+from storage_node.store.errors import StoreError
+
+DRAIN_GRACE_S = 5.0
+CHANGE_TIMEOUT_S = 30.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What `up` and `add` were told."""
+
+    root: Path
+    address: str = ""
+    """Of a Ray that runs; without it the root gets a Ray of its own on this machine."""
+    nodes: int | None = None
+    """New ones where there are none; one on each host without it."""
+    drives_per_node: int = 1
+    host_per_node: bool | None = None
+    """Count each node as a host; None: where a cluster of several nodes is made on one machine, or is so already."""
+    dashboard: bool = True
+    durability: Literal["process", "power"] = "process"
+    timeout_s: float = 60.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What runs now."""
+
+    map: pb.ClusterMap
+    nodes: list[dict[str, Any]]
+    head: Head | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        serving = [node["endpoint"] for node in self.nodes if node["state"] == "serving"]
+        return "grpc://" + ",".join(serving or [node.endpoint for node in self.map.node])
+
+
+Tell = Callable[[str], None]
+
+
+def up(plan: Plan, tell: Tell) -> Result:
+    """Start all nodes that have drives below the root, on all hosts; make nodes where there are none.
+
+    Raises ClusterError, StoreError, OSError.
+    """
+    notes: list[str] = []
+    with _ray(plan, tell) as head:
+        hosts = launch.look(plan.root)
+        if not _nodes(hosts):
+            _make_first(plan, hosts, tell)
+            hosts = launch.look(plan.root)
+        elif plan.nodes is not None and plan.nodes != len(_nodes(hosts)):
+            notes.append(f"{len(_nodes(hosts))} nodes have their drives below {plan.root}; `cluster add` makes more")
+        notes += [problem for host in hosts for problem in host.found.problems]
+        notes += [f"node {uuid} has been on {host.name}, and has no drive there now"
+                  for host in hosts for uuid in host.found.absent]  # fmt: skip
+        return _run(plan, hosts, head, notes, tell)
+
+
+def add(plan: Plan, tell: Tell) -> Result:
+    """Make one more node, on the host that has the fewest, and let it join. Raises as `up`."""
+    with _ray(plan, tell) as head:
+        hosts = launch.look(plan.root)
+        if not _nodes(hosts):
+            raise ClusterError(f"no nodes below {plan.root} to add one to; `cluster up` makes the first")
+        host = min(hosts, key=lambda host: len(host.found.nodes))
+        launch.make(plan.root, {host.address: 1}, plan.drives_per_node)
+        return _run(plan, launch.look(plan.root), head, [], tell)
+
+
+def remove(root: Path, address: str, name: str, *, lost: bool, timeout_s: float, tell: Tell) -> str:
+    """Let a node hand over its objects and leave; returns its uuid. With `lost` it is taken out as it is.
+
+    Args:
+        name: the node's folder, or the beginning of its uuid.
+
+    Raises as `up`; ClusterError also when the node has not handed over everything within `timeout_s`: it goes on.
+    """
+    with _ray(Plan(root=root, address=address), tell):
+        hosts = launch.look(root)
+        map_ = _map_of(hosts)
+        node, host = _find(hosts, name)
+        uuid = node.uuid if node is not None else _member(map_, name)
+        if any(member.uuid.hex() == uuid for member in map_.node):
+            _change(map_, remove_node(bytes.fromhex(uuid)) if lost else begin_leave(bytes.fromhex(uuid)))
+            if not lost:
+                _wait_until_out(map_, uuid, timeout_s, tell)
+        launch.stop(uuid, DRAIN_GRACE_S)
+        if node is not None and host is not None:
+            launch.mark_removed(host, node)
+        return uuid
+
+
+def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
+    """Drain and end the nodes of a root, and the Ray that `up` started for it. Data stays.
+
+    Returns how many nodes were ended and how many processes of Ray. Raises ClusterError.
+    """
+    head = heads.remembered(root)
+    stopped = 0
+    if address or (head is not None and head.answers()):
+        where = address or (head.address if head is not None else "")
+        with launch.connected(where, heads.environment(root, head) if head is not None and not address else {}):
+            for host in launch.look(root):
+                for node in (*host.found.nodes, *host.found.removed):
+                    if launch.stop(node.uuid, DRAIN_GRACE_S):
+                        tell(f"{node.name}: stopped")
+                        stopped += 1
+    elif head is not None:
+        stopped = _end_orphans(root, head, tell)
+    if address:
+        return stopped, 0
+    return stopped, heads.end(root)
+
+
+def read_map(root: Path) -> pb.ClusterMap | None:
+    """The newest map that nodes of this machine know. Raises ValueError."""
+    return newest_map(ask_nodes(said.endpoint for said in node_file.read_all(root) if said.endpoint).values())
+
+
+# -- parts
+
+
+@contextlib.contextmanager
+def _ray(plan: Plan, tell: Tell) -> Iterator[Head | None]:
+    """A connection to the Ray that is meant; its head where it is the root's own."""
+    if plan.address:
+        with launch.connected(plan.address):
+            yield None
+        return
+    head = heads.remembered(plan.root)
+    if head is None or not head.answers():
+        if ended := heads.end(plan.root):  # what is left of one that died would hold on to the drives
+            tell(f"ended {ended} processes that a dead Ray had left")
+        tell("starting Ray on this machine")
+        head = heads.start(plan.root, dashboard=plan.dashboard)
+    with launch.connected(head.address, heads.environment(plan.root, head)):
+        yield head
+
+
+def _nodes(hosts: Sequence[Host]) -> dict[str, tuple[NodeDrives, Host]]:
+    """By uuid. Of hosts that see the same folder the first one counts."""
+    nodes: dict[str, tuple[NodeDrives, Host]] = {}
+    for host in hosts:
+        for node in host.found.nodes:
+            nodes.setdefault(node.uuid, (node, host))
+    return nodes
+
+
+def _make_first(plan: Plan, hosts: Sequence[Host], tell: Tell) -> None:
+    absent = [f"{uuid} on {host.name}" for host in hosts for uuid in host.found.absent]
+    problems = [problem for host in hosts for problem in host.found.problems]
+    if absent or problems:
+        raise ClusterError(
+            f"no drive below {plan.root} can be used, but there were some: {'; '.join(absent + problems)}. Mount or "
+            "repair them; nothing was made"
+        )
+    count = plan.nodes if plan.nodes is not None else len(hosts)
+    counts = {host.address: count // len(hosts) + (at < count % len(hosts)) for at, host in enumerate(hosts)}
+    tell(f"making {count} x {plan.drives_per_node} drives below {plan.root}")
+    launch.make(plan.root, {address: number for address, number in counts.items() if number}, plan.drives_per_node)
+
+
+def _run(plan: Plan, hosts: Sequence[Host], head: Head | None, notes: list[str], tell: Tell) -> Result:
+    """Start every node that was found, and bring the map in line with them."""
+    nodes = _nodes(hosts)
+    started = [launch.start(plan.root, host, node, plan.durability) for node, host in nodes.values()]
+    statuses = launch.wait_serving(started, plan.timeout_s, lambda status: tell(_line(status)))
+    by_uuid = {status["uuid"]: status for status in statuses}
+    map_ = _agree(plan, started, by_uuid, notes)
+    for one in started:
+        by_uuid[one.node.uuid]["host"] = next(
+            (member.host for member in map_.node if member.uuid.hex() == one.node.uuid), one.host.name
+        )
+    missing = [member for member in map_.node if member.uuid.hex() not in by_uuid]
+    notes += [f"node {member.uuid.hex()} of the map has no drive on any host: {member.endpoint}" for member in missing]
+    notes += [f"{status['name']} does not serve: {status['problem'] or status['state']}"
+              for status in statuses if status["state"] != "serving"]  # fmt: skip
+    return Result(map_, statuses, head, notes)
+
+
+def _agree(
+    plan: Plan, started: Sequence[Started], statuses: dict[str, dict[str, Any]], notes: list[str]
+) -> pb.ClusterMap:
+    """The map with all nodes that serve, where they serve."""
+    serving = [one for one in started if statuses[one.node.uuid].get("endpoint")]
+    endpoints = [statuses[one.node.uuid]["endpoint"] for one in serving]
+    if not endpoints:
+        why = "; ".join(f"{status['name']}: {status['problem'] or status['state']}" for status in statuses.values())
+        raise ClusterError(f"no node serves within {plan.timeout_s:g} s: {why}")
+    try:
+        known = newest_map(ask_nodes(endpoints).values())
+        if known is None and len(serving) < len(started):
+            raise ClusterError(
+                "not all nodes serve, and a cluster is made of all of them; mend them and run this again"
+            )
+        as_hosts = _host_per_node(plan, known, started)
+        members = [
+            pb.MapNode(
+                uuid=bytes.fromhex(one.node.uuid), weight=1.0, endpoint=endpoint,
+                host=f"{one.host.name}/{one.node.name}" if as_hosts else one.host.name,
+            )
+            for one, endpoint in zip(serving, endpoints, strict=True)
+        ]  # fmt: skip
+        if known is None:
+            return change_map(endpoints, create_cluster(members), timeout_s=CHANGE_TIMEOUT_S)
+        in_map = {node.uuid: node for node in known.node}
+        for member in members:
+            if member.uuid in in_map and in_map[member.uuid].endpoint != member.endpoint:
+                known = change_map(endpoints, set_endpoint(member.uuid, member.endpoint), timeout_s=CHANGE_TIMEOUT_S)
+        for member in members:
+            if member.uuid not in in_map:
+                known = change_map(endpoints, add_node(member), timeout_s=CHANGE_TIMEOUT_S)
+                notes.append(f"{statuses[member.uuid.hex()]['name']} joins the cluster")
+        return known
+    except ValueError as error:
+        raise ClusterError(str(error)) from error
+
+
+def _host_per_node(plan: Plan, known: pb.ClusterMap | None, started: Sequence[Started]) -> bool:
+    if plan.host_per_node is not None:
+        return plan.host_per_node
+    if known is not None:
+        return any("/" in member.host for member in known.node)
+    return len(started) > 1 and len({one.host.name for one in started}) == 1
+
+
+def _map_of(hosts: Sequence[Host]) -> pb.ClusterMap:
+    statuses = [launch.status_of(uuid) for uuid in _nodes(hosts)]
+    try:
+        map_ = newest_map(ask_nodes(status["endpoint"] for status in statuses if status is not None).values())
+    except ValueError as error:
+        raise ClusterError(str(error)) from error
+    if map_ is None:
+        raise ClusterError("no node answers that belongs to a cluster; `cluster up` starts them")
+    return map_
+
+
+def _find(hosts: Sequence[Host], name: str) -> tuple[NodeDrives | None, Host | None]:
+    found = [(node, host) for node, host in _nodes(hosts).values() if node.name == name or node.uuid.startswith(name)]
+    if len(found) > 1:
+        raise ClusterError(f"{name} names {len(found)} nodes; give more of the uuid")
+    return found[0] if found else (None, None)
+
+
+def _member(map_: pb.ClusterMap, name: str) -> str:
+    found = [member.uuid.hex() for member in map_.node if member.uuid.hex().startswith(name)]
+    if len(found) != 1:
+        raise ClusterError(f"{name} names {'no node' if not found else f'{len(found)} nodes'} of the cluster")
+    return found[0]
+
+
+def _change(map_: pb.ClusterMap, edit: Edit) -> pb.ClusterMap:
+    try:
+        return change_map([member.endpoint for member in map_.node], edit, timeout_s=CHANGE_TIMEOUT_S)
+    except ValueError as error:
+        raise ClusterError(str(error)) from error
+
+
+def _wait_until_out(map_: pb.ClusterMap, uuid: str, timeout_s: float, tell: Tell) -> None:
+    tell("the node hands over its objects")
+    deadline = time.monotonic() + timeout_s
+    endpoints = [member.endpoint for member in map_.node if member.uuid.hex() != uuid]
+    while True:
+        known = newest_map(ask_nodes(endpoints).values())
+        if known is not None and all(member.uuid.hex() != uuid for member in known.node):
+            return
+        if time.monotonic() > deadline:
+            raise ClusterError(f"not all objects are handed over within {timeout_s:g} s; run this again to wait on")
+        time.sleep(_POLL_S)
+
+
+def _end_orphans(root: Path, head: Head, tell: Tell) -> int:
+    """Nodes that go on serving without their Ray: tell them to end, so that running calls can finish."""
+    ours = set(head.processes())
+    ended = 0
+    for said in node_file.read_all(root):
+        answer = ask_node(said.endpoint) if said.endpoint else None
+        if answer is not None and answer.described is not None and answer.described.pid in ours:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(answer.described.pid, signal.SIGTERM)
+                tell(f"node {said.uuid}: told to end")
+                ended += 1
+    deadline = time.monotonic() + DRAIN_GRACE_S
+    while ended and time.monotonic() < deadline and set(head.processes()) & ours:
+        time.sleep(_POLL_S)
+    return ended
+
+
+def _line(status: dict[str, Any]) -> str:
+    where = f" at {status['endpoint']}" if status.get("endpoint") else ""
+    why = f": {status['problem']}" if status["problem"] else ""
+    return f"{status['name'] or status['uuid']}: {status['state']}{where}{why}"
+
+
+__all__ = ["Plan", "Result", "StoreError", "add", "down", "read_map", "remove", "up"]
