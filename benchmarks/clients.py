@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import ais_loader
 from ais_loader import Entry
@@ -27,10 +28,13 @@ def batches(names: Sequence[str], batch_size: int, seed: int) -> Iterator[list[E
         yield [Entry(BUCKET, name) for name in shuffled[first : first + batch_size]]
 
 
-def get_batches(client: ais_loader.Client, names: Sequence[str], batch_size: int, in_flight: int, seed: int) -> int:
+def get_batches(
+    client: ais_loader.Client, names: Sequence[str], batch_size: int, in_flight: int, seed: int,
+    options: dict[str, Any] | None = None,
+) -> int:  # fmt: skip
     """Fetch every name once; returns the bytes that came."""
     total = 0
-    for batch in client.get_batches(batches(names, batch_size, seed), in_flight=in_flight):
+    for batch in client.get_batches(batches(names, batch_size, seed), in_flight=in_flight, **(options or {})):
         for item in batch:
             total += len(item.data)
     return total
