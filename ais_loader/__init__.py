@@ -17,6 +17,7 @@ from ais_loader.errors import LoaderError
 from ais_loader.object_file import ObjectFile
 from ais_loader.packed import PackedBatch
 from ais_loader.requests import BatchOptions
+from ais_loader.timing import BatchTiming
 
 if TYPE_CHECKING:
     from ais_loader.datasets import BatchIterableDataset, MapDataset
@@ -30,6 +31,7 @@ __all__ = [
     "BatchIterableDataset",
     "BatchLoader",
     "BatchOptions",
+    "BatchTiming",
     "Bucket",
     "Client",
     "Entry",

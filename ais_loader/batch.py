@@ -13,6 +13,7 @@ from ais_loader.entry import EntryLike, Item, Status, entry_error
 from ais_loader.errors import Closed, InvalidRequest, LoaderError
 from ais_loader.packed import PackedBatch, pack
 from ais_loader.requests import OnError
+from ais_loader.timing import BatchTiming, Cause, Stopwatch
 from ais_loader.transport.base import FrameStream
 from protos import ais_batch_pb2 as pb
 from protos.frame import EntryFault, Frame
@@ -38,6 +39,10 @@ class Batch:
         on_error: OnError,
         bucket: str | None = None,
     ) -> None:
+        self._watch = Stopwatch()
+        self.between_frames: Cause = "consumer"
+        """What the time between two frames is spent on, in `timing`; for those who take frames for a purpose."""
+        self._retries, self._paused_s = 0, 0.0  # of streams that are done
         self._entries = entries
         self._bucket = bucket  # of all entries, where they are mere names
         self._open_stream = open_stream
@@ -49,6 +54,7 @@ class Batch:
         self._expected = 0
         self._pieces: bytearray | None = None
         self._advance()
+        self._watch.enter("ahead")
 
     def __len__(self) -> int:
         """How many entries the batch has."""
@@ -97,7 +103,15 @@ class Batch:
 
     def _whole_frames(self) -> Iterator[Frame]:
         """Frames in index order; pieces of a large entry arrive here as one frame."""
+        try:
+            yield from self._timed_frames()
+        finally:
+            self._watch.stop()
+
+    def _timed_frames(self) -> Iterator[Frame]:
+        watch = self._watch
         while self._streams:
+            watch.enter("wire")
             for frame in self._streams[0]:
                 if self._closed:
                     return
@@ -108,13 +122,28 @@ class Batch:
                     frame = whole
                 self._pieces = None
                 self._check_order(frame)
+                watch.took(frame)
+                watch.enter(self.between_frames)
                 yield frame
                 if self._closed:
                     return
-            self._streams.popleft()
+                watch.enter("wire")
+            self._done_with(self._streams.popleft())
             self._advance()
         if not self._closed and self._expected != len(self._entries):
             raise LoaderError(f"the answer ended after {self._expected:,} of {len(self._entries):,} entries")
+
+    def _done_with(self, stream: FrameStream) -> None:
+        # Not every stream has anything to ask again.
+        self._retries += getattr(stream, "retries", 0)
+        self._paused_s += getattr(stream, "paused_s", 0.0)
+
+    @property
+    def timing(self) -> BatchTiming:
+        """Where this batch's time went; final when it has been consumed or closed, and so far before."""
+        retries = self._retries + sum(getattr(stream, "retries", 0) for stream in self._streams)
+        paused_s = self._paused_s + sum(getattr(stream, "paused_s", 0.0) for stream in self._streams)
+        return self._watch.read(paused_s=paused_s, retries=retries)
 
     def _join(self, frame: Frame) -> Frame | None:
         piece = frame.piece
@@ -147,7 +176,9 @@ class Batch:
     def tobytes(self) -> list[bytes | None]:
         """All items as bytes of their own, in order; None for a failed one (only with on_error="placeholder")."""
         frames = self._take_frames()
+        self._watch.enter("wire")
         if len(self._streams) == 1 and not self._waiting and (read := self._streams[0].read_all()) is not None:
+            self._watch.took_whole(read)
             self.close()
             return cast(list[bytes | None], read)
         result: list[bytes | None] = []
@@ -174,7 +205,10 @@ class Batch:
                 at = int(frame.status.argmax())
                 self._fault(frame, int(frame.index[at]), int(frame.status[at]))
             frames.append(frame)
-        return pack(frames)
+        self._watch.resume("decode")
+        packed = pack(frames)
+        self._watch.stop()
+        return packed
 
     def _take_frames(self) -> Iterator[Frame]:
         if self._items is not None:
@@ -182,6 +216,7 @@ class Batch:
         if self._closed:
             raise Closed("this batch has been closed")
         self._items = iter(())
+        self.between_frames = "decode"
         return self._whole_frames()
 
     def close(self) -> None:
@@ -190,7 +225,9 @@ class Batch:
         self._waiting.clear()
         for stream in self._streams:
             stream.close()
+            self._done_with(stream)
         self._streams.clear()
+        self._watch.stop()
 
     def __enter__(self) -> Batch:
         return self

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import queue
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -55,6 +56,9 @@ class GrpcStream:
         self._partial: Frame | None = None
         self._unreturned_bytes = 0
         self._patience = Patience(policy.retry_s)
+        self.retries = 0
+        self.paused_s = 0.0
+        """Spent waiting before those."""
         self._done = self._closed = False
         self._session: Session | None = None
         self._inbox: Inbox | None = None
@@ -127,11 +131,15 @@ class GrpcStream:
         self._begin(rest)
 
     def _try_again(self, error: errors.LoaderError, at_least_s: float = 0.0) -> None:
+        began_s = time.perf_counter()
         try:
             self._patience.pause(error, at_least_s)
         except errors.LoaderError:
             self._done = True
             raise
+        finally:
+            self.paused_s += time.perf_counter() - began_s
+        self.retries += 1
         self._resume()
 
     def _wait(self) -> Response | Broken:

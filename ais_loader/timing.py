@@ -1,0 +1,92 @@
+"""Where a batch's time went: every moment of it counts for exactly one of five causes.
+
+A `Stopwatch` goes from cause to cause as the batch does, at most a few times per frame and never per item.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from protos.frame import Frame
+
+Cause: TypeAlias = Literal["queue", "ahead", "wire", "consumer", "decode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTiming:
+    """One batch, as its client saw it. In seconds; their sum is the batch's life, from the request to the last item."""
+
+    queue_s: float
+    """Before the request was on its way, and between being told to come back, or losing the node, and asking again."""
+    ahead_s: float
+    """Under way while nobody waited for it: requested ahead of its turn."""
+    wire_s: float
+    """Waiting for frames: the network's and the nodes' time. In an embedded store: reading them."""
+    consumer_s: float
+    """Between taking one frame and asking for the next one: the trainer's time."""
+    decode_s: float
+    """The same where it is this library's time: copying by tobytes() or packed(), and a dataset's decode()."""
+    payload_bytes: int
+    entries: int
+    """That arrived, failed ones too; fewer than were asked for when the batch was not consumed."""
+    failures: int
+    """Entries that arrived without their data."""
+    retries: int
+    """Times that the batch, or what was left of it, was asked for again."""
+
+    @property
+    def total_s(self) -> float:
+        return self.queue_s + self.ahead_s + self.wire_s + self.consumer_s + self.decode_s
+
+
+class Stopwatch:
+    """The running record of one batch. Belongs to one thread at a time."""
+
+    __slots__ = ("_cause", "_since_s", "_spent_s", "entries", "failures", "payload_bytes")
+
+    def __init__(self) -> None:
+        self._spent_s: dict[Cause, float] = {"queue": 0.0, "ahead": 0.0, "wire": 0.0, "consumer": 0.0, "decode": 0.0}
+        self._cause: Cause | None = "queue"
+        self._since_s = time.perf_counter()
+        self.payload_bytes = self.entries = self.failures = 0
+
+    def enter(self, cause: Cause) -> None:
+        """From now on, time is spent on `cause`; without effect once stopped."""
+        if self._cause is not None:
+            now_s = time.perf_counter()
+            self._spent_s[self._cause] += now_s - self._since_s
+            self._cause, self._since_s = cause, now_s
+
+    def stop(self) -> None:
+        self.enter("wire")
+        self._cause = None
+
+    def resume(self, cause: Cause) -> None:
+        """Go on after a stop; what was between does not count."""
+        self._cause, self._since_s = cause, time.perf_counter()
+
+    def took(self, frame: Frame) -> None:
+        self.payload_bytes += len(frame.payload)
+        self.entries += len(frame.index)
+        self.failures += int(np.count_nonzero(frame.status))
+
+    def took_whole(self, items: Sequence[bytes]) -> None:
+        self.payload_bytes += sum(map(len, items))
+        self.entries += len(items)
+
+    def read(self, *, paused_s: float, retries: int) -> BatchTiming:
+        """What was spent so far. `paused_s` are the pauses before retries, which were entered as "wire"."""
+        spent_s = dict(self._spent_s)
+        if self._cause is not None:
+            spent_s[self._cause] += time.perf_counter() - self._since_s
+        paused_s = min(paused_s, spent_s["wire"])
+        return BatchTiming(
+            queue_s=spent_s["queue"] + paused_s, ahead_s=spent_s["ahead"], wire_s=spent_s["wire"] - paused_s,
+            consumer_s=spent_s["consumer"], decode_s=spent_s["decode"], payload_bytes=self.payload_bytes,
+            entries=self.entries, failures=self.failures, retries=retries,
+        )  # fmt: skip
