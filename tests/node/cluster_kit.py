@@ -1,0 +1,144 @@
+"""Several nodes in this process that know one map, each perhaps behind a link whose faults a test decides."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ais_loader.testing import FaultyLink, eventually
+from ais_loader.transport.grpc import GrpcTransport
+from protos import ais_batch_pb2 as pb
+from protos import ais_cluster_pb2 as cluster_pb
+from protos.cluster_map import ClusterView
+from protos.frame import EntryFault, Frame
+from storage_node.batch.session import BatchService
+from storage_node.config import ServerConfig
+from storage_node.server import NodeServer
+from storage_node.store.errors import StoreError
+from storage_node.store.writes import stage_object
+
+BUCKET = "b"
+
+
+@dataclass
+class Answer:
+    """What a client got, by index; pieces put together."""
+
+    status: dict[int, int] = field(default_factory=dict)
+    data: dict[int, bytes] = field(default_factory=dict)
+    faults: dict[int, EntryFault] = field(default_factory=dict)
+    order: list[int] = field(default_factory=list)
+    """Indexes as they came, a large entry's once."""
+
+    def take(self, frame: Frame) -> None:
+        at = 0
+        for index, size, status in zip(frame.index.tolist(), frame.size.tolist(), frame.status.tolist(), strict=True):
+            if not self.order or self.order[-1] != index:
+                self.order.append(index)
+            self.status[index] = status
+            self.data[index] = self.data.get(index, b"") + bytes(frame.payload[at : at + size])
+            at += size
+        self.faults.update(frame.errors)
+
+    @classmethod
+    def of(cls, frames: Iterable[Frame]) -> Answer:
+        answer = cls()
+        for frame in frames:
+            answer.take(frame)
+        return answer
+
+
+class LocalCluster:
+    """`nodes` nodes below `root`, a host each, with the bucket "b"; a context manager.
+
+    Args:
+        linked: the other nodes reach each through `links[number]`.
+        configs: settings of single nodes, on top of `config`.
+        states: of nodes in the map, by number.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        nodes: int = 3,
+        *,
+        copies: int = 1,
+        linked: bool = False,
+        configs: Mapping[int, Mapping[str, Any]] | None = None,
+        states: Mapping[int, int] | None = None,
+        **config: Any,
+    ) -> None:
+        self.nodes: list[NodeServer] = []
+        self.links: list[FaultyLink] = []
+        self._held = ExitStack()
+        self.map = cluster_pb.ClusterMap(cluster_uuid=uuid.uuid4().bytes, version=1)
+        try:
+            for number in range(nodes):
+                settings = ServerConfig(port=0, **{**config, **(configs or {}).get(number, {})})
+                node = self._held.enter_context(NodeServer([root / f"node-{number}"], settings))
+                self.nodes.append(node)
+                if linked:
+                    self.links.append(self._held.enter_context(FaultyLink(node.url)))
+                endpoint = (self.links[-1] if linked else node).url.removeprefix("grpc://")
+                self.map.node.add(
+                    uuid=node.membership.node_uuid, host=f"host-{number}", endpoint=endpoint, weight=1.0,
+                    number=number + 1, state=(states or {}).get(number, 0),
+                )  # fmt: skip
+            self.map.bucket.add(name=BUCKET, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)
+            for node in self.nodes:
+                node.membership.learn(self.map)
+        except BaseException:
+            self._held.close()
+            raise
+        self.view = ClusterView(self.map)
+        self.transport = self._held.enter_context(closing(GrpcTransport(self.nodes[0].url, verify_payload=True)))
+
+    def service(self, number: int) -> BatchService:
+        found = self.nodes[number].service
+        assert found is not None
+        return found
+
+    # -- objects
+
+    def owners(self, name: str) -> list[int]:
+        return self.view.owners(self.view.buckets[BUCKET], name)
+
+    def holders(self, name: str) -> list[int]:
+        return self.view.holders(self.view.buckets[BUCKET], [name])[0]
+
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        """On all owners, in the same order, so that copies have the same versions where each node has all objects."""
+        for number in range(len(self.nodes)):
+            self.put_on(number, {name: data for name, data in objects.items() if number in self.owners(name)})
+
+    def put_on(self, number: int, objects: Mapping[str, bytes]) -> None:
+        store = self.service(number).store
+        done = store.commit_many([stage_object(store, BUCKET, name, [data], {}) for name, data in objects.items()])
+        assert not any(isinstance(result, StoreError) for result in done)
+
+    def names_of(self, number: int, names: Iterable[str]) -> list[str]:
+        """Those whose first owner is this node."""
+        return [name for name in names if self.owners(name)[0] == number]
+
+    # -- batches
+
+    def ask(self, names: Sequence[str], *, timeout_s: float = 20.0, **fields: Any) -> Answer:
+        """Node 0 answers, checked as a client checks: order, pieces, every checksum, END."""
+        request = pb.BatchRequest(bucket=[BUCKET], name=names, ordered=True, **fields)
+        return Answer.of(self.transport.open_batch(request, timeout_s=timeout_s))
+
+    def settle(self) -> None:
+        """Everything that batches held has been given back, on all nodes."""
+        for number in range(len(self.nodes)):
+            service = self.service(number)
+            eventually(lambda: service.reserved_bytes == service.active_parts == service.active_batches == 0)  # noqa: B023
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
