@@ -89,13 +89,21 @@ class LocalCluster:
                     number=number + 1, state=(states or {}).get(number, 0),
                 )  # fmt: skip
             self.map.bucket.add(name=BUCKET, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)
-            for node in self.nodes:
-                node.membership.learn(self.map)
+            self._teach()
         except BaseException:
             self._held.close()
             raise
-        self.view = ClusterView(self.map)
         self.transport = self._held.enter_context(closing(GrpcTransport(self.nodes[0].url, verify_payload=True)))
+
+    def learn(self) -> None:
+        """Teach the nodes `map` after a change of it."""
+        self.map.version += 1
+        self._teach()
+
+    def _teach(self) -> None:
+        self.view = ClusterView(self.map)
+        for node in self.nodes:
+            node.membership.learn(self.map)
 
     def service(self, number: int) -> BatchService:
         found = self.nodes[number].service
