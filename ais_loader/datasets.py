@@ -23,11 +23,13 @@ from ais_loader.entry_table import EntryTable
 from ais_loader.errors import InvalidRequest
 from ais_loader.plan import Plan, Position, WorkerShare, parse_state, position_state, split_steps, worker_state
 from ais_loader.requests import BatchOptions, OnError
+from ais_loader.timing import BatchTiming
 from ais_loader.urls import to_entry
 
 ClientOrUrl: TypeAlias = Client | str | os.PathLike[str]
 Decode: TypeAlias = Callable[[Item], Any]
 Collate: TypeAlias = Callable[[list[Any]], Any]
+OnBatch: TypeAlias = Callable[[BatchTiming], object]
 
 
 class ProcessClient:
@@ -53,25 +55,29 @@ class ProcessClient:
         return self._opened
 
 
-def take_samples(batch: Batch, decode: Decode | None) -> list[Any]:
+def take_samples(batch: Batch, decode: Decode | None, on_batch: OnBatch | None = None) -> list[Any]:
     """The samples of one fetched batch, in order: what a dataset hands on, and in a worker what crosses to the trainer.
 
     Nothing in them refers to the batch's buffers unless `decode` kept a view. This is the one place to change how a
     batch's bytes reach another process.
     """
     with batch:
-        if decode is None:
-            return batch.tobytes()
-        samples = []
-        for item in batch:
-            try:
-                samples.append(decode(item))
-            except Exception as error:
-                entry = to_entry(item.entry)
-                where = f"ais://{entry.bucket}/{entry.name}" + (f"/{entry.member}" if entry.member else "")
-                error.add_note(f"raised by decode() for entry {item.index} of its batch, {where}")
-                raise
-        return samples
+        batch.between_frames = "decode"
+        samples = batch.tobytes() if decode is None else list(_decoded(batch, decode))
+    if on_batch is not None:
+        on_batch(batch.timing)
+    return samples
+
+
+def _decoded(batch: Batch, decode: Decode) -> Iterator[Any]:
+    for item in batch:
+        try:
+            yield decode(item)
+        except Exception as error:
+            entry = to_entry(item.entry)
+            where = f"ais://{entry.bucket}/{entry.name}" + (f"/{entry.member}" if entry.member else "")
+            error.add_note(f"raised by decode() for entry {item.index} of its batch, {where}")
+            raise
 
 
 class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
@@ -88,6 +94,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         *,
         on_error: OnError = "raise",
         timeout_s: float = 30.0,
+        on_batch: OnBatch | None = None,
         **options: Any,
     ) -> None:
         """
@@ -100,6 +107,8 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
             on_error: "raise": the first entry that failed raises its error out of the DataLoader, with its own type.
                 "placeholder": its sample is None, or what `decode` makes of an item that is not `ok`.
             timeout_s: the longest silence, in seconds.
+            on_batch: called with the `BatchTiming` of every batch that was fetched, where it was: in the worker. Must
+                pickle if workers are spawned.
             options: further fields of BatchOptions.
 
         Raises InvalidRequest, TypeError. Reading raises what `Client.get_batch` does, and what `decode` raises.
@@ -107,6 +116,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         self._client = ProcessClient(client_or_url)
         self._entries = _compact(entries)
         self._decode = decode
+        self._on_batch = on_batch
         self._options = _checked_options(options, on_error, timeout_s)
 
     def __len__(self) -> int:
@@ -124,7 +134,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
             batch = client.bucket(entries.bucket).get_batch(entries.names(wanted), **self._options)
         else:
             batch = client.get_batch([entries[at] for at in wanted], **self._options)
-        return take_samples(batch, self._decode)
+        return take_samples(batch, self._decode, self._on_batch)
 
 
 class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
@@ -151,11 +161,12 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         collate: Collate | None = None,
         on_error: OnError = "raise",
         timeout_s: float = 30.0,
+        on_batch: OnBatch | None = None,
         **options: Any,
     ) -> None:
         """
         Args:
-            client_or_url, decode, on_error, timeout_s, options: as for MapDataset.
+            client_or_url, decode, on_error, timeout_s, on_batch, options: as for MapDataset.
             plan: `batch(epoch, step)` and `steps(epoch)`, pure functions; see `Plan`.
             rank, world_size: which part of the plan is read here. Without them torch.distributed is asked when the
                 iteration starts, then the environment (RANK, WORLD_SIZE), and else all of it is.
@@ -181,6 +192,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._client = ProcessClient(client_or_url)
         self._decode = decode
         self._collate = collate
+        self._on_batch = on_batch
         self._place = None if rank is None or world_size is None else (rank, world_size)
         self._in_flight = in_flight
         self._even_ranks = even_ranks
@@ -274,7 +286,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         plan, epoch = self.plan, run.start.epoch
         wanted = (plan.batch(epoch, step) for step in steps)
         for batch in self._client.get().get_batches(wanted, in_flight=self._in_flight, **self._options):
-            samples = take_samples(batch, self._decode)
+            samples = take_samples(batch, self._decode, self._on_batch)
             result = samples if self._collate is None else self._collate(samples)
             run.delivered += 1
             yield result
