@@ -14,6 +14,9 @@ class ServerConfig:
     """Address to listen on. Loopback unless told otherwise: there is no authentication."""
     port: int = 7480
     """0 picks a free one."""
+    advertise: str = ""
+    """Name or address by which clients and other nodes reach this one, with the same port. By default `host`; not known
+    when that means every address, as 0.0.0.0 does, and then the node leaves its endpoint in the cluster's map alone."""
     metrics_port: int | None = None
     """Where Prometheus finds the node's metrics, on the same address; 0 picks a free port, None: nowhere."""
     durability: Literal["process", "power"] = "process"

@@ -20,6 +20,7 @@ import grpc.aio
 
 from protos import ais_batch_pb2, ais_cluster_pb2_grpc, ais_objects_pb2_grpc
 from storage_node.batch.session import BatchService
+from storage_node.cluster.following import Follower
 from storage_node.cluster.service import ClusterService
 from storage_node.cluster.start import open_membership
 from storage_node.config import ServerConfig
@@ -45,6 +46,7 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 _REAP_INTERVAL_S = 2.0
+_EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
 
 class NodeServer:
@@ -137,12 +139,20 @@ class NodeServer:
             await server.start()
             self._started.set()
             reaping = asyncio.create_task(self._reap(service))
+            follower = Follower(cluster, self.membership, self._keeper, self._advertised())
+            following = asyncio.create_task(follower.run())
             await self._stopping.wait()
             reaping.cancel()
+            following.cancel()
             service.stop()
             await server.stop(self._grace_s)
             await service.peers.close()
             await _finish_tasks()
+
+    def _advertised(self) -> str:
+        """host:port by which others reach this node; empty when that is not known."""
+        host = self.config.advertise or self.config.host
+        return "" if host in _EVERY_ADDRESS else f"{host}:{self.port}"
 
     async def _reap(self, service: BatchService) -> None:
         """Remove the files of replaced objects when their grace period is over, also when nobody writes any more."""

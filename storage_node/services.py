@@ -14,6 +14,7 @@ import grpc
 
 from protos import ais_objects_pb2 as pb
 from storage_node.batch.session import BatchService
+from storage_node.cluster.bucket_changes import ClusterBuckets
 from storage_node.request_counts import ERROR_KIND_KEY, counted, counted_stream
 from storage_node.store import errors
 from storage_node.store.batch_read import IMPLEMENTATION
@@ -59,26 +60,36 @@ async def abort(context: Context, error: errors.StoreError) -> NoReturn:
 
 
 class BucketsService:
+    """A node in a cluster acts on the cluster's buckets, another on its own."""
+
     def __init__(self, service: BatchService) -> None:
         self._service = service
         self._store = service.store
+        self._cluster = ClusterBuckets(service.membership)
 
     async def CreateBucket(self, request: pb.CreateBucketRequest, context: Context) -> pb.Bucket:
         def create() -> BucketRecord:
-            return self._store.create_bucket(request.name, copies=request.copies or 1, exist_ok=request.exist_ok)
+            return self._store.create_bucket(request.name, copies=copies, exist_ok=request.exist_ok)
 
+        copies = request.copies or 1
         try:
+            if (view := self._cluster.view) is not None:
+                return await self._cluster.create(view, request.name, copies, exist_ok=request.exist_ok)
             return _bucket(request.name, await self._service.read(create))
         except errors.StoreError as error:
             await abort(context, error)
 
     async def GetBucket(self, request: pb.GetBucketRequest, context: Context) -> pb.Bucket:
         try:
+            if (view := self._cluster.view) is not None:
+                return self._cluster.get(view, request.name)
             return _bucket(request.name, self._store.bucket(request.name))
         except errors.StoreError as error:
             await abort(context, error)
 
     async def ListBuckets(self, request: pb.ListBucketsRequest, context: Context) -> pb.ListBucketsResponse:
+        if (view := self._cluster.view) is not None:
+            return pb.ListBucketsResponse(bucket=[self._cluster.get(view, name) for name in sorted(view.buckets)])
         found = sorted(self._store.buckets().items())
         return pb.ListBucketsResponse(bucket=[_bucket(name, bucket) for name, bucket in found])
 
@@ -87,6 +98,9 @@ class BucketsService:
             return self._store.delete_bucket(request.name, force=request.force)
 
         try:
+            if (view := self._cluster.view) is not None:
+                deleted = await self._cluster.delete(view, request.name, force=request.force)
+                return pb.DeleteBucketResponse(deleted_objects=deleted)
             return pb.DeleteBucketResponse(deleted_objects=await self._service.read(delete))
         except errors.StoreError as error:
             await abort(context, error)

@@ -36,6 +36,12 @@ class OutcomeUnknown(ChangeFailed):
     kind = "timeout"
 
 
+class NodesSilent(ChangeFailed):
+    """Nodes that have to be asked before the change do not answer."""
+
+    kind = "node-unavailable"
+
+
 class OtherCluster(ChangeFailed):
     """A node belongs to another cluster than was meant."""
 

@@ -1,0 +1,257 @@
+"""A cluster on Ray, as an operator runs it: `ais-loader cluster` in processes of its own, on a Ray of its own.
+
+That Ray listens on loopback, on ports that were free, and is ended by its session; no other Ray of the machine sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ais_loader.client import connect
+from ais_loader.testing.folders import throwaway_folder
+from ais_loader.testing.waiting import eventually
+from storage_node.cluster import head as heads
+
+pytest.importorskip("ray", reason="Ray is an extra: pip install 'ais-loader[ray]'")
+
+COMMAND_TIMEOUT_S = 110.0
+OBJECTS = {f"en/{number:03d}.wav": bytes([number]) * (1000 + number) for number in range(60)}
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Operator:
+    """Somebody who types `ais-loader cluster` commands for one root, with a home of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self.home = folder / "home"
+        self.home.mkdir()
+        ours = ("RAY_", "AIS_LOADER_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        self.environment = kept | {"HOME": str(self.home)}
+        self.sessions: set[int] = set()
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """Standard output of a command that ends with this exit code."""
+        done = subprocess.run(
+            [sys.executable, "-m", "ais_loader.cli", "cluster", *arguments, "--root", str(self.root)],
+            capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, env=self.environment, cwd=REPOSITORY,
+        )  # fmt: skip
+        if (head := heads.remembered(self.root)) is not None:
+            self.sessions.add(head.session)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        return json.loads(self.run(*arguments, "--json", code=code))
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """Of the nodes, by id; whatever the exit code."""
+        done = subprocess.run(
+            [sys.executable, "-m", "ais_loader.cli", "cluster", "status", "--root", str(self.root), "--json"],
+            capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, env=self.environment,
+        )  # fmt: skip
+        return {node["id"]: node for node in json.loads(done.stdout)["nodes"]}
+
+    def left_over(self) -> list[str]:
+        """Processes of every Ray that was started here."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal():
+                try:
+                    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                except OSError:
+                    continue
+                if fields[0] != "Z" and (int(fields[3]) in self.sessions or str(self.root) in command):
+                    found.append(f"{folder.name}: {command}")
+        return found
+
+    def kill_everything(self) -> None:
+        """As a power cut does: Ray's head and all nodes at once."""
+        head = heads.remembered(self.root)
+        assert head is not None
+        for pid in head.processes():
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not head.processes())
+
+
+@pytest.fixture(scope="module")
+def operator() -> Iterator[Operator]:
+    with throwaway_folder() as folder:
+        operator = Operator(folder)
+        try:
+            yield operator
+        finally:
+            heads.end(operator.root)
+            assert not operator.left_over()
+
+
+@pytest.fixture(scope="module")
+def cluster(operator: Operator) -> dict[str, Any]:
+    """Three nodes with two drives each, and what `up` said of them. Tests leave it running, on whatever Ray."""
+    said: dict[str, Any] = operator.json("up", "--nodes", "3", "--drives-per-node", "2", "--no-dashboard")
+    with connect(said["url"]) as client:
+        list(client.create_bucket("speech").put_many(OBJECTS.items()))
+    return said
+
+
+def contents(url: str) -> dict[str, bytes]:
+    with connect(url, retry_s=30.0) as client:
+        bucket = client.bucket("speech")
+        return {info.name: bucket.get(info.name) for info in bucket.objects()}
+
+
+def test_up_makes_the_nodes_and_a_map_of_them(operator: Operator, cluster: dict[str, Any]) -> None:
+    assert [node["name"] for node in cluster["nodes"]] == ["node-1", "node-2", "node-3"]
+    assert all(node["state"] == "serving" and len(node["drives"]) == 2 for node in cluster["nodes"])
+    assert len({node["host"] for node in cluster["nodes"]}) == 3
+    assert cluster["map_version"] == 1
+    assert cluster["url"] == "grpc://" + ",".join(node["endpoint"] for node in cluster["nodes"])
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", node["endpoint"]) for node in cluster["nodes"])
+    assert not (operator.home / ".ray").exists(), "a token in the home would change every other Ray of this user"
+    assert contents(cluster["url"]) == OBJECTS
+
+
+def test_status_says_of_each_node_where_and_how_it_is(operator: Operator, cluster: dict[str, Any]) -> None:
+    said = operator.json("status")
+    assert said["cluster_uuid"] == cluster["cluster_uuid"]
+    assert said["map_version"] >= 1
+    assert said["ray"]["alive"] is True
+    assert said["problems"] == []
+    for node, started in zip(said["nodes"], cluster["nodes"], strict=True):
+        assert (node["id"], node["name"], node["host"]) == (started["uuid"], started["name"], started["host"])
+        assert (node["state"], node["member"], node["problem"]) == ("serving", "active", "")
+        assert [drive["path"] for drive in node["drives"]] == started["drives"]
+        assert {drive["state"] for drive in node["drives"]} == {"ok"}
+        assert node["pid"] > 0 and 0 < node["free_bytes"] <= node["size_bytes"] and node["objects_estimate"] >= 0
+    assert "serving" in operator.run("status")
+
+
+def test_a_killed_node_is_back_on_its_drives_at_its_address(operator: Operator, cluster: dict[str, Any]) -> None:
+    before = operator.status()
+    for uuid, node in before.items():
+        os.kill(node["pid"], signal.SIGKILL)
+        back = eventually(
+            lambda uuid=uuid, pid=node["pid"]: (
+                again if (again := operator.status()[uuid])["pid"] not in (0, pid) else None
+            ),
+            timeout_s=30.0,
+        )
+        assert (back["endpoint"], back["state"]) == (node["endpoint"], "serving")
+        assert [drive["uuid"] for drive in back["drives"]] == [drive["uuid"] for drive in node["drives"]]
+    assert contents(cluster["url"]) == OBJECTS
+
+
+def test_a_second_command_at_the_same_time_is_told_to_wait(operator: Operator, cluster: dict[str, Any]) -> None:
+    with heads.only_command(operator.root):
+        operator.run("down", code=1)
+    assert {node["state"] for node in operator.status().values()} == {"serving"}
+
+
+def test_a_cluster_grows_by_a_node_and_loses_one(operator: Operator, cluster: dict[str, Any]) -> None:
+    grown = operator.json("add")
+    (new,) = (node for node in grown["nodes"] if node["name"] == "node-4")
+    assert grown["map_version"] > cluster["map_version"]
+    assert operator.status()[new["uuid"]]["member"] == "joining"
+    assert operator.json("remove", "node-4", "--lost") == {"removed": new["uuid"]}
+    assert operator.status().keys() == {node["uuid"] for node in cluster["nodes"]}
+    assert operator.run("remove", "nobody", code=1) == ""
+    assert contents(cluster["url"]) == OBJECTS
+
+
+def test_after_everything_was_killed_up_brings_back_nodes_and_data(operator: Operator, cluster: dict[str, Any]) -> None:
+    before = operator.status()
+    operator.kill_everything()
+    down = operator.json("status", code=1)
+    assert {node["state"] for node in down["nodes"]} == {"down"}
+    assert down["cluster_uuid"] == cluster["cluster_uuid"]
+    again = operator.json("up", "--no-dashboard")
+    assert again["cluster_uuid"] == cluster["cluster_uuid"]
+    assert again["url"] == cluster["url"]
+    assert {node["uuid"]: sorted(node["drives"]) for node in again["nodes"]} == {
+        uuid: sorted(drive["path"] for drive in node["drives"]) for uuid, node in before.items()
+    }
+    assert contents(again["url"]) == OBJECTS
+
+
+def test_down_leaves_no_process_and_all_data(operator: Operator, cluster: dict[str, Any]) -> None:
+    assert operator.left_over()
+    said = operator.json("down")
+    assert said["nodes"] == 3 and said["ray_processes"] > 3
+    assert operator.left_over() == []
+    assert operator.json("down") == {"nodes": 0, "ray_processes": 0}
+    assert (operator.root / "node-1" / "drive-1" / "drive.json").exists()
+    assert not list((operator.root / heads.FOLDER_NAME).glob("ray.json"))
+
+
+# -- jobs
+
+
+class Jobs:
+    """`ray job submit` to a Ray that `cluster up` has started."""
+
+    def __init__(self, operator: Operator, said: dict[str, Any]) -> None:
+        self._operator = operator
+        self._environment = operator.environment | said["ray"]["environment"] | {"RAY_USAGE_STATS_ENABLED": "0"}
+
+    def submit(self, *command: str) -> tuple[int, str]:
+        """Exit code and everything that the submission printed, the job's log with it."""
+        done = subprocess.run(
+            [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--", *command],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_TIMEOUT_S,
+            env=self._environment, cwd=REPOSITORY,
+        )  # fmt: skip
+        return done.returncode, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_jobs_train_on_the_cluster_start_another_and_hand_back_how_they_ended(tmp_path: Path) -> None:
+    with throwaway_folder() as folder:
+        operator = Operator(folder)
+        try:
+            said = operator.json("up", "--nodes", "2")
+            jobs = Jobs(operator, said)
+            plot = folder / "speech.png"
+            code, log = jobs.submit(
+                "python", "-m", "examples.speech.train", "--steps", "20", "--batch-size", "4",
+                "--url", said["url"], "--output", str(plot),
+            )  # fmt: skip
+            assert code == 0, log
+            assert "20 steps of 4, each one GetBatch" in log and plot.stat().st_size > 0
+
+            code, log = jobs.submit("sh", "-c", "'echo about to fail; exit 3'")
+            assert code != 0
+            assert "about to fail" in log and re.search(r"exit code 3|code: 3", log), log
+
+            # The command itself as a job: it attaches to the Ray it runs in, and its nodes outlive it.
+            other = folder / "other"
+            code, log = jobs.submit(
+                "python", "-m", "ais_loader.cli", "cluster", "up", "--root", str(other), "--nodes", "1"
+            )
+            assert code == 0 and "AIS_LOADER_URL=grpc://127.0.0.1:" in log, log
+            url = re.search(r"AIS_LOADER_URL=(\S+)", log)
+            assert url is not None
+            with connect(url[1]) as client:
+                client.create_bucket("b").put("x", b"outlives the job")
+                assert client.bucket("b").get("x") == b"outlives the job"
+            operator.run("down")
+        finally:
+            heads.end(operator.root)
+            deadline = time.monotonic() + 10.0
+            while operator.left_over() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert operator.left_over() == []
