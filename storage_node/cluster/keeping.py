@@ -52,8 +52,8 @@ class Keeper:
         states = [state for state in found.values() if state is not None]
         if faults and not states:
             raise FormatError(
-                f"what this node has agreed to in its cluster is lost: {'; '.join(faults)}. Restore the file from a "
-                "copy, or take the node out of its cluster, remove the file, and add it again"
+                f"what this node has agreed to in its cluster is lost: {'; '.join(faults)}. While all other nodes "
+                "are up, take this one out of the cluster; then remove the file, start it, and add it again"
             )
         self.state = acceptor.merged(states)
         """Replaced, never changed."""
