@@ -150,7 +150,7 @@ def status_of(uuid: str) -> dict[str, Any] | None:
 def _status(one: Started) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = _get(one.actor.status.remote(), f"asking node {one.node.name}", ANSWER_TIMEOUT_S)
-        return answer
+        return answer | {"name": one.node.name}
     except ClusterError as error:
         return {"uuid": one.node.uuid, "name": one.node.name, "state": "starting", "problem": str(error)}
 

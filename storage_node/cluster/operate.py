@@ -319,7 +319,7 @@ def _end_orphans(root: Path, head: Head, tell: Tell) -> int:
 def _line(status: dict[str, Any]) -> str:
     where = f" at {status['endpoint']}" if status.get("endpoint") else ""
     why = f": {status['problem']}" if status["problem"] else ""
-    return f"{status['name'] or status['uuid']}: {status['state']}{where}{why}"
+    return f"{status['name']}: {status['state']}{where}{why}"
 
 
 __all__ = ["Plan", "Result", "StoreError", "add", "down", "read_map", "remove", "up"]
