@@ -32,7 +32,8 @@ def connect(
     Args:
         url: `file:///data/store` or a plain path: an embedded store, made there if `mode` is "a". Several folders,
             comma separated, are its drives. `grpc://host:7480`: a storage node; several endpoints, comma separated, are
-            tried in turn. Without it, the environment variable AIS_LOADER_URL says.
+            tried in turn. Of a cluster any endpoint will do: the others are learnt from it. Without `url`, the
+            environment variable AIS_LOADER_URL says.
         mode: embedded only: "a" reads and writes and holds the store alone; "r" never locks, beside any writer.
         durability: embedded only: "process" (an acknowledged write survives this process) or "power" (and a power cut).
         retry_s: gRPC only: how long to go on trying to reach a node that does not answer.
@@ -47,9 +48,9 @@ def connect(
     if not text:
         raise errors.InvalidRequest(f"no store named: pass a URL or a path, or set {URL_VARIABLE}")
     if text.startswith("grpc://"):
-        from ais_loader.transport.grpc import GrpcTransport
+        from ais_loader.transport.cluster import ClusterTransport
 
-        return Client(GrpcTransport(text, retry_s=retry_s, verify_payload=verify_payload))
+        return Client(ClusterTransport(text, retry_s=retry_s, verify_payload=verify_payload))
     if "://" in text and not text.startswith("file://"):
         scheme = text.partition("://")[0]
         raise errors.InvalidRequest(f"{text!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port")
@@ -126,7 +127,9 @@ class Client:
         return Batch(
             entries,
             requests,
-            lambda request: transport.open_batch(request, timeout_s=timeout_s),
+            lambda request: transport.open_batch(
+                request, timeout_s=timeout_s, assembly=options.assembly, colocation=options.colocation
+            ),
             options.on_error,
             bucket,
         )

@@ -7,6 +7,7 @@
     ├── StoreError                      the store or a drive needs an operator: StoreLocked, DriveFull, ...
     ├── NodeUnavailable (ConnectionError)   retryable: nobody answers
     ├── Overloaded                      retryable: the node asked to come back later, again and again
+    ├── StaleMap                        retryable: the cluster has changed meanwhile; clients plan anew by themselves
     ├── SilenceTimeout (TimeoutError)   retryable: nothing arrived for timeout_s
     └── EntryFailed                     an entry of a batch failed in a way that has no class of its own
 
@@ -121,6 +122,13 @@ class NodeUnavailable(LoaderError, ConnectionError):
 
 class Overloaded(LoaderError):
     kind = "overloaded"
+    retryable = True
+
+
+class StaleMap(LoaderError):
+    """The request was planned with an older map of the cluster than the node's own."""
+
+    kind = "stale-map"
     retryable = True
 
 

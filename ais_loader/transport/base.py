@@ -75,8 +75,13 @@ class Transport(Protocol):
     def delete(self, bucket: str, name: str) -> None: ...
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]: ...
 
-    def open_batch(self, request: pb.BatchRequest, *, timeout_s: float) -> FrameStream:
-        """Begin one batch. Returns at once; the stream's first frame may be waited for."""
+    def open_batch(
+        self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
+    ) -> FrameStream:
+        """Begin one batch. Returns at once; the stream's first frame may be waited for.
+
+        `assembly` and `colocation`, as in BatchOptions, matter to several nodes only.
+        """
 
     def describe(self) -> dict[str, object]:
         """What is at the other end, for people: JSON-able."""

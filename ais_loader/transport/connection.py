@@ -13,6 +13,7 @@ from ais_loader import errors
 from ais_loader.transport.direct import open_stream
 from ais_loader.transport.exchange import Exchange
 from ais_loader.transport.session import Session
+from protos import ais_cluster_pb2_grpc as cluster_rpc
 from protos import ais_objects_pb2_grpc as rpc
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
@@ -45,6 +46,7 @@ class Connection:
         self.buckets = rpc.BucketsStub(self.channel)
         self.objects = rpc.ObjectsStub(self.channel)
         self.node = rpc.NodeStub(self.channel)
+        self.cluster = cluster_rpc.ClusterStub(self.channel)
         self._open_session = self.channel.stream_stream(_SESSION)
         self._session: Session | None = None  # guarded by lock
         self.exchange = Exchange(partial(open_stream, self.channel, _SESSION), verify_payload)

@@ -171,7 +171,9 @@ class EmbeddedTransport:
 
     # -- batches
 
-    def open_batch(self, request: pb.BatchRequest, *, timeout_s: float) -> FrameStream:
+    def open_batch(
+        self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
+    ) -> FrameStream:
         store = self._store_here()
         return _EmbeddedStream(store, request, self._helpers_here())
 

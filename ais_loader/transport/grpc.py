@@ -33,6 +33,7 @@ from ais_loader.transport.stream import GrpcStream, StreamPolicy
 from ais_loader.transport.text import require_bucket, require_object, require_text
 from ais_loader.transport.watchdog import Watchdog
 from protos import ais_batch_pb2 as batch_pb
+from protos import ais_cluster_pb2 as cluster_pb
 from protos import ais_objects_pb2 as pb
 
 T = TypeVar("T")
@@ -81,7 +82,8 @@ class GrpcTransport:
                 self._connection = Connection(self._endpoints[self._endpoint], self._verify_payload)
             return self._connection
 
-    def _session(self) -> Session:
+    def session(self) -> Session:
+        """The session that batches share. Raises NodeUnavailable, Closed."""
         with _GATE.call():
             here = self._connected()
             if here.session_broke:
@@ -112,6 +114,10 @@ class GrpcTransport:
                 self._connection = None
         connection.let_go(keep_channel=not quiet)
         return True
+
+    def let_go(self) -> None:
+        """Not needed for a while: connect anew when it is."""
+        self.prepare_to_fork(quiet=True)
 
     def forget_inherited(self) -> None:
         """In a forked child: connections are the parent's, and a lock may be held by a thread that is not here."""
@@ -189,12 +195,13 @@ class GrpcTransport:
         return object_info(self._call(send, retry=source.replayable))
 
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
-        def open_stream(messages: Iterator[pb.PutManyRequest]) -> AnswerStream:
-            here = self._here()
-            with here.in_use():
-                return _GroupAnswers(here.objects.PutMany(messages), here.translate)
+        return put_many(objects, self.open_puts, self.put, retry_s=self._retry_s)
 
-        return put_many(objects, open_stream, self.put, retry_s=self._retry_s)
+    def open_puts(self, messages: Iterator[pb.PutManyRequest]) -> AnswerStream:
+        """One PutMany call: groups of objects in, their acknowledgements out."""
+        here = self._here()
+        with here.in_use():
+            return _GroupAnswers(here.objects.PutMany(messages), here.translate)
 
     def get(
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
@@ -202,11 +209,10 @@ class GrpcTransport:
     ) -> Iterator[Buffer]:  # fmt: skip
         """A batch of one on a session of its own; what is too large for a batch is streamed by a call of its own."""
         require_object(bucket, name)
-        if start == 0 and length is None and member is None:
-            request = batch_pb.BatchRequest(bucket=(bucket,), name=(name,), fail_fast=True, ordered=True)
-            if (data := self._here().exchange.get(request, timeout_s)) is not None:
-                yield data
-                return
+        whole = start == 0 and length is None and member is None
+        if whole and (data := self.get_small(bucket, name, timeout_s)) is not None:
+            yield data
+            return
         options = BatchOptions(timeout_s=timeout_s, verify_ranges=verify)
         entries, requests = requests_for_entries([Entry(bucket, name, member, start, length)], options)
         batch = Batch(entries, requests, lambda request: self.open_batch(request, timeout_s=timeout_s), "raise")
@@ -218,14 +224,29 @@ class GrpcTransport:
             )
             yield from self._download(rest, timeout_s)
 
+    def get_small(self, bucket: str, name: str, timeout_s: float, *, local: bool = False) -> Buffer | None:
+        """A whole object by the shortest way; None where that is not the way, which includes every failure but one.
+
+        Raises SilenceTimeout.
+        """
+        request = batch_pb.BatchRequest(bucket=(bucket,), name=(name,), fail_fast=True, ordered=True, local=local)
+        return self._here().exchange.get(request, timeout_s)
+
     def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
-        here = self._here()
+        translate: Callable[[Exception], errors.LoaderError] = self._here().translate
 
         def open_call(request: pb.GetRequest) -> Call:
-            nonlocal here
-            here = self._here()
-            with here.in_use():
-                return here.objects.Get(request)  # type: ignore[no-any-return]
+            nonlocal translate
+            call, translate = self.open_download(request)
+            return call
+
+        return download(
+            request, open_call, lambda error: translate(error), timeout_s=timeout_s, retry_s=self._retry_s
+        )
+
+    def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
+        """The call that streams an object, and what its errors mean."""
+        here = self._here()
 
         def translate(error: Exception) -> errors.LoaderError:
             translated = here.translate(error)
@@ -233,7 +254,8 @@ class GrpcTransport:
                 self._abandon(here)
             return translated
 
-        return download(request, open_call, translate, timeout_s=timeout_s, retry_s=self._retry_s)
+        with here.in_use():
+            return here.objects.Get(request), translate
 
     def head(self, bucket: str, name: str) -> ObjectInfo:
         require_object(bucket, name)
@@ -261,9 +283,19 @@ class GrpcTransport:
 
     # -- batches
 
-    def open_batch(self, request: batch_pb.BatchRequest, *, timeout_s: float) -> FrameStream:
+    def open_batch(
+        self, request: batch_pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
+    ) -> FrameStream:
         policy = StreamPolicy(timeout_s=timeout_s, retry_s=self._retry_s, verify_payload=self._verify_payload)
-        return GrpcStream(request, self._session, policy)
+        return GrpcStream(request, self.session, policy)
+
+    def cluster_map(self, known_version: int, *, timeout_s: float, retry: bool) -> cluster_pb.GetMapResponse:
+        """What the node knows of its cluster. Raises Unsupported for a node that knows no clusters."""
+        request = cluster_pb.GetMapRequest(known_version=known_version)
+        answer: cluster_pb.GetMapResponse = self._call(
+            lambda here: here.cluster.GetMap(request, timeout=timeout_s), retry=retry
+        )
+        return answer
 
     def describe(self) -> dict[str, object]:
         answer = self._call(lambda here: here.node.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S))

@@ -46,7 +46,7 @@ def put_many(
     retry_s: float,
 ) -> Iterator[Result]:
     """One result per object, in order. Raises NodeUnavailable when nobody answers for `retry_s`."""
-    sender = _GroupSender(open_stream, retry_s)
+    sender = GroupSender(open_stream, retry_s)
     try:
         for work in _grouped(objects):
             if isinstance(work, list):
@@ -96,11 +96,11 @@ def _grouped(objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[Work]:
         yield group
 
 
-class _GroupSender:
+class GroupSender:
     """Keeps up to _GROUPS_AHEAD groups on their way."""
 
     def __init__(self, open_stream: OpenStream, retry_s: float) -> None:
-        self._open_stream = open_stream
+        self.open_stream = open_stream
         self._patience = Patience(retry_s)
         self._unacknowledged: deque[Group] = deque()
         self._outgoing: queue.SimpleQueue[pb.PutManyRequest | None] = queue.SimpleQueue()
@@ -132,7 +132,7 @@ class _GroupSender:
         self._outgoing = queue.SimpleQueue()
         for group in self._unacknowledged:
             self._outgoing.put(pb.PutManyRequest(object=group))
-        self._answers = self._open_stream(iter(self._outgoing.get, None))
+        self._answers = self.open_stream(iter(self._outgoing.get, None))
 
     def _receive(self) -> Iterator[Result]:
         if self._answers is None:

@@ -39,6 +39,12 @@ Event: TypeAlias = Response | Broken
 Inbox: TypeAlias = "queue.SimpleQueue[Event]"
 
 
+class Receiver(Protocol):
+    """Where the events of one batch go; called by the session's reading thread, and must not wait."""
+
+    def put(self, event: Event, /) -> None: ...
+
+
 class Session:
     """An open session. Thread-safe. Must not be used in a forked child."""
 
@@ -49,7 +55,7 @@ class Session:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._inboxes: dict[int, Inbox] = {}  # guarded by _lock for changes
+        self._inboxes: dict[int, Receiver] = {}  # guarded by _lock for changes
         self._broken: Broken | None = None  # guarded by _lock
         self._call = open_call(iter(self._outgoing.get, None))
         self._reader = threading.Thread(target=self._read, name=f"ais-loader session {name}", daemon=True)
@@ -59,17 +65,16 @@ class Session:
     def alive(self) -> bool:
         return self._broken is None
 
-    def begin(self, request: pb.BatchRequest) -> tuple[int, Inbox]:
-        """Send a batch; its answer arrives in the inbox."""
-        inbox: Inbox = queue.SimpleQueue()
+    def begin(self, request: pb.BatchRequest, inbox: Receiver) -> int:
+        """Send a batch; its answer arrives in the inbox. Returns the batch's id."""
         batch_id = next(self._ids)
         with self._lock:
             if self._broken is not None:
                 inbox.put(self._broken)
-                return batch_id, inbox
+                return batch_id
             self._inboxes[batch_id] = inbox
         self._send(pb.SessionRequest(batch_id=batch_id, request=request))
-        return batch_id, inbox
+        return batch_id
 
     def grant(self, batch_id: int, payload_bytes: int) -> None:
         self._send(pb.SessionRequest(batch_id=batch_id, credit=pb.Credit(payload_bytes=payload_bytes)))

@@ -110,7 +110,8 @@ class GrpcStream:
             self._inbox = queue.SimpleQueue()
             self._inbox.put(Broken(error))
             return
-        self._batch_id, self._inbox = self._session.begin(request)
+        self._inbox = queue.SimpleQueue()
+        self._batch_id = self._session.begin(request, self._inbox)
 
     def _resume(self) -> None:
         """Ask for what has not arrived yet."""
@@ -189,14 +190,10 @@ class GrpcStream:
             self._fail(f"entry {self._received}: {piece or 'a whole entry'} arrived where the piece at {due:,} was due")
 
     def _verify(self, frame: Frame) -> None:
-        start = 0
         # A piece's checksum covers the entry from its beginning.
         seed = int(self._partial.checksum[0]) if frame.piece is not None and self._partial is not None else 0
-        columns = (frame.index.tolist(), frame.size.tolist(), frame.checksum.tolist())
-        for index, size, expected in zip(*columns, strict=True):
-            if size and crc32c(frame.payload[start : start + size], seed) != expected:
-                self._fail(f"entry {index} was damaged on its way")
-            start += size
+        if (index := damaged_entry(frame, seed)) is not None:
+            self._fail(f"entry {index} was damaged on its way")
 
     def _return_credit(self) -> None:
         """Grant again what the consumer has taken, a quarter of the window at a time."""
@@ -209,7 +206,7 @@ class GrpcStream:
         if end.outcome == pb.End.REFUSED:
             raise errors.from_kind(end.error_kind, end.message)
         status, checksum = self._status[self._base : self._received], self._checksum[self._base : self._received]
-        got = (self._received - self._base, int(np.count_nonzero(status)), _digest(status, checksum))
+        got = (self._received - self._base, int(np.count_nonzero(status)), digest(status, checksum))
         said = (end.entries, end.failed_entries, end.digest)
         if got != said:
             self._fail(f"(entries, failed, digest) should be {said}, are {got}")
@@ -223,5 +220,16 @@ class GrpcStream:
         raise errors.LoaderError(f"the node's answer does not add up: {message}")
 
 
-def _digest(status: U8, checksum: U32) -> int:
+def damaged_entry(frame: Frame, seed: int) -> int | None:
+    """The first entry whose bytes have not the checksum that came with them. `seed`: that of the pieces before."""
+    start = 0
+    for index, size, expected in zip(frame.index.tolist(), frame.size.tolist(), frame.checksum.tolist(), strict=True):
+        if size and crc32c(frame.payload[start : start + size], seed) != expected:
+            return int(index)
+        start += size
+    return None
+
+
+def digest(status: U8, checksum: U32) -> int:
+    """END's, of entries in index order."""
     return crc32c(checksum.astype("<u4", copy=False).tobytes(), crc32c(status.tobytes()))

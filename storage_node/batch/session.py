@@ -265,6 +265,12 @@ class _Session:
         return _BatchRun(service, batch_id, request, credit, self._send, tally)
 
 
+class StaleMap(StoreError):
+    """A part of a batch, planned with an older map: its entries may belong to others now."""
+
+    kind = "stale-map"
+
+
 class _BatchRun:
     """One batch from look-up to END."""
 
@@ -284,6 +290,10 @@ class _BatchRun:
 
         Raises StoreError, Busy, Gone.
         """
+        membership = self._service.membership
+        view = membership.view if membership is not None else None
+        if self._request.local and view is not None and 0 < self._request.map_version < view.version:
+            raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
         batch = await self._service.read(StoreBatch, self._service.store, self._request)
         try:
             end = await (self._run_buffered(batch) if self._request.buffered else self._run_streaming(batch))

@@ -73,9 +73,9 @@ class RecordingTransport(EmbeddedTransport):
         super().__init__([path], mode="r")
         self.requests: list[int] = []
 
-    def open_batch(self, request: pb.BatchRequest, *, timeout_s: float) -> FrameStream:
+    def open_batch(self, request: pb.BatchRequest, *, timeout_s: float, **options: str) -> FrameStream:
         self.requests.append(len(request.name))
-        return super().open_batch(request, timeout_s=timeout_s)
+        return super().open_batch(request, timeout_s=timeout_s, **options)
 
 
 class CountUp:

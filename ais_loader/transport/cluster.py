@@ -1,0 +1,190 @@
+"""`grpc://` endpoints, whatever is behind them: one storage node, or a cluster of them.
+
+The first call asks for the cluster's map. Without one, everything goes to the endpoints as they are; with one, each
+call goes to the nodes that it concerns, and the endpoints were only a place to begin. No Ray here: nodes tell the map.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ais_loader import errors
+from ais_loader.content import Buffer, Source
+from ais_loader.entry import ObjectInfo
+from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec, Transport
+from ais_loader.transport.grpc import CALL_TIMEOUT_S, GrpcTransport
+from ais_loader.transport.routed import RoutedTransport
+from protos import ais_batch_pb2 as pb
+from protos import ais_cluster_pb2 as cluster_pb
+from protos.cluster_map import ClusterView
+from protos.frame import Frame
+
+QUICK_TIMEOUT_S = 2.0
+_ALL: weakref.WeakSet[ClusterTransport] = weakref.WeakSet()
+
+
+class ClusterTransport:
+    """A `Transport` to whatever answers at the endpoints of `url`. Pickles as its address."""
+
+    def __init__(self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False) -> None:
+        self.url = url
+        self._options: dict[str, Any] = {"retry_s": retry_s, "verify_payload": verify_payload}
+        self._endpoints = GrpcTransport(url, **self._options)
+        self._lock = threading.Lock()
+        self._found: Transport | None = None
+        self._closed = False
+        _ALL.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _connect_again, (self.url, self._options)
+
+    def _there(self, timeout_s: float = CALL_TIMEOUT_S, *, retry: bool = True) -> Transport:
+        """What answers there. Raises NodeUnavailable, SilenceTimeout when nothing does."""
+        found = self._found
+        if found is not None:
+            return found
+        view = self._ask(timeout_s, retry=retry)
+        with self._lock:
+            if self._found is None:
+                if view is None:
+                    self._found = self._endpoints
+                else:
+                    self._found = RoutedTransport(self.url, view, **self._options)
+                    if self._closed:
+                        self._found.close()
+                    self._endpoints.let_go()
+            return self._found
+
+    def _ask(self, timeout_s: float, *, retry: bool) -> ClusterView | None:
+        """The newest map that an endpoint has; None when those that answer have none."""
+        timeout_s = min(timeout_s, CALL_TIMEOUT_S)
+        answer = _map_of(self._endpoints, timeout_s, retry=retry)
+        if answer is None and "," in self.url:
+            # A node that has just come back may not know yet what the others do.
+            for endpoint in self.url.split(","):
+                other = GrpcTransport(endpoint, retry_s=0.0)
+                try:
+                    answer = _map_of(other, min(timeout_s, QUICK_TIMEOUT_S), retry=False)
+                except (errors.NodeUnavailable, errors.SilenceTimeout):
+                    continue
+                finally:
+                    other.close()
+                if answer is not None:
+                    break
+        return None if answer is None else ClusterView(answer)
+
+    # -- the calls of a Transport
+
+    def create_bucket(self, name: str, *, copies: int, exist_ok: bool) -> BucketInfo:
+        return self._there().create_bucket(name, copies=copies, exist_ok=exist_ok)
+
+    def bucket(self, name: str) -> BucketInfo:
+        return self._there().bucket(name)
+
+    def buckets(self) -> list[BucketInfo]:
+        return self._there().buckets()
+
+    def delete_bucket(self, name: str, *, force: bool) -> int:
+        return self._there().delete_bucket(name, force=force)
+
+    def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
+        return self._there().put(spec, source)
+
+    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
+        yield from self._there().put_many(objects)
+
+    def get(
+        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        timeout_s: float,
+    ) -> Iterator[Buffer]:  # fmt: skip
+        return self._there(timeout_s).get(
+            bucket, name, start=start, length=length, member=member, verify=verify, timeout_s=timeout_s
+        )
+
+    def head(self, bucket: str, name: str) -> ObjectInfo:
+        return self._there().head(bucket, name)
+
+    def delete(self, bucket: str, name: str) -> None:
+        self._there().delete(bucket, name)
+
+    def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
+        yield from self._there().objects(bucket, prefix=prefix, page_size=page_size)
+
+    def open_batch(
+        self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
+    ) -> FrameStream:
+        def begin(there: Transport) -> FrameStream:
+            return there.open_batch(request, timeout_s=timeout_s, assembly=assembly, colocation=colocation)
+
+        try:
+            there = self._there(min(timeout_s, QUICK_TIMEOUT_S), retry=False)
+        except (errors.NodeUnavailable, errors.SilenceTimeout):
+            return _LateStream(lambda: begin(self._there(timeout_s)))
+        return begin(there)
+
+    def describe(self) -> dict[str, object]:
+        return self._there().describe()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            found = self._found
+        self._endpoints.close()
+        if found is not None:
+            found.close()
+
+    def forget_inherited(self) -> None:
+        """In a forked child: the lock may be held by a thread that is not here."""
+        self._lock = threading.Lock()
+
+
+class _LateStream:
+    """A batch that begins when its first frame is waited for: nobody answered when it was asked for."""
+
+    def __init__(self, begin: Callable[[], FrameStream]) -> None:
+        self._begin = begin
+        self._stream: FrameStream | None = None
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self
+
+    def __next__(self) -> Frame:
+        if self._stream is None:
+            stream = self._begin()
+            self._stream = stream
+            if self._closed:
+                stream.close()
+        return next(self._stream)
+
+    def read_all(self) -> list[bytes] | None:
+        return None
+
+    def close(self) -> None:
+        self._closed = True
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _map_of(transport: GrpcTransport, timeout_s: float, *, retry: bool) -> cluster_pb.ClusterMap | None:
+    try:
+        answer = transport.cluster_map(0, timeout_s=timeout_s, retry=retry)
+    except errors.Unsupported:
+        return None
+    return answer.map if answer.HasField("map") else None
+
+
+def _connect_again(url: str, options: dict[str, Any]) -> ClusterTransport:
+    return ClusterTransport(url, **options)
+
+
+def _after_fork_in_child() -> None:
+    for transport in _ALL:
+        transport.forget_inherited()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,168 @@
+"""A client's knowledge of a cluster: the newest map that it has seen, a connection to each node, and whom to ask first.
+
+Thread-safe. A node that did not answer a moment ago is asked after the others for a while, so that one dead node does
+not cost every call its time-out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Sequence
+
+from ais_loader import errors
+from ais_loader.transport.grpc import GrpcTransport
+from protos import ais_cluster_pb2 as pb
+from protos.cluster_map import ClusterView
+from protos.placement import Candidate, ranked
+
+MAP_TIMEOUT_S = 2.0
+"""A node that takes longer to tell its map is passed over."""
+SUSPECT_S = 2.0
+"""How long a node that did not answer is asked last."""
+REFRESH_INTERVAL_S = 0.25
+_ASKED_AT_ONCE = 3
+
+_ALL: weakref.WeakSet[Members] = weakref.WeakSet()
+
+
+class Members:
+    """The nodes of one cluster, by their uuids."""
+
+    def __init__(self, view: ClusterView, *, retry_s: float, verify_payload: bool) -> None:
+        self.view = view
+        """Replaced, never changed: take it once and work with that."""
+        self.retry_s = retry_s
+        self.verify_payload = verify_payload
+        self._lock = threading.Lock()
+        self._transports: dict[tuple[bytes, str], GrpcTransport] = {}  # guarded by _lock
+        self._suspects: dict[bytes, float] = {}
+        self._refreshed_at = -REFRESH_INTERVAL_S
+        self._closed = False
+        self._identity = os.getpid(), uuid.uuid4().bytes
+        _ALL.add(self)
+
+    @property
+    def identity(self) -> bytes:
+        """Of this client in this process: 16 bytes, drawn."""
+        if self._identity[0] != os.getpid():
+            self._identity = os.getpid(), uuid.uuid4().bytes
+        return self._identity[1]
+
+    def transport(self, node: bytes) -> GrpcTransport:
+        """A connection of one try per call: the next try may be another node's. Raises NodeUnavailable, Closed."""
+        view = self.view
+        at = view.position.get(node)
+        if at is None:
+            raise errors.NodeUnavailable(f"node {node.hex()} has left the cluster")
+        key = node, view.nodes[at].endpoint
+        with self._lock:
+            if self._closed:
+                raise errors.Closed("the connection to the cluster has been closed")
+            if key not in self._transports:
+                self._transports[key] = GrpcTransport(
+                    f"grpc://{key[1]}", retry_s=0.0, verify_payload=self.verify_payload
+                )
+            return self._transports[key]
+
+    # -- whom to ask
+
+    def holders(self, bucket: str, names: Sequence[str]) -> list[list[bytes]]:
+        """For each name the nodes that may have it, best first; of a bucket that no map knows, all nodes."""
+        view = self.view
+        uuids = [node.uuid for node in view.nodes]
+        known = view.buckets.get(bucket)
+        if known is None:
+            return [uuids] * len(names)
+        return [[uuids[at] for at in found] for found in view.holders(known, names)]
+
+    def knows(self, bucket: str) -> bool:
+        """Whether the map has the bucket; asks for a newer map where it has not."""
+        return bucket in self.view.buckets or (self.refresh(force=True) and bucket in self.view.buckets)
+
+    def by_trust(self, nodes: Sequence[bytes]) -> list[bytes]:
+        """The same nodes, those last that did not answer a moment ago."""
+        if not self._suspects:
+            return list(nodes)
+        now = time.monotonic()
+        for node, until in list(self._suspects.items()):
+            if until < now:
+                self._suspects.pop(node, None)
+        suspects = self._suspects
+        return sorted(nodes, key=lambda node: node in suspects)
+
+    def suspect(self, node: bytes) -> None:
+        """It did not answer."""
+        self._suspects[node] = time.monotonic() + SUSPECT_S
+
+    def anybody(self) -> list[bytes]:
+        """All nodes, in the order of this client: clients spread over nodes."""
+        view = self.view
+        order = ranked(self.identity, "", [Candidate(node.uuid, node.weight) for node in view.nodes])
+        return self.by_trust([view.nodes[at].uuid for at in order])
+
+    # -- the map
+
+    def learn(self, map_: pb.ClusterMap) -> bool:
+        """Take a map if it is a newer one of the same cluster."""
+        with self._lock:
+            before = self.view
+            if map_.version <= before.version or map_.cluster_uuid != before.map.cluster_uuid:
+                return False
+            self.view = ClusterView(map_)
+            return True
+
+    def refresh(self, *, first: bytes | None = None, force: bool = False) -> bool:
+        """Ask for a newer map; True when there was one. Not more often than a few times a second, unless forced.
+
+        `first`: a node that is known to have it.
+        """
+        now = time.monotonic()
+        if not force and now - self._refreshed_at < REFRESH_INTERVAL_S:
+            return False
+        self._refreshed_at = now
+        nodes = self.anybody()
+        if first in self.view.position:
+            assert first is not None
+            nodes = [first, *(node for node in nodes if node != first)]
+        answered, newer = 0, False
+        for node in nodes:
+            if answered >= (1 if node != first and newer else _ASKED_AT_ONCE):
+                break
+            try:
+                answer = self.transport(node).cluster_map(self.view.version, timeout_s=MAP_TIMEOUT_S, retry=False)
+            except (errors.NodeUnavailable, errors.SilenceTimeout):
+                self.suspect(node)
+                continue
+            except errors.Unsupported:
+                continue
+            answered += 1
+            newer = (answer.HasField("map") and self.learn(answer.map)) or newer
+            if newer and node == first:
+                break
+        return newer
+
+    # -- life
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            transports = list(self._transports.values())
+            self._transports.clear()
+        for transport in transports:
+            transport.close()
+
+    def forget_inherited(self) -> None:
+        """In a forked child: the lock may be held by a thread that is not here."""
+        self._lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    for members in _ALL:
+        members.forget_inherited()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

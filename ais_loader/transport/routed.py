@@ -1,0 +1,291 @@
+"""A cluster of storage nodes: each call goes to the nodes that have, or should have, what it is about.
+
+Owners are computed here, from the cluster's map. Reads ask the holders of an object one after another until one
+answers; writes go to the first owner that does, which sees to the other copies. Nobody answering is retried for
+`retry_s`, with the newest map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from ais_loader import errors
+from ais_loader.batch import Batch
+from ais_loader.content import Buffer, Source
+from ais_loader.entry import Entry, ObjectInfo
+from ais_loader.requests import BatchOptions, requests_for_entries
+from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
+from ais_loader.transport.download import Call, download
+from ais_loader.transport.grpc import GrpcTransport
+from ais_loader.transport.members import Members
+from ais_loader.transport.merged import MergedStream
+from ais_loader.transport.merged_listing import merged_listing
+from ais_loader.transport.parts import Columns, grouped
+from ais_loader.transport.patience import Patience
+from ais_loader.transport.put_groups import put_many
+from ais_loader.transport.stream import StreamPolicy
+from ais_loader.transport.text import require_bucket, require_object, require_text
+from protos import ais_batch_pb2 as batch_pb
+from protos import ais_objects_pb2 as pb
+from protos.cluster_map import ClusterView
+
+T = TypeVar("T")
+DIRECT_FROM_ENTRIES_PER_OWNER = 8
+"""With at least as many entries for each node, a batch is assembled by its client: fewer bytes cross the network twice,
+for a session with each node."""
+
+
+class RoutedTransport:
+    """A `Transport` over the nodes of a cluster. `url` is where the client began."""
+
+    def __init__(self, url: str, view: ClusterView, *, retry_s: float, verify_payload: bool) -> None:
+        self.url = url
+        self.members = Members(view, retry_s=retry_s, verify_payload=verify_payload)
+        self._retry_s = retry_s
+        self._verify_payload = verify_payload
+
+    # -- asking one node after another
+
+    def _nodes(self, bucket: str, name: str) -> list[bytes]:
+        members = self.members
+        if not members.knows(bucket):
+            return members.anybody()[:1]  # which says so, or has a newer map
+        return members.by_trust(members.holders(bucket, [name])[0])
+
+    def _read(self, bucket: str, name: str, call: Callable[[GrpcTransport], T]) -> T:
+        """The answer of the first holder that has one. Raises NotFound, NodeUnavailable, SilenceTimeout."""
+        members, patience = self.members, Patience(self._retry_s)
+        while True:
+            missing: errors.NotFound | None = None
+            failure: errors.LoaderError | None = None
+            for node in self._nodes(bucket, name):
+                try:
+                    return call(members.transport(node))
+                except errors.NotFound as error:
+                    missing = error if missing is None or isinstance(missing, errors.BucketNotFound) else missing
+                except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
+                    members.suspect(node)
+                    failure = error
+            newer = members.refresh(force=missing is not None)
+            if newer:
+                continue  # those may not have been the holders any more
+            if missing is not None and (failure is None or members.view.former is None):
+                raise missing
+            self._pause(patience, failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}"))
+
+    def _write(self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool) -> T:
+        """The answer of the first owner that has one; `again` says whether the call can be made twice."""
+        members, patience = self.members, Patience(self._retry_s)
+        while True:
+            failure: errors.LoaderError | None = None
+            for node in self._owners(bucket, name):
+                try:
+                    return call(members.transport(node))
+                except errors.NodeUnavailable as error:
+                    members.suspect(node)
+                    failure = error
+                    if not again:
+                        raise
+            members.refresh()
+            self._pause(patience, failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}"))
+
+    def _owners(self, bucket: str, name: str) -> list[bytes]:
+        members = self.members
+        if not members.knows(bucket):
+            return members.anybody()[:1]
+        view = members.view
+        return members.by_trust([view.nodes[at].uuid for at in view.owners(view.buckets[bucket], name)])
+
+    def _any(self, call: Callable[[GrpcTransport], T], *, again: bool = True) -> T:
+        """The answer of whichever node has one."""
+        members, patience = self.members, Patience(self._retry_s)
+        while True:
+            failure: errors.LoaderError = errors.NodeUnavailable(f"{self.url}: the map has no node")
+            for node in members.anybody():
+                try:
+                    return call(members.transport(node))
+                except errors.NodeUnavailable as error:
+                    members.suspect(node)
+                    failure = error
+                    if not again:
+                        raise
+            members.refresh()
+            self._pause(patience, failure)
+
+    @staticmethod
+    def _pause(patience: Patience, failure: errors.LoaderError) -> None:
+        if isinstance(failure, errors.SilenceTimeout):
+            raise failure  # it has had its time
+        patience.pause(failure)
+
+    # -- buckets
+
+    def create_bucket(self, name: str, *, copies: int, exist_ok: bool) -> BucketInfo:
+        made = self._any(lambda node: node.create_bucket(name, copies=copies, exist_ok=exist_ok))
+        self.members.refresh(force=True)
+        return made
+
+    def bucket(self, name: str) -> BucketInfo:
+        return self._any(lambda node: node.bucket(name))
+
+    def buckets(self) -> list[BucketInfo]:
+        return self._any(lambda node: node.buckets())
+
+    def delete_bucket(self, name: str, *, force: bool) -> int:
+        deleted = self._any(lambda node: node.delete_bucket(name, force=force), again=False)
+        self.members.refresh(force=True)
+        return deleted
+
+    # -- objects
+
+    def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
+        require_bucket(spec.bucket)
+        require_text(spec.name, errors.InvalidName, "object name")
+        return self._write(spec.bucket, spec.name, lambda node: node.put(spec, source), again=source.replayable)
+
+    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
+        return put_many(objects, self._owner_of, lambda node: self.members.transport(node).open_puts, self.put)
+
+    def _owner_of(self, spec: PutSpec) -> bytes:
+        return self._owners(spec.bucket, spec.name)[0]
+
+    def get(
+        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        timeout_s: float,
+    ) -> Iterator[Buffer]:  # fmt: skip
+        """As GrpcTransport's, of the first holder that answers; a broken answer goes on at another one."""
+        require_object(bucket, name)
+        if start == 0 and length is None and member is None:
+            node = self._nodes(bucket, name)[0]
+            try:
+                data = self.members.transport(node).get_small(bucket, name, timeout_s, local=True)
+            except (errors.SilenceTimeout, errors.NodeUnavailable) as error:
+                self.members.suspect(node)
+                if isinstance(error, errors.SilenceTimeout) and len(self._nodes(bucket, name)) == 1:
+                    raise
+                data = None
+            if data is not None:
+                yield data
+                return
+        options = BatchOptions(timeout_s=timeout_s, verify_ranges=verify)
+        entries, requests = requests_for_entries([Entry(bucket, name, member, start, length)], options)
+        batch = Batch(
+            entries, requests, lambda request: self.open_batch(request, timeout_s=timeout_s, assembly="direct"), "raise"
+        )
+        try:
+            yield from (item.data for item in batch)
+        except errors.ItemTooLarge:
+            rest = pb.GetRequest(
+                bucket=bucket, name=name, member=member, start=start, length=length, verify_range=verify
+            )
+            yield from self._download(rest, timeout_s)
+
+    def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
+        """The object's holders in turn, from the last byte that has come."""
+        node = b""
+
+        translate: Callable[[Exception], errors.LoaderError] = _as_unavailable
+
+        def open_call(request: pb.GetRequest) -> Call:
+            nonlocal node, translate
+            node = self._nodes(request.bucket, request.name)[0]
+            call, translate = self.members.transport(node).open_download(request)
+            return call
+
+        def failed(error: Exception) -> errors.LoaderError:
+            translated = translate(error)
+            if isinstance(translated, errors.NodeUnavailable):
+                self.members.suspect(node)
+                self.members.refresh()
+            return translated
+
+        return download(request, open_call, failed, timeout_s=timeout_s, retry_s=self._retry_s)
+
+    def head(self, bucket: str, name: str) -> ObjectInfo:
+        require_object(bucket, name)
+        return self._read(bucket, name, lambda node: node.head(bucket, name))
+
+    def delete(self, bucket: str, name: str) -> None:
+        require_object(bucket, name)
+        # Not made twice: a first try whose answer was lost would make the second say "not found".
+        self._write(bucket, name, lambda node: node.delete(bucket, name), again=False)
+
+    def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
+        """Every name once, the newest version of it, from all nodes. Raises NodeUnavailable when copies of objects on
+        nodes that do not answer may all be missing."""
+        require_bucket(bucket)
+        require_text(prefix, errors.InvalidRequest, "prefix")
+        members = self.members
+        if not members.knows(bucket):
+            yield from self._any(lambda node: node.objects(bucket, prefix=prefix, page_size=page_size))
+            return
+        view = members.view
+
+        def pages(at: int) -> Iterator[ObjectInfo]:
+            return members.transport(view.nodes[at].uuid).objects(bucket, prefix=prefix, page_size=page_size)
+
+        yield from merged_listing(
+            pages, [node.host for node in view.nodes], copies=view.buckets[bucket].copies, retry_s=self._retry_s
+        )
+
+    # -- batches
+
+    def open_batch(
+        self, request: batch_pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
+    ) -> FrameStream:
+        policy = StreamPolicy(timeout_s=timeout_s, retry_s=self._retry_s, verify_payload=self._verify_payload)
+        return MergedStream(request, self.members, policy, self._targets(request, assembly, colocation))
+
+    def _targets(self, request: batch_pb.BatchRequest, assembly: str, colocation: str) -> list[bytes]:
+        """The nodes that may assemble the batch, best first; empty when this client does."""
+        if assembly == "direct" or not len(request.name):
+            return []
+        nodes = self.members.anybody()
+        if assembly == "target" and colocation == "none":
+            return nodes
+        columns, everything = Columns(request), range(len(request.name))
+        groups, _ = grouped(everything, columns.holders(everything, self.members.holders), frozenset())
+        if assembly == "auto" and len(request.name) >= DIRECT_FROM_ENTRIES_PER_OWNER * len(groups):
+            return []
+        if assembly == "auto" and len(groups) <= 1:
+            return []
+        if colocation != "none":
+            nodes.sort(key=lambda node: -len(groups.get(node, ())))
+        return nodes
+
+    # -- life
+
+    def describe(self) -> dict[str, object]:
+        """Of the cluster, and of each node that answers."""
+        members, view = self.members, self.members.view
+        nodes: list[dict[str, object]] = []
+        first: dict[str, object] = {}
+        for node in view.nodes:
+            known: dict[str, object] = {"uuid": node.uuid.hex(), "host": node.host, "endpoint": node.endpoint}
+            try:
+                known |= members.transport(node.uuid).describe()
+                first = first or known
+            except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
+                known["error"] = str(error)
+            nodes.append(known)
+        if not first:
+            raise errors.NodeUnavailable(f"{self.url}: none of {len(nodes)} nodes answers: {nodes[0].get('error')}")
+        drives: list[object] = []
+        for described in nodes:
+            found = described.get("drives", [])
+            assert isinstance(found, list)
+            drives += found
+        return {
+            "url": self.url, "store_uuid": view.map.cluster_uuid.hex(), "version": first["version"],
+            "batch_reader": first["batch_reader"], "map_version": view.version, "drives": drives, "nodes": nodes,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        self.members.close()
+
+
+
+def _as_unavailable(error: Exception) -> errors.LoaderError:
+    """Before a call has been opened."""
+    return error if isinstance(error, errors.LoaderError) else errors.NodeUnavailable(str(error))
