@@ -18,9 +18,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from protos import ais_batch_pb2, ais_cluster_pb2_grpc, ais_objects_pb2_grpc
+from protos import ais_batch_pb2, ais_cluster_pb2_grpc, ais_objects_pb2_grpc, ais_replica_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.following import Follower
+from storage_node.cluster.replica_service import ReplicaService
+from storage_node.cluster.replicate import Replication
 from storage_node.cluster.service import ClusterService
 from storage_node.cluster.start import open_membership
 from storage_node.config import ServerConfig
@@ -124,10 +126,12 @@ class NodeServer:
             self.service = service = BatchService(self._store, self.config, readers, self.membership)
             server = grpc.aio.server(options=_OPTIONS)
             ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(service), server)
-            ais_objects_pb2_grpc.add_ObjectsServicer_to_server(ObjectsService(service), server)
+            writes = Replication(service, self.membership)
+            ais_objects_pb2_grpc.add_ObjectsServicer_to_server(ObjectsService(service, writes), server)
             ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(service, VERSION), server)
             cluster = ClusterService(service, self.membership, self._keeper)
             ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
+            ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(service), server)
             server.add_generic_rpc_handlers((_session_handler(service),))
             try:
                 self.port = server.add_insecure_port(f"{self.config.host}:{self.config.port}")
@@ -147,6 +151,7 @@ class NodeServer:
             service.stop()
             await server.stop(self._grace_s)
             await service.peers.close()
+            await writes.close()
             await _finish_tasks()
 
     def _advertised(self) -> str:

@@ -15,6 +15,8 @@ import grpc
 from protos import ais_objects_pb2 as pb
 from storage_node.batch.session import BatchService
 from storage_node.cluster.bucket_changes import ClusterBuckets
+from storage_node.cluster.replicate import Replication
+from storage_node.cluster.targets import TooFewCopies
 from storage_node.request_counts import ERROR_KIND_KEY, counted, counted_stream
 from storage_node.store import errors
 from storage_node.store.batch_read import IMPLEMENTATION
@@ -39,6 +41,7 @@ _STATUS = {
     errors.BucketNotEmpty: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
     errors.DriveFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    TooFewCopies: grpc.StatusCode.UNAVAILABLE,
 }
 
 
@@ -107,15 +110,22 @@ class BucketsService:
 
 
 class ObjectsService:
-    def __init__(self, service: BatchService) -> None:
+    def __init__(self, service: BatchService, writes: Replication) -> None:
         self._service = service
         self._store = service.store
+        self._writes = writes
 
     @counted("put")
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
         put = _Put(self._store)
         try:
-            async for request in requests:
+            messages = aiter(requests)
+            first = await anext(messages, None)
+            if first is not None:
+                if first.HasField("header") and (target := self._writes.target(first.header.bucket)) is not None:
+                    return await self._writes.put(target, first.header, messages)
+                await self._service.read(put.take, first)
+            async for request in messages:
                 if (record := await self._service.read(put.take, request)) is not None:
                     return _info(put.header.bucket, put.header.name, record)
             raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
@@ -131,9 +141,12 @@ class ObjectsService:
     ) -> AsyncIterator[pb.PutManyResponse]:
         async for request in requests:
             try:
-                yield await self._service.read(self._put_group, request)
+                yield await self._writes.put_many(request, self._put_here)
             except errors.StoreError as error:
                 await abort(context, error)
+
+    async def _put_here(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
+        return await self._service.read(self._put_group, request)
 
     def _put_group(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
         uploads: list[Upload | errors.StoreError] = []
@@ -189,7 +202,10 @@ class ObjectsService:
     @counted("delete")
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
         try:
-            await self._service.read(self._store.delete, request.bucket, request.name)
+            if (target := self._writes.target(request.bucket)) is not None:
+                await self._writes.delete(target, request.name)
+            else:
+                await self._service.read(self._store.delete, request.bucket, request.name)
             return pb.DeleteResponse()
         except errors.StoreError as error:
             await abort(context, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from protos import ais_replica_pb2 as wire
 from protos import ais_replica_pb2_grpc
@@ -24,9 +24,10 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
         self._store = service.store
 
     async def Write(
-        self, requests: AsyncIterator[wire.WriteRequest], context: Context
+        self, requests: AsyncIterator[wire.WriteRequest], context: Any
     ) -> AsyncIterator[wire.WriteResponse]:
         held = HeldWrite(self._store)
+        await context.send_initial_metadata(())  # this node is there, however long the drive may take
         try:
             async for request in requests:
                 if (response := await self._service.read(held.take, request)) is not None:

@@ -1,0 +1,84 @@
+"""The nodes of a map as a coordinator asks them, itself among them. Belongs to the node's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from protos import ais_replica_pb2 as wire
+from protos import ais_replica_pb2_grpc
+from storage_node.batch.session import BatchService
+from storage_node.cluster import replica
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.copies import (
+    REACH_TIMEOUT_S,
+    STEP_TIMEOUT_S,
+    Copy,
+    CopyLost,
+    LocalCopy,
+    RemoteCopy,
+    reporting,
+)
+from storage_node.cluster.targets import Target
+from storage_node.store.errors import StoreError
+
+R = TypeVar("R")
+
+
+async def outcome(step: Awaitable[R]) -> R | CopyLost:
+    try:
+        return await step
+    except CopyLost as lost:
+        return lost
+
+
+async def close_all(copies: Iterable[Copy]) -> None:
+    await asyncio.gather(*(copy.close() for copy in copies))
+
+
+class Nodes:
+    def __init__(self, service: BatchService, channels: Channels) -> None:
+        self.service = service
+        self.channels = channels
+
+    def copy(self, target: Target, node: int) -> Copy:
+        if node == target.position:
+            return LocalCopy(node, self.service)
+        return RemoteCopy(node, target.endpoint(node), self.channels)
+
+    def avoided(self, target: Target) -> Callable[[int], bool]:
+        return lambda node: node != target.position and self.channels.avoided(target.endpoint(node))
+
+    async def newest(self, target: Target, node: int, names: Iterable[str]) -> wire.NewestResponse:
+        """What the node has of these names. Raises CopyLost."""
+        request = wire.NewestRequest(bucket=_ref(target), name=names)
+        if node == target.position:
+            return await self._here(replica.newest, request)
+        endpoint = target.endpoint(node)
+        stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
+        with reporting(self.channels, endpoint):
+            found: wire.NewestResponse = await stub.Newest(request, timeout=REACH_TIMEOUT_S)
+        self.channels.answered(endpoint)
+        return found
+
+    async def bury(self, target: Target, node: int, name: str, version: wire.ObjectVersion) -> wire.BuryResponse:
+        """Have the node keep a tombstone. Raises CopyLost."""
+        request = wire.BuryRequest(bucket=_ref(target), name=name, version=version)
+        if node == target.position:
+            return await self._here(replica.bury, request)
+        endpoint = target.endpoint(node)
+        stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
+        with reporting(self.channels, endpoint):
+            done: wire.BuryResponse = await stub.Bury(request, timeout=STEP_TIMEOUT_S)
+        return done
+
+    async def _here(self, function: Callable[..., R], request: object) -> R:
+        try:
+            return await self.service.read(function, self.service.store, request)
+        except StoreError as error:
+            raise CopyLost(f"this node: {error}", error) from error
+
+
+def _ref(target: Target) -> wire.BucketRef:
+    return wire.BucketRef(name=target.bucket.name, uuid=target.bucket.uuid)

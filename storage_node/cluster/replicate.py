@@ -1,0 +1,256 @@
+"""Writes of several copies: the node that a client writes to coordinates them.
+
+The bytes are staged by the owners while they stream in; each owner says the newest version that it has of the name; the
+version chosen is above them all, and then all commit. A failure before that leaves nothing visible. Copies end equal
+whatever comes in between, because a commit changes nothing where something newer is: of two writers of one name the
+higher version wins everywhere, and a coordinator that dies between two commits leaves the old object on one node and
+the new one on another, for repair to equalise.
+
+Nothing is held on one node while another is waited for, but staged files. Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from protos import ais_objects_pb2 as pb
+from protos import ais_replica_pb2 as wire
+from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
+from storage_node.cluster.membership import Membership
+from storage_node.cluster.nodes import Nodes, close_all, outcome
+from storage_node.cluster.replica import from_wire, to_wire
+from storage_node.cluster.staged import Commits, Result, Staged
+from storage_node.cluster.targets import Candidates, Target, TooFewCopies
+from storage_node.store.errors import InvalidRequest, ObjectNotFound, StoreError
+from storage_node.store.format import Version
+from storage_node.store.names import check_object_name, object_name_fault
+from storage_node.store.store import not_found_message
+from storage_node.store.upload import checked_metadata
+
+
+class Replication:
+    """Coordinates the writes that come to this node."""
+
+    def __init__(self, service: BatchService, membership: Membership) -> None:
+        self._service = service
+        self._membership = membership
+        self._channels = Channels()
+        self._nodes = Nodes(service, self._channels)
+        self._commits = Commits(self._nodes)
+
+    async def close(self) -> None:
+        """Commits that have begun are finished first."""
+        await self._commits.settle()
+        await self._channels.close()
+
+    def target(self, bucket: str) -> Target | None:
+        """Where writes into this bucket go; None when it is no bucket of a cluster.
+
+        Raises TooFewCopies when this node has been taken out of the map.
+        """
+        view = self._membership.view
+        if view is None or bucket not in view.buckets:
+            return None
+        position = view.position.get(self._membership.node_uuid)
+        if position is None:
+            raise TooFewCopies("this node is no longer part of the cluster; write to another one")
+        return Target(view, view.buckets[bucket], position)
+
+    # -- one object
+
+    async def put(self, target: Target, header: pb.PutHeader, messages: AsyncIterator[pb.PutRequest]) -> pb.ObjectInfo:
+        """Store an object whose header has come already. Raises StoreError."""
+        check_object_name(header.name)
+        staged = Staged(target, header.name, target.rankings([header.name])[0])
+        staged.metadata = checked_metadata(dict(header.metadata))
+        copies: list[Copy] = []
+        try:
+            await self._open(staged, header, copies)
+            async for message in messages:
+                part = message.WhichOneof("part")
+                if part == "data":
+                    await self._forward(staged, wire.WriteRequest(data=message.data))
+                elif part == "end":
+                    await self._end(staged, message.end)
+                    break
+                else:
+                    raise InvalidRequest(f"a message of a PUT that is neither data nor end: {part}")
+            else:
+                raise InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
+        except BaseException:
+            await close_all(copies)
+            raise
+        result = (await self._commits.commit([staged], copies))[0]
+        if isinstance(result, StoreError):
+            raise result
+        return result
+
+    async def _open(self, staged: Staged, header: pb.PutHeader, copies: list[Copy]) -> None:
+        """Find nodes that take the object on, the next ones in place of those that do not; all land in `copies`."""
+        target = staged.target
+        request = wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=target.bucket.uuid))
+
+        async def ask(node: int) -> None:
+            copy = self._nodes.copy(target, node)
+            copies.append(copy)
+            answer = await outcome(copy.begin(request))
+            if isinstance(answer, CopyLost):
+                staged.lose(answer)
+            elif answer.HasField("staged"):
+                staged.lose(refused(target.endpoint(node), answer.staged.object[0].error))
+            else:
+                staged.taking.append(node)
+                staged.copies.append((copy, 0))
+
+        while nodes := staged.next_nodes(self._nodes.avoided(target)):
+            await asyncio.gather(*(ask(node) for node in nodes))
+        staged.require()
+
+    async def _forward(self, staged: Staged, request: wire.WriteRequest) -> None:
+        """A node that is lost now has no successor: the bytes that went by are gone. Repair makes its copy."""
+        before, staged.copies, staged.taking = staged.copies, [], []
+        sent = await asyncio.gather(*(outcome(copy.send(request, STEP_TIMEOUT_S)) for copy, _ in before))
+        for (copy, place), result in zip(before, sent, strict=True):
+            if isinstance(result, CopyLost):
+                staged.lose(result)
+            else:
+                staged.copies.append((copy, place))
+                staged.taking.append(copy.node)
+        staged.require()
+
+    async def _end(self, staged: Staged, end: pb.PutEnd) -> None:
+        before, staged.copies, staged.taking = staged.copies, [], []
+        request = wire.WriteRequest(end=end)
+        answers = await asyncio.gather(*(outcome(copy.ask(request, STEP_TIMEOUT_S)) for copy, _ in before))
+        for (copy, place), answer in zip(before, answers, strict=True):
+            staged.take(copy, place, answer)
+        staged.require()
+
+    # -- many small objects
+
+    async def put_many(
+        self, request: pb.PutManyRequest, put_here: Callable[[pb.PutManyRequest], Awaitable[pb.PutManyResponse]]
+    ) -> pb.PutManyResponse:
+        """Store a group; `put_here` takes what belongs to no bucket of the cluster."""
+        found: dict[str, Target | None] = {}
+        try:
+            for name in {small.bucket for small in request.object}:
+                found[name] = self.target(name)
+        except TooFewCopies as error:
+            return pb.PutManyResponse(result=[_result(error) for _ in request.object])
+        targets = [found[small.bucket] for small in request.object]
+        there = [(small, target) for small, target in zip(request.object, targets, strict=True) if target is not None]
+        if not there:
+            return await put_here(request)
+        stored = iter(await self._put_group([small for small, _ in there], [target for _, target in there]))
+        here = [small for small, target in zip(request.object, targets, strict=True) if target is None]
+        kept = iter((await put_here(pb.PutManyRequest(object=here))).result if here else [])
+        return pb.PutManyResponse(
+            result=[next(kept) if target is None else _result(next(stored)) for target in targets]
+        )
+
+    async def _put_group(self, objects: Sequence[pb.SmallObject], targets: Sequence[Target]) -> list[Result]:
+        """Store small objects with one message to each node; one result each, in order."""
+        entries = [Staged(target, small.name, []) for target, small in zip(targets, objects, strict=True)]
+        for entry, small in zip(entries, objects, strict=True):
+            try:
+                check_object_name(small.name)
+                entry.metadata = checked_metadata(dict(small.metadata))
+            except StoreError as error:
+                entry.fault = error
+        for target in {id(target): target for target in targets}.values():
+            mine = [entry for entry in entries if entry.target is target and entry.fault is None]
+            for entry, ranking in zip(mine, target.rankings([entry.name for entry in mine]), strict=True):
+                entry.ranking = ranking
+        copies: list[Copy] = []
+        try:
+            while await self._stage_round(entries, objects, copies):
+                pass  # those that found too few nodes ask the next ones
+        except BaseException:
+            await close_all(copies)
+            raise
+        return await self._commits.commit(entries, copies)
+
+    async def _stage_round(
+        self, entries: Sequence[Staged], objects: Sequence[pb.SmallObject], copies: list[Copy]
+    ) -> bool:
+        """Ask the next nodes for whatever lacks copies; False when there was nothing to ask."""
+        wanted: dict[int, list[int]] = {}
+        for at, entry in enumerate(entries):
+            for node in entry.next_nodes(self._nodes.avoided(entry.target)):
+                wanted.setdefault(node, []).append(at)
+
+        async def stage(node: int, positions: list[int]) -> None:
+            group = wire.WriteGroup(object=[objects[at] for at in positions])
+            for at in positions:
+                bucket = entries[at].target.bucket
+                group.bucket_uuid[bucket.name] = bucket.uuid
+            copy = self._nodes.copy(entries[positions[0]].target, node)
+            copy.objects = len(positions)
+            copies.append(copy)
+            answer = await outcome(copy.begin(wire.WriteRequest(group=group)))
+            for place, at in enumerate(positions):
+                entries[at].take(copy, place, answer)
+
+        await asyncio.gather(*(stage(node, positions) for node, positions in wanted.items()))
+        return bool(wanted)
+
+    # -- deleting
+
+    async def delete(self, target: Target, name: str) -> None:
+        """Leave a tombstone on all owners. Raises ObjectNotFound when none of the nodes asked had the object."""
+        if object_name_fault(name):
+            raise ObjectNotFound(not_found_message(target.bucket.name, name))
+        asked = Candidates(target, name, target.rankings([name])[0])
+        found: dict[int, wire.ObjectState] = {}
+        clock = 0
+
+        async def ask(node: int) -> bool:
+            nonlocal clock
+            answer = await outcome(self._nodes.newest(target, node, [name]))
+            if isinstance(answer, CopyLost):
+                asked.lose(answer)
+                return False
+            found[node], clock = answer.object[0], max(clock, answer.clock)
+            return True
+
+        while nodes := asked.next_nodes(self._nodes.avoided(target)):
+            answered = await asyncio.gather(*(ask(node) for node in nodes))
+            asked.taking += [node for node, there in zip(nodes, answered, strict=True) if there]
+        asked.require()
+        await asyncio.gather(*(ask(node) for node in target.former(name) if node not in found))
+        states = [state for state in found.values() if state.HasField("version")]
+        newest = max(states, key=lambda state: from_wire(state.version), default=None)
+        existed = newest is not None and not newest.is_tombstone
+        owners = asked.ranking[: target.bucket.copies]
+        # An owner that could not be asked may have the object: it finds the tombstone when it comes back.
+        if existed or not all(node in found for node in owners):
+            await self._bury(asked, list(found), [from_wire(state.version) for state in states], clock)
+        if not existed:
+            raise ObjectNotFound(not_found_message(target.bucket.name, name))
+
+    async def _bury(self, asked: Candidates, nodes: Sequence[int], seen: list[Version], clock: int) -> None:
+        target = asked.target
+        version = to_wire(
+            await self._service.read(self._service.store.next_version, target.number, target.epoch, seen, clock)
+        )
+
+        async def bury(node: int) -> bool:
+            result = await outcome(self._nodes.bury(target, node, asked.name, version))
+            if isinstance(result, CopyLost):
+                asked.lose(result)
+                return False
+            return node in asked.taking
+
+        buried = sum(await asyncio.shield(asyncio.gather(*(bury(node) for node in nodes))))
+        if buried < target.min_copies:
+            raise asked.unfinished(buried)
+
+
+def _result(stored: Result) -> pb.PutResult:
+    if isinstance(stored, StoreError):
+        return pb.PutResult(error=pb.Error(kind=stored.kind, message=str(stored)))
+    return pb.PutResult(info=stored)

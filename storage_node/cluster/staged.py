@@ -1,0 +1,152 @@
+"""Objects that wait on several nodes for their commit: the versions chosen for them, and the commit itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from protos import ais_objects_pb2 as pb
+from protos import ais_replica_pb2 as wire
+from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
+from storage_node.cluster.nodes import Nodes, close_all, outcome
+from storage_node.cluster.replica import from_wire, to_wire
+from storage_node.cluster.targets import Candidates, Target
+from storage_node.store.errors import StoreError
+from storage_node.store.format import Version
+
+Result: TypeAlias = pb.ObjectInfo | StoreError
+"""What became of one object."""
+
+
+@dataclass(slots=True)
+class Staged(Candidates):
+    """One object on its way to its copies."""
+
+    metadata: dict[str, str] = field(default_factory=dict)
+    size_bytes: int = 0
+    checksum: int = 0
+    copies: list[tuple[Copy, int]] = field(default_factory=list)
+    """Where it has been staged, each with the object's place in that copy's write."""
+    seen: list[Version] = field(default_factory=list)
+    """What the nodes have of the name."""
+    clock: int = 0
+
+    def take(self, copy: Copy, place: int, answer: wire.WriteResponse | CopyLost) -> None:
+        """Note what a node said to the object's bytes."""
+        if isinstance(answer, CopyLost):
+            self.lose(answer)
+            return
+        one = answer.staged.object[place]
+        if one.HasField("error"):
+            self.lose(refused(self.target.endpoint(copy.node), one.error))
+            return
+        self.taking.append(copy.node)
+        self.copies.append((copy, place))
+        self.size_bytes, self.checksum = one.size_bytes, one.checksum
+        self.clock = max(self.clock, answer.staged.clock)
+        if one.HasField("newest"):
+            self.seen.append(from_wire(one.newest))
+
+
+class Commits:
+    """Carries staged objects over the line. Belongs to the node's event loop."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._running: set[asyncio.Task[list[Result]]] = set()
+
+    async def settle(self) -> None:
+        """Wait for commits that have begun; each has a deadline."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=STEP_TIMEOUT_S)
+
+    async def commit(self, entries: Sequence[Staged], copies: Sequence[Copy]) -> list[Result]:
+        """Choose versions and have all copies commit, then close all `copies`; one result for each entry, in order.
+
+        Goes on when the caller is cancelled: a client that gives up is no reason to leave copies that differ.
+        """
+        task = asyncio.ensure_future(self._commit_and_close(entries, copies))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def _commit_and_close(self, entries: Sequence[Staged], copies: Sequence[Copy]) -> list[Result]:
+        try:
+            shortages = [entry.shortage() for entry in entries]
+            going = [entry for entry, shortage in zip(entries, shortages, strict=True) if shortage is None]
+            done = iter(await self._commit_all(going, copies) if going else [])
+            return [next(done) if shortage is None else shortage for shortage in shortages]
+        finally:
+            await close_all(copies)
+
+    async def _commit_all(self, entries: Sequence[Staged], copies: Sequence[Copy]) -> list[Result]:
+        await self._ask_former(entries)
+        try:
+            versions = await self._nodes.service.read(self._choose, entries)
+        except StoreError as error:
+            return [error for _ in entries]
+        modified_ns = time.time_ns()
+        requests = {id(copy): [wire.CommitObject() for _ in range(copy.objects)] for copy in copies}
+        parts = {id(copy): copy for entry in entries for copy, _ in entry.copies}
+        for entry, version in zip(entries, versions, strict=True):
+            for copy, place in entry.copies:
+                one = wire.CommitObject(version=to_wire(version), modified_ns=modified_ns)
+                requests[id(copy)][place] = one
+        answers = await asyncio.gather(
+            *(
+                outcome(copy.ask(wire.WriteRequest(commit=wire.WriteCommit(object=requests[key])), STEP_TIMEOUT_S))
+                for key, copy in parts.items()
+            )
+        )
+        by_copy = dict(zip(parts, answers, strict=True))
+        return [_result(entry, version, modified_ns, by_copy) for entry, version in zip(entries, versions, strict=True)]
+
+    def _choose(self, entries: Sequence[Staged]) -> list[Version]:
+        store = self._nodes.service.store
+        return [
+            store.next_version(entry.target.number, entry.target.epoch, entry.seen, entry.clock) for entry in entries
+        ]
+
+    async def _ask_former(self, entries: Sequence[Staged]) -> None:
+        """While objects move, their former owners may have newer ones than the owners do."""
+        asked: dict[tuple[int, int], list[Staged]] = {}
+        targets: dict[int, Target] = {}
+        for entry in entries:
+            for node in entry.target.former(entry.name):
+                if node not in entry.taking:
+                    targets[id(entry.target)] = entry.target
+                    asked.setdefault((id(entry.target), node), []).append(entry)
+
+        async def ask(target: Target, node: int, mine: Sequence[Staged]) -> None:
+            answer = await outcome(self._nodes.newest(target, node, [entry.name for entry in mine]))
+            if not isinstance(answer, CopyLost):
+                for entry, found in zip(mine, answer.object, strict=True):
+                    entry.clock = max(entry.clock, answer.clock)
+                    if found.HasField("version"):
+                        entry.seen.append(from_wire(found.version))
+
+        await asyncio.gather(*(ask(targets[key], node, mine) for (key, node), mine in asked.items()))
+
+
+def _result(
+    entry: Staged, version: Version, modified_ns: int, answers: dict[int, wire.WriteResponse | CopyLost]
+) -> Result:
+    """Stored, when every node that is still there has it, and these are enough."""
+    committed = 0
+    for copy, place in entry.copies:
+        answer = answers[id(copy)]
+        if isinstance(answer, CopyLost):
+            entry.lose(answer)
+        elif answer.committed.object[place].HasField("error"):
+            entry.lose(refused(entry.target.endpoint(copy.node), answer.committed.object[place].error))
+        else:
+            committed += 1
+    if committed < entry.target.min_copies:
+        return entry.unfinished(committed)
+    return pb.ObjectInfo(
+        bucket=entry.target.bucket.name, name=entry.name, size_bytes=entry.size_bytes, version=str(version),
+        checksum=entry.checksum, modified_ns=modified_ns, metadata=entry.metadata,
+    )  # fmt: skip

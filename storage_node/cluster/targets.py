@@ -1,0 +1,127 @@
+"""Where the copies of a write go: the first hosts in rendezvous order that answer. Does no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from protos import ais_cluster_pb2 as pb
+from protos.cluster_map import ClusterView, object_hashes
+from storage_node.cluster.copies import CopyLost
+from storage_node.store.errors import ContentMismatch, InvalidName, InvalidRequest, StoreError
+
+
+class TooFewCopies(StoreError):
+    """Fewer nodes than the bucket's `min_copies` could take a write; it may be tried again."""
+
+    kind = "node-unavailable"
+
+
+_OF_THE_REQUEST = (InvalidName, InvalidRequest, ContentMismatch)
+"""What any node would say of the same request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bucket of the map, and this node's part in it."""
+
+    view: ClusterView
+    bucket: pb.MapBucket
+    position: int
+    """Of this node in the map."""
+
+    @property
+    def number(self) -> int:
+        return self.view.nodes[self.position].number
+
+    @property
+    def epoch(self) -> int:
+        """A change of the map outranks what was written under the one before."""
+        return self.view.map.ballot.number
+
+    @property
+    def min_copies(self) -> int:
+        return max(1, min(self.bucket.min_copies, self.bucket.copies))
+
+    def rankings(self, names: Sequence[str]) -> list[list[int]]:
+        """For each name one node of each host, best first: its owners, then those that take an owner's place."""
+        placement = self.view.placement
+        found: list[list[int]] = placement.owners(object_hashes(self.bucket.uuid, names), placement.hosts).tolist()
+        return found
+
+    def former(self, name: str) -> list[int]:
+        """Nodes that may still have the object from before the nodes that are joining or leaving began to."""
+        if self.view.former is None:
+            return []
+        owners = set(self.view.owners(self.bucket, name))
+        return [node for node in self.view.holders(self.bucket, [name])[0] if node not in owners]
+
+    def endpoint(self, node: int) -> str:
+        return self.view.nodes[node].endpoint
+
+
+@dataclass(slots=True)
+class Candidates:
+    """The nodes that may take part in one write, and what came of asking them."""
+
+    target: Target
+    name: str
+    ranking: list[int]
+    """One node of each host, best first."""
+    taking: list[int] = field(default_factory=list)
+    """Those that take part."""
+    tried: set[int] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+    fault: StoreError | None = None
+    """What any node would have against the request."""
+    refusal: StoreError | None = None
+    """What a node that answered had against taking part."""
+    unreachable: bool = False
+
+    def next_nodes(self, avoided: Callable[[int], bool]) -> list[int]:
+        """Who is to be asked now; empty when enough take part, or nobody is left. They count as tried from now on.
+
+        Nodes that failed a moment ago are passed over, unless there would be too few without them.
+        """
+        if self.fault is not None:
+            return []
+        left = [node for node in self.ranking if node not in self.tried]
+        likely = [node for node in left if not avoided(node)]
+        short = self.target.min_copies - len(self.taking) - len(likely)
+        unlikely = [node for node in left if avoided(node)][: max(0, short)]
+        missing = max(0, self.target.bucket.copies - len(self.taking))
+        asked = (likely + unlikely)[:missing]
+        self.tried.update(asked)
+        return asked
+
+    def lose(self, problem: CopyLost) -> None:
+        """A node takes no part, or not any more."""
+        self.problems.append(str(problem))
+        self.unreachable |= problem.refusal is None
+        self.refusal = self.refusal or problem.refusal
+        if problem.refusal is not None and isinstance(problem.refusal, _OF_THE_REQUEST):
+            self.fault = self.fault or problem.refusal
+
+    def shortage(self) -> StoreError | None:
+        """Why the write cannot go on; None when it can."""
+        if self.fault is not None or len(self.taking) >= self.target.min_copies:
+            return self.fault
+        message = f"{self._sentence(len(self.taking))}; nothing was changed"
+        if self.refusal is not None and not self.unreachable:
+            return type(self.refusal)(message)
+        return TooFewCopies(message)
+
+    def unfinished(self, count: int) -> StoreError:
+        """What a client is told when too few nodes of those that took part have said that they are done."""
+        return TooFewCopies(f"{self._sentence(count)}; others may be changed already, trying again makes them equal")
+
+    def _sentence(self, count: int) -> str:
+        why = "; ".join(dict.fromkeys(self.problems)) or "the map has no more hosts"
+        label = f"{self.target.bucket.name}/{self.name}"
+        return f"{label}: {count} copies can be written now, {self.target.min_copies} at least are needed ({why})"
+
+    def require(self) -> None:
+        """Raises StoreError when the write cannot go on."""
+        shortage = self.shortage()
+        if shortage is not None:
+            raise shortage
