@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -229,7 +230,7 @@ def _show(root: Path, result: Result, *, as_json: bool) -> None:
         click.echo(f"export {URL_VARIABLE}={result.url}")
         if variables:
             click.echo("# for `ray job submit`:")
-            click.echo("export " + " ".join(f"{name}={value}" for name, value in variables.items()))
+            click.echo("export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()))
         for text in result.notes:
             note(printable(text))
         if any(not node["endpoint"].startswith("127.") for node in result.nodes if node["state"] == "serving"):
