@@ -21,16 +21,6 @@ _JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets it for the entry point of a submitted job."""
 
 
-class _ClusterCommands(click.Group):
-    def invoke(self, ctx: click.Context) -> Any:
-        from storage_node.cluster.head import ClusterError
-
-        try:
-            return super().invoke(ctx)
-        except ClusterError as error:
-            raise click.ClickException(" ".join(str(error).split("\n"))) from error
-
-
 _root = click.option(
     "--root", metavar="DIR", required=True, type=click.Path(file_okay=False, path_type=Path),
     help="Folder below which nodes have their drives: DIR/NODE/DRIVE. The same path on every host.",
@@ -54,7 +44,7 @@ _durability = click.option("--durability", type=click.Choice(["process", "power"
                            show_default=True, help="What an acknowledged write survives.")  # fmt: skip
 
 
-@click.group(cls=_ClusterCommands)
+@click.group()
 def cluster() -> None:
     """Several storage nodes as one store.
 

@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from storage_node.cluster.ports import free_port
+from storage_node.store.errors import StoreError
 from storage_node.store.record import write_atomically
 
 FOLDER_NAME = ".cluster"
@@ -41,7 +42,7 @@ _LONGEST_TEMPORARY = 20
 """Characters. Ray puts sockets some 75 below its folder, and their paths must stay below 108."""
 
 
-class ClusterError(Exception):
+class ClusterError(StoreError):
     """A cluster could not be started, found or stopped; the message is for the operator."""
 
 

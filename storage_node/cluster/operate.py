@@ -25,7 +25,6 @@ from storage_node.cluster.edits import add_node, begin_leave, create_cluster, re
 from storage_node.cluster.head import ClusterError, Head
 from storage_node.cluster.launch import Host, Started
 from storage_node.cluster.proposer import Edit
-from storage_node.store.errors import StoreError
 
 DRAIN_GRACE_S = 5.0
 CHANGE_TIMEOUT_S = 30.0
@@ -75,11 +74,11 @@ def up(plan: Plan, tell: Tell) -> Result:
     notes: list[str] = []
     with _ray(plan, tell) as head:
         hosts = launch.look(plan.root)
-        if not _nodes(hosts):
+        if not nodes_of(hosts):
             _make_first(plan, hosts, tell)
             hosts = launch.look(plan.root)
-        elif plan.nodes is not None and plan.nodes != len(_nodes(hosts)):
-            notes.append(f"{len(_nodes(hosts))} nodes have their drives below {plan.root}; `cluster add` makes more")
+        elif plan.nodes is not None and plan.nodes != len(nodes_of(hosts)):
+            notes.append(f"{len(nodes_of(hosts))} nodes have their drives below {plan.root}; `cluster add` makes more")
         notes += [problem for host in hosts for problem in host.found.problems]
         notes += [f"node {uuid} has been on {host.name}, and has no drive there now"
                   for host in hosts for uuid in host.found.absent]  # fmt: skip
@@ -90,7 +89,7 @@ def add(plan: Plan, tell: Tell) -> Result:
     """Make one more node, on the host that has the fewest, and let it join. Raises as `up`."""
     with _ray(plan, tell) as head:
         hosts = launch.look(plan.root)
-        if not _nodes(hosts):
+        if not nodes_of(hosts):
             raise ClusterError(f"no nodes below {plan.root} to add one to; `cluster up` makes the first")
         host = min(hosts, key=lambda host: len(host.found.nodes))
         launch.make(plan.root, {host.address: 1}, plan.drives_per_node)
@@ -142,11 +141,6 @@ def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
     return stopped, heads.end(root)
 
 
-def read_map(root: Path) -> pb.ClusterMap | None:
-    """The newest map that nodes of this machine know. Raises ValueError."""
-    return newest_map(ask_nodes(said.endpoint for said in node_file.read_all(root) if said.endpoint).values())
-
-
 # -- parts
 
 
@@ -167,7 +161,7 @@ def _ray(plan: Plan, tell: Tell) -> Iterator[Head | None]:
         yield head
 
 
-def _nodes(hosts: Sequence[Host]) -> dict[str, tuple[NodeDrives, Host]]:
+def nodes_of(hosts: Sequence[Host]) -> dict[str, tuple[NodeDrives, Host]]:
     """By uuid. Of hosts that see the same folder the first one counts."""
     nodes: dict[str, tuple[NodeDrives, Host]] = {}
     for host in hosts:
@@ -176,23 +170,32 @@ def _nodes(hosts: Sequence[Host]) -> dict[str, tuple[NodeDrives, Host]]:
     return nodes
 
 
-def _make_first(plan: Plan, hosts: Sequence[Host], tell: Tell) -> None:
-    absent = [f"{uuid} on {host.name}" for host in hosts for uuid in host.found.absent]
+def first_nodes(hosts: Sequence[Host], nodes: int | None) -> dict[str, int]:
+    """How many nodes to make on each host, by address, where there are none; `nodes` in all, or one on each.
+
+    Raises ClusterError where there have been some: an empty folder may be a disk that is not mounted.
+    """
+    absent = [f"node {uuid} of {host.name}" for host in hosts for uuid in host.found.absent]
     problems = [problem for host in hosts for problem in host.found.problems]
     if absent or problems:
         raise ClusterError(
-            f"no drive below {plan.root} can be used, but there were some: {'; '.join(absent + problems)}. Mount or "
+            f"nodes have been here, and none of their drives can be used: {'; '.join(absent + problems)}. Mount or "
             "repair them; nothing was made"
         )
-    count = plan.nodes if plan.nodes is not None else len(hosts)
+    count = nodes if nodes is not None else len(hosts)
     counts = {host.address: count // len(hosts) + (at < count % len(hosts)) for at, host in enumerate(hosts)}
-    tell(f"making {count} x {plan.drives_per_node} drives below {plan.root}")
-    launch.make(plan.root, {address: number for address, number in counts.items() if number}, plan.drives_per_node)
+    return {address: number for address, number in counts.items() if number}
+
+
+def _make_first(plan: Plan, hosts: Sequence[Host], tell: Tell) -> None:
+    counts = first_nodes(hosts, plan.nodes)
+    tell(f"making {sum(counts.values())} x {plan.drives_per_node} drives below {plan.root}")
+    launch.make(plan.root, counts, plan.drives_per_node)
 
 
 def _run(plan: Plan, hosts: Sequence[Host], head: Head | None, notes: list[str], tell: Tell) -> Result:
     """Start every node that was found, and bring the map in line with them."""
-    nodes = _nodes(hosts)
+    nodes = nodes_of(hosts)
     started = [launch.start(plan.root, host, node, plan.durability) for node, host in nodes.values()]
     statuses = launch.wait_serving(started, plan.timeout_s, lambda status: tell(_line(status)))
     by_uuid = {status["uuid"]: status for status in statuses}
@@ -255,7 +258,7 @@ def _host_per_node(plan: Plan, known: pb.ClusterMap | None, started: Sequence[St
 
 
 def _map_of(hosts: Sequence[Host]) -> pb.ClusterMap:
-    statuses = [launch.status_of(uuid) for uuid in _nodes(hosts)]
+    statuses = [launch.status_of(uuid) for uuid in nodes_of(hosts)]
     try:
         map_ = newest_map(ask_nodes(status["endpoint"] for status in statuses if status is not None).values())
     except ValueError as error:
@@ -266,7 +269,7 @@ def _map_of(hosts: Sequence[Host]) -> pb.ClusterMap:
 
 
 def _find(hosts: Sequence[Host], name: str) -> tuple[NodeDrives | None, Host | None]:
-    found = [(node, host) for node, host in _nodes(hosts).values() if node.name == name or node.uuid.startswith(name)]
+    found = [(node, host) for node, host in nodes_of(hosts).values() if node.name == name or node.uuid.startswith(name)]
     if len(found) > 1:
         raise ClusterError(f"{name} names {len(found)} nodes; give more of the uuid")
     return found[0] if found else (None, None)
@@ -320,6 +323,3 @@ def _line(status: dict[str, Any]) -> str:
     where = f" at {status['endpoint']}" if status.get("endpoint") else ""
     why = f": {status['problem']}" if status["problem"] else ""
     return f"{status['name']}: {status['state']}{where}{why}"
-
-
-__all__ = ["Plan", "Result", "StoreError", "add", "down", "read_map", "remove", "up"]
