@@ -1,4 +1,4 @@
-"""A batch in flight: frames come in from a transport, items go out, in the order of the entries.
+"""A batch in flight: frames come in from a transport, items go out, in the order of the entries or in any.
 
 Nothing is buffered here beyond the frame being delivered, and the pieces of the one large entry being put together.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
+
+import numpy as np
+import numpy.typing as npt
 
 from ais_loader.entry import EntryLike, Item, Status, entry_error
 from ais_loader.errors import Closed, InvalidRequest, LoaderError
@@ -24,7 +27,10 @@ _NO_FAULT = EntryFault("")
 
 
 class Batch:
-    """One ordered answer. Iterate it, or take it whole with `tobytes()` or `packed()`; each entry comes once.
+    """One answer. Iterate it, or take it whole with `tobytes()` or `packed()`; each entry comes once.
+
+    Items come in the order of the entries, or with ordered=False as they arrive, each with its index. What is taken
+    whole is in the order of the entries always.
 
     With on_error="raise" the first entry that failed raises its error (items before it stay valid) and the batch is
     over; other batches of the session go on. `close()`, leaving the `with` block, or dropping the batch abandons the
@@ -51,8 +57,10 @@ class Batch:
         self._raising = on_error == "raise"
         self._items: Iterator[Item] | None = None
         self._closed = False
+        self._ordered = all(request.ordered for request in requests)
         self._expected = 0
-        self._pieces: bytearray | None = None
+        self._came: npt.NDArray[np.bool_] = np.zeros(0 if self._ordered else len(entries), np.bool_)
+        self._pieces: tuple[int, bytearray] | None = None
         self._advance()
         self._watch.enter("ahead")
 
@@ -102,7 +110,7 @@ class Batch:
         return error
 
     def _whole_frames(self) -> Iterator[Frame]:
-        """Frames in index order; pieces of a large entry arrive here as one frame."""
+        """Frames, in index order if that is asked for; pieces of a large entry arrive here as one frame."""
         try:
             yield from self._timed_frames()
         finally:
@@ -120,7 +128,6 @@ class Batch:
                 if frame.piece is not None:
                     assert whole is not None
                     frame = whole
-                self._pieces = None
                 self._check_order(frame)
                 watch.took(frame)
                 watch.enter(self.between_frames)
@@ -148,21 +155,29 @@ class Batch:
     def _join(self, frame: Frame) -> Frame | None:
         piece = frame.piece
         assert piece is not None
+        index = int(frame.index[0])
         if piece.offset == 0:
-            self._pieces = bytearray(piece.entry_size)
-        if self._pieces is None or len(self._pieces) != piece.entry_size:
+            self._pieces = index, bytearray(piece.entry_size)
+        if self._pieces is None or (self._pieces[0], len(self._pieces[1])) != (index, piece.entry_size):
             raise LoaderError(f"a piece at {piece.offset:,} of an entry whose beginning never came")
-        self._pieces[piece.offset : piece.offset + len(frame.payload)] = frame.payload
+        data = self._pieces[1]
+        data[piece.offset : piece.offset + len(frame.payload)] = frame.payload
         if not frame.completes_entry:
             return None
+        self._pieces = None
         size = frame.size.copy()
         size[0] = piece.entry_size
-        whole = memoryview(self._pieces).toreadonly()
+        whole = memoryview(data).toreadonly()
         return Frame(frame.index, size, frame.checksum, frame.status, frame.checksum_kind, whole, None, frame.errors)
 
     def _check_order(self, frame: Frame) -> None:
         count = len(frame.index)
-        if count:
+        if count and not self._ordered:
+            if int(frame.index.max()) >= len(self._came) or self._came[frame.index].any():
+                raise LoaderError(f"entry {int(frame.index[0])} or one that came with it was not due")
+            self._came[frame.index] = True
+            self._expected += count
+        elif count:
             first, last = int(frame.index[0]), int(frame.index[-1])
             if first != self._expected or last != first + count - 1:
                 raise LoaderError(f"got entries {first} to {last} where {self._expected} was due")
@@ -181,7 +196,7 @@ class Batch:
             self._watch.took_whole(read)
             self.close()
             return cast(list[bytes | None], read)
-        result: list[bytes | None] = []
+        result: list[bytes | None] = [None] * len(self._entries)
         for frame in frames:
             start, data = 0, frame.payload
             stops = frame.size.cumsum().tolist()
@@ -189,11 +204,12 @@ class Batch:
                 for index, status, stop in zip(frame.index.tolist(), frame.status.tolist(), stops, strict=True):
                     if status:
                         self._fault(frame, index, status)
-                    result.append(None if status else bytes(data[start:stop]))
+                    else:
+                        result[index] = bytes(data[start:stop])
                     start = stop
             else:
-                for stop in stops:
-                    result.append(bytes(data[start:stop]))
+                for index, stop in zip(frame.index.tolist(), stops, strict=True):
+                    result[index] = bytes(data[start:stop])
                     start = stop
         return result
 
@@ -206,7 +222,7 @@ class Batch:
                 self._fault(frame, int(frame.index[at]), int(frame.status[at]))
             frames.append(frame)
         self._watch.resume("decode")
-        packed = pack(frames)
+        packed = pack(frames, ordered=self._ordered)
         self._watch.stop()
         return packed
 

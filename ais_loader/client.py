@@ -100,7 +100,7 @@ class Client:
     # -- batches
 
     def get_batch(self, entries: Sequence[EntryLike], **options: Any) -> Batch:
-        """Fetch many entries with one request, in exactly this order.
+        """Fetch many entries with one request.
 
         Args:
             entries: N >= 0 Entry values or ais:// URLs, of any buckets. Repeated ones are delivered each time. More
@@ -109,7 +109,8 @@ class Client:
                 verify_ranges.
 
         Returns:
-            A Batch that yields N Items. It is lazy: a slow consumer slows the store down instead of filling memory.
+            A Batch that yields N Items, in exactly this order unless ordered=False. It is lazy: a slow consumer slows
+            the store down instead of filling memory.
 
         Raises:
             InvalidRequest, TypeError: here. Errors of entries and of the connection come while iterating: with

@@ -68,13 +68,21 @@ class PackedTensors:
         )
 
 
-def pack(frames: Sequence[Frame]) -> PackedBatch:
-    """Frames of whole entries, in order, as one PackedBatch. A single frame's payload is used without a copy."""
+def pack(frames: Sequence[Frame], *, ordered: bool = True) -> PackedBatch:
+    """Frames of whole entries as one PackedBatch in index order; `ordered` says that they come so.
+
+    A single ordered frame's payload is used without a copy.
+    """
     payloads = [np.frombuffer(frame.payload, np.uint8) for frame in frames]
     values = payloads[0] if len(payloads) == 1 else np.concatenate([np.empty(0, np.uint8), *payloads])
     sizes = np.concatenate([np.zeros(1, np.int64), *(frame.size.astype(np.int64) for frame in frames)])
     status = np.concatenate([np.empty(0, np.uint8), *(frame.status for frame in frames)])
     offsets = sizes.cumsum()
+    if not ordered:
+        order = np.concatenate([np.empty(0, np.uint32), *(frame.index for frame in frames)]).argsort()
+        spans = zip(offsets[order].tolist(), offsets[order + 1].tolist(), strict=True)
+        values = np.concatenate([np.empty(0, np.uint8), *(values[start:stop] for start, stop in spans)])
+        offsets, status = np.concatenate([np.zeros(1, np.int64), sizes[order + 1].cumsum()]), status[order]
     for array in (values, offsets, status):
         array.setflags(write=False)
     return PackedBatch(values, offsets, status)

@@ -24,11 +24,17 @@ class BatchOptions:
     timeout_s: float = 30.0
     """The longest silence between two arrivals, in seconds. Not a limit for the whole batch."""
     ordered: bool = True
-    """Reserved, as are `assembly` and `colocation`: one store, embedded or on one node, always answers in order."""
+    """False lets items come as they arrive, each with its index: nothing waits for a slow node. That matters to a
+    cluster; one store, embedded or on one node, answers in order all the same."""
     streaming: bool = True
     """False has the node collect the whole answer before it sends any of it."""
     assembly: Literal["auto", "target", "direct"] = "auto"
+    """Where the parts that a cluster's nodes send are put together: "direct" in this process, with a session to each
+    node; "target" on one of the nodes, with a single session. "auto" takes "direct" where a batch has enough entries
+    for each node. One store needs neither."""
     colocation: Literal["none", "owner", "shard"] = "none"
+    """Which node a "target" is: "none" is this client's own choice, so that clients spread over nodes; "owner" and
+    "shard" take the one that has most of the batch's entries."""
     verify_ranges: bool = False
     """Compare byte ranges with the stored block checksums, at the price of reading whole blocks."""
 

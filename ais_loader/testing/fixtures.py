@@ -14,16 +14,24 @@ import pytest
 
 from ais_loader import errors
 from ais_loader.client import Bucket, Client, connect
+from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.node import NodeProcess
 
-TRANSPORTS = ("embedded", "grpc")
+TRANSPORTS = ("embedded", "grpc", "cluster")
 
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[NodeProcess]:
     """A node that all tests share: never pause or kill it."""
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[ClusterProcesses]:
+    """Three nodes that all tests share: never pause or kill one."""
+    with throwaway_folder() as folder, ClusterProcesses(folder, 3) as running:
         yield running
 
 
@@ -40,6 +48,9 @@ def url(request: pytest.FixtureRequest) -> str:
     if request.param == "grpc":
         found: NodeProcess = request.getfixturevalue("node")
         return found.url
+    if request.param == "cluster":
+        cluster: ClusterProcesses = request.getfixturevalue("shared_cluster")
+        return cluster.url
     path: Path = request.getfixturevalue("embedded_path")
     return f"file://{path}"
 

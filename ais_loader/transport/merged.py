@@ -59,6 +59,10 @@ class MergedStream:
         self._lanes: dict[int, Lane] = {}
         self._later: list[tuple[float, Share]] = []
         self._closed = self._done = False
+        self.retries = 0
+        """Parts that were asked for again, of the same node or of another."""
+        self.paused_s = 0.0
+        """Time in which nobody was asked."""
         for bucket in self._columns.buckets:
             members.knows(bucket)
         self._assign(Share(range(self._columns.count)))
@@ -136,6 +140,8 @@ class MergedStream:
             if not owing and not self._later:
                 raise errors.LoaderError("a batch waits, and nobody owes it anything") from None
         waited_s = time.monotonic() - now
+        if not self._lanes:
+            self.paused_s += waited_s
         for lane in owing:
             lane.waited_s += waited_s
         if arrived is not None:
@@ -254,6 +260,7 @@ class MergedStream:
         request.local = not self._targets
         if (resume := self._reorder.resume_of(share.positions[0])) is not None:
             request.resume_offset, request.resume_checksum, request.resume_version = resume
+        self.retries += share.error is not None
         lane = Lane(self._reorder.add_lane(share.positions), node, share, final=bool(self._targets))
         self._lanes[lane.number] = lane
         try:

@@ -90,4 +90,4 @@ def test_a_bucket_made_again_is_another_one_and_empty(client: Client, bucket: Bu
 
 def test_more_copies_than_the_store_can_keep_are_refused(client: Client, bucket_name: str) -> None:
     with pytest.raises(errors.InvalidRequest):
-        client.create_bucket(bucket_name, copies=2)
+        client.create_bucket(bucket_name, copies=4)

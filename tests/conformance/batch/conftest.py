@@ -1,4 +1,5 @@
-"""Batches are read by two readers, native and Python, in this process and in a node: all four must agree."""
+"""Batches are read by two readers, native and Python, in this process and in a node, and from three nodes at once: all
+must agree."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(params=["embedded", "grpc", "embedded, Python reader", "grpc, Python reader"])
+@pytest.fixture(params=["embedded", "grpc", "cluster", "embedded, Python reader", "grpc, Python reader"])
 def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "grpc":
         return str(request.getfixturevalue("node").url)
+    if request.param == "cluster":
+        return str(request.getfixturevalue("shared_cluster").url)
     if request.param == "grpc, Python reader":
         return str(request.getfixturevalue("python_reader_node").url)
     if request.param == "embedded, Python reader":
