@@ -22,7 +22,8 @@ def _figure(columns: int, width: float = 3.4) -> tuple[Any, Any]:
     from matplotlib import pyplot
 
     pyplot.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True})
-    return pyplot.subplots(1, columns, figsize=(width * columns, 3.2), layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(1, columns, figsize=(width * columns, 3.2), layout="constrained", squeeze=False)
+    return figure, axes
 
 
 def _save(figure: Any, path: Path) -> None:

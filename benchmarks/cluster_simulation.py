@@ -64,13 +64,11 @@ class Setup:
 
 @dataclass(slots=True)
 class Result:
-    elapsed_s: float = 0.0
-    """After the warm-up."""
     bytes_s: float = 0.0
     batches_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
-    """Until the first entry in request order is there."""
+    """Until the first frame in request order is there."""
     read_bytes: int = 0
     node_to_node_bytes: int = 0
     to_client_bytes: int = 0
@@ -95,7 +93,7 @@ class _Frame:
     def __init__(self, node: int, first: bool) -> None:
         self.node, self.first, self.count, self.size = node, first, 0, 0
         self.asking_s = 0.0
-        """What its arrival costs as the first frame of an answer."""
+        """What its arrival costs, as the first frame of an answer."""
         self.feeds: list[int] = []
         """Which frames in request order wait for it."""
 
@@ -132,15 +130,12 @@ class Simulation:
         self._nic_bytes = [0] * hosts
         self._worker = [0.0] * workers
         self._worker_busy = 0.0
-        self._client_hosts = max(1, hosts)
-        self._client_in = [0.0] * self._client_hosts
+        self._client_in = [0.0] * hosts
         self._held = [0] * nodes
         self._targets = [self.random.randrange(nodes) for _ in range(workers)]
-        self._begun = 0
-        self._completed = 0
+        self._begun = self._completed = self._warm_bytes = self._warm_batches = 0
         self._warm_at = 0.0
-        self._warm_bytes = self._warm_batches = 0
-        share = setup.nodes_per_host / (self.hardware.drives * 1.0)
+        share = setup.nodes_per_host / self.hardware.drives
         self._drive_byte_s = share / self.hardware.drive_bytes_s
         self._drive_read_s = share * self.hardware.drive_latency_s / self.hardware.queue_depth
         self._wire_byte_s = 1.0 / self.hardware.nic_bytes_s
@@ -156,9 +151,8 @@ class Simulation:
             now, _, step, arguments = heapq.heappop(self._events)
             step(now, *arguments)
         result = self.result
-        result.elapsed_s = now - self._warm_at
-        result.bytes_s = self._warm_bytes / result.elapsed_s
-        result.batches_s = self._warm_batches / result.elapsed_s
+        result.bytes_s = self._warm_bytes / (now - self._warm_at)
+        result.batches_s = self._warm_batches / (now - self._warm_at)
         # What is booked but not yet done when the last batch completes is cut off.
         busy = [max(0.0, used - max(0.0, free - now)) / now for used, free in zip(self._busy, self._cpu, strict=True)]
         result.node_cpu = (sum(busy) / len(busy), max(busy))
@@ -343,9 +337,8 @@ class Simulation:
     # --- at the worker --------------------------------------------------------------------------------------------
 
     def _reach_worker(self, now: float, batch: _Batch, what: _Frame | int) -> None:
-        size = batch.out[what][2] if isinstance(what, int) else what.size
-        self.result.to_client_bytes += size
-        done = self._received(now, self._client_in, batch.worker % self._client_hosts, size)
+        self.result.to_client_bytes += (size := batch.out[what][2] if isinstance(what, int) else what.size)
+        done = self._received(now, self._client_in, batch.worker % self.setup.hosts, size)
         if done - now > SOON_S:
             self._at(done, self._merge, batch, what)
         else:
@@ -359,9 +352,7 @@ class Simulation:
         else:
             count, size = what.count, what.size
             asked_s = what.asking_s
-        done = self._use_worker(
-            now, batch.worker, asked_s + count * costs.client_entry_s + size * costs.client_byte_s
-        )
+        done = self._use_worker(now, batch.worker, asked_s + count * costs.client_entry_s + size * costs.client_byte_s)
         self._at(done, self._deliver, batch, what)
 
     def _deliver(self, now: float, batch: _Batch, what: _Frame | int) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.cluster_costs import MIB, Costs, Hardware
+from benchmarks.cluster_experiments import MEASURED_RATES, validate
+from benchmarks.cluster_model import main
 from benchmarks.cluster_placement import movement, shares
 from benchmarks.cluster_simulation import Setup, simulate
 
@@ -91,3 +96,19 @@ def test_shares_and_movement_follow_the_weights() -> None:
     moved = movement(weights, np.array([1.0, 1.0, 2.0, 4.0, 2.0]), 100_000, seed=1)
     assert moved.moved == pytest.approx(0.2, abs=0.006) == moved.needed
     assert moved.needless == 0
+
+
+def test_the_page_is_made_with_its_pictures(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(main, ["--quick", "--folder", str(tmp_path)], catch_exceptions=False)
+    assert outcome.exit_code == 0
+    page = (tmp_path / "cluster_model.md").read_text()
+    pictures = re.findall(r"\((\w+\.png)\)", page)
+    assert len(pictures) == 4
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+    assert "nan" not in page and "moved needlessly" in page
+
+
+def test_predictions_of_one_node_are_within_a_third_of_what_was_measured() -> None:
+    assert {name: predicted / measured for name, measured, predicted in validate()} == {
+        name: pytest.approx(1.0, abs=0.34) for name, _, _ in MEASURED_RATES
+    }
