@@ -99,7 +99,7 @@ class LocalCopy(Copy):
         return self._answers.popleft()
 
     async def close(self) -> None:
-        await self._service.read(self._held.abort)
+        await asyncio.shield(self._service.read(self._held.abort))  # cancelled before it runs, it would never run
 
 
 class RemoteCopy(Copy):

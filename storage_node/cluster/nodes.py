@@ -34,7 +34,8 @@ async def outcome(step: Awaitable[R]) -> R | CopyLost:
 
 
 async def close_all(copies: Iterable[Copy]) -> None:
-    await asyncio.gather(*(copy.close() for copy in copies))
+    # Shielded: a call that is cancelled now, at its end, must not leave copies open.
+    await asyncio.shield(asyncio.gather(*(copy.close() for copy in copies)))
 
 
 class Nodes:

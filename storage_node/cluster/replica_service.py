@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -23,20 +24,20 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
         self._service = service
         self._store = service.store
 
-    async def Write(
-        self, requests: AsyncIterator[wire.WriteRequest], context: Any
-    ) -> AsyncIterator[wire.WriteResponse]:
+    async def Write(self, requests: AsyncIterator[wire.WriteRequest], context: Any) -> None:
+        # No generator: one that is cancelled at a yield would keep what is staged until it is collected.
         held = HeldWrite(self._store)
         await context.send_initial_metadata(())  # this node is there, however long the drive may take
         try:
             async for request in requests:
                 if (response := await self._service.read(held.take, request)) is not None:
-                    yield response
+                    await context.write(response)
         except StoreError as error:
             await abort(context, error)
         finally:
             # Also when the coordinator has died: its stream ends, and nobody else knows of the staged files.
-            await self._service.read(held.abort)
+            # Shielded: cancelled before it runs, it would never run.
+            await asyncio.shield(self._service.read(held.abort))
 
     async def Newest(self, request: wire.NewestRequest, context: Context) -> wire.NewestResponse:
         return await self._answer(replica.newest, request, context)

@@ -37,7 +37,7 @@ class Target:
     @property
     def epoch(self) -> int:
         """A change of the map outranks what was written under the one before."""
-        return self.view.map.ballot.number
+        return self.view.version
 
     @property
     def min_copies(self) -> int:

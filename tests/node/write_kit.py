@@ -1,0 +1,71 @@
+"""Writes sent to one node by hand, without the client's own routing, and what each node then holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import grpc
+
+from protos import ais_objects_pb2 as pb
+from protos import ais_objects_pb2_grpc as rpc
+from storage_node.store.checksum import crc32c
+from storage_node.store.reads import open_object
+from storage_node.store.store import Store
+
+CALL_TIMEOUT_S = 40.0
+BUCKET = "b"
+
+
+def put_messages(
+    name: str, data: bytes, *, bucket: str = BUCKET, chunk: int = 1 << 20, checksum: int | None = None, **header: object
+) -> Iterator[pb.PutRequest]:
+    yield pb.PutRequest(header=pb.PutHeader(bucket=bucket, name=name, **header))  # type: ignore[arg-type]
+    for at in range(0, len(data), chunk):
+        yield pb.PutRequest(data=data[at : at + chunk])
+    yield pb.PutRequest(end=pb.PutEnd(size_bytes=len(data), checksum=crc32c(data) if checksum is None else checksum))
+
+
+class Writer:
+    """A context manager. Every call has a deadline and raises grpc.RpcError."""
+
+    def __init__(self, url: str) -> None:
+        self._channel = grpc.insecure_channel(
+            url.removeprefix("grpc://"), options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        self.stub = rpc.ObjectsStub(self._channel)
+
+    def put(self, name: str, data: bytes, **how: object) -> pb.ObjectInfo:
+        done: pb.ObjectInfo = self.stub.Put(put_messages(name, data, **how), timeout=CALL_TIMEOUT_S)  # type: ignore[arg-type]
+        return done
+
+    def put_many(self, *groups: Mapping[str, bytes] | Sequence[tuple[str, bytes]]) -> list[pb.PutResult]:
+        """One message for each group; the results of all, in order."""
+        messages = [
+            pb.PutManyRequest(
+                object=[
+                    pb.SmallObject(bucket=BUCKET, name=name, data=data)
+                    for name, data in (group.items() if isinstance(group, Mapping) else group)
+                ]
+            )
+            for group in groups
+        ]
+        answers = self.stub.PutMany(iter(messages), timeout=CALL_TIMEOUT_S)
+        return [result for answer in answers for result in answer.result]
+
+    def delete(self, name: str) -> None:
+        self.stub.Delete(pb.DeleteRequest(bucket=BUCKET, name=name), timeout=CALL_TIMEOUT_S)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+
+def held(store: Store, bucket: str = BUCKET) -> dict[str, tuple[str, bytes | None]]:
+    """Name to version and bytes, verified as they are read; None for a tombstone."""
+    found: dict[str, tuple[str, bytes | None]] = {}
+    for state in list(store.versions(bucket)):
+        data = None if state.is_tombstone else b"".join(open_object(store, bucket, state.name))
+        found[state.name] = str(state.version), data
+    return found
