@@ -273,3 +273,15 @@ def metrics_served(service: BatchService, membership: Membership, version: str) 
         server.shutdown()
         server.server_close()
         thread.join(SHUTDOWN_TIMEOUT_S)
+
+
+def markdown_table() -> str:
+    """The table of docs/metrics.md; a test compares them."""
+    rows = ["| metric | type | labels | unit | meaning |", "|---|---|---|---|---|"]
+    for metric in METRICS:
+        labels = ", ".join(metric.labels)
+        rows.append(f"| `{metric.name}` | {metric.type} | {labels} | {metric.unit} | {metric.meaning} |")
+    for name, meaning in PROCESS.items():
+        kind, unit = "counter" if name.endswith("_total") else "gauge", name.removesuffix("_total").rpartition("_")[2]
+        rows.append(f"| `{name}` | {kind} |  | {unit} | {meaning} |")
+    return "\n".join(rows) + "\n"

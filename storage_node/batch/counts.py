@@ -157,9 +157,11 @@ class BatchTally:
         # An entry that failed has no size.
         entry_bytes["object"] += int(batch.sizes[:n].sum()) - shard_bytes
         self._outcome = "complete"
-        if end is not None and end.outcome == pb.End.STOPPED:
+        if self._request.fail_fast and failed:
+            # Over for the client, also where the frame that told it happened to be the last one.
             self._outcome = "stopped"
-            count(counts.hard_errors, STATUSES.get(int(status[failed.pop()]), "failed") if failed else "failed")
+            count(counts.hard_errors, STATUSES.get(int(status[failed[0]]), "failed"))
+            return
         for position in failed:
             count(counts.soft_errors, STATUSES.get(int(status[position]), "failed"))
 

@@ -1,0 +1,337 @@
+"""What a node tells Prometheus: exact numbers, and nothing in the dashboard or the documentation that is not there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from node_kit import RawSession, batch_of, bucket_of, serving
+from prometheus_client.parser import text_string_to_metric_families
+from promql_kit import Series, check, exported, legend_labels
+
+import storage_node
+from ais_loader import connect, errors
+from ais_loader.testing import eventually
+from protos import ais_batch_pb2 as pb
+from protos import ais_cluster_pb2, ais_cluster_pb2_grpc
+from storage_node.batch.counts import BOUNDS_S, BatchTally, Histogram, NodeCounts
+from storage_node.config import ServerConfig
+from storage_node.metrics import METRICS, PROCESS, markdown_table
+from storage_node.server import NodeServer
+from storage_node.store.errors import InvalidRequest
+
+ROOT = Path(storage_node.__file__).parent
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "dashboards" / "node.json").read_text())
+SIZE_BYTES = 10_000
+NAMES = [f"{at:02d}" for at in range(20)]
+TIMEOUT_S = 20.0
+
+
+def scrape(node: NodeServer) -> str:
+    url = f"http://127.0.0.1:{node.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+        return str(response.read().decode())
+
+
+def value(node: NodeServer, name: str, **labels: str) -> float:
+    """One sample. Raises AssertionError when it is not there."""
+    for family in text_string_to_metric_families(scrape(node)):
+        for sample in family.samples:
+            if sample.name == f"ais_loader_{name}" and sample.labels.items() >= labels.items():
+                return float(sample.value)
+    raise AssertionError(f"no {name} with {labels}")
+
+
+def batches(node: NodeServer, kind: str, outcome: str) -> float:
+    return value(node, "batches_total", kind=kind, outcome=outcome)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeServer]:
+    with serving(tmp_path, metrics_port=0, max_buffered_bytes=30 * SIZE_BYTES) as running:
+        with bucket_of(running) as bucket:
+            list(bucket.put_many((name, bytes(SIZE_BYTES)) for name in NAMES))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Series]:
+    """All that a node exports after traffic of every kind, in a cluster of its own."""
+    with serving(tmp_path_factory.mktemp("node"), metrics_port=0) as running:
+        with bucket_of(running) as bucket:
+            list(bucket.put_many((name, bytes(SIZE_BYTES)) for name in NAMES))
+            bucket.get_batch(NAMES).tobytes()
+            bucket.get_batch([NAMES[0], "missing"], on_error="placeholder").tobytes()
+            with pytest.raises(errors.ObjectNotFound):
+                bucket.get_batch([NAMES[0], "missing"]).tobytes()
+            bucket.get(NAMES[0])
+            bucket.delete(NAMES[1])
+            assert len(list(bucket.objects())) == len(NAMES) - 1
+            with pytest.raises(errors.ObjectNotFound):
+                bucket.head("missing")
+        join_cluster(running, version=1)
+        return exported(scrape(running))
+
+
+def join_cluster(node: NodeServer, version: int) -> None:
+    """Teach the node a map of which it is the only member."""
+    with grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel:
+        stub = ais_cluster_pb2_grpc.ClusterStub(channel)
+        uuid = stub.GetMap(ais_cluster_pb2.GetMapRequest(), timeout=TIMEOUT_S).node_uuid
+        map_ = ais_cluster_pb2.ClusterMap(cluster_uuid=b"c" * 16, version=version)
+        endpoint = node.url.removeprefix("grpc://")
+        map_.node.add(uuid=uuid, host="h", endpoint=endpoint, weight=1.0, number=1)
+        stub.Learn(ais_cluster_pb2.LearnRequest(map=map_), timeout=TIMEOUT_S)
+
+
+# -- numbers
+
+
+def test_batches_their_objects_and_bytes_are_counted_exactly(node: NodeServer) -> None:
+    with connect(node.url) as client:
+        bucket = client.bucket("b")
+        bucket.put("large", bytes(9_000_000))
+        for _ in range(3):
+            bucket.get_batch(NAMES).tobytes()
+        bucket.get_batch(["large", NAMES[0]]).tobytes()
+        bucket.get_batch([NAMES[0], NAMES[0]]).tobytes()
+        assert bucket.get(NAMES[2]) == bytes(SIZE_BYTES)
+        eventually(lambda: batches(node, "many", "complete") == 5)
+        eventually(lambda: batches(node, "single", "complete") == 1)
+    many = {"kind": "many", "content": "object"}
+    assert value(node, "delivered_entries_total", **many) == 3 * len(NAMES) + 2 + 2
+    assert value(node, "delivered_bytes_total", **many) == (3 * len(NAMES) + 1 + 2) * SIZE_BYTES + 9_000_000
+    assert value(node, "delivered_bytes_total", kind="single", content="object") == SIZE_BYTES
+    assert value(node, "delivered_entries_total", kind="many", content="member") == 0
+    for histogram in ("batch_first_byte_seconds", "batch_duration_seconds"):
+        assert value(node, f"{histogram}_count", kind="many") == 5
+        assert value(node, f"{histogram}_bucket", kind="many", le="+Inf") == 5
+        assert value(node, f"{histogram}_count", kind="single") == 1
+    assert value(node, "batch_duration_seconds_sum", kind="many") >= value(
+        node, "batch_first_byte_seconds_sum", kind="many"
+    )
+    payload = value(node, "delivered_bytes_total", **many)
+    assert payload < value(node, "session_sent_bytes_total") < 1.1 * payload
+
+
+def test_entries_that_failed_are_soft_errors_where_the_batch_went_on_and_hard_where_it_ended(node: NodeServer) -> None:
+    with connect(node.url) as client:
+        bucket = client.bucket("b")
+        bucket.get_batch(["x", NAMES[0], "y"], on_error="placeholder").tobytes()
+        with pytest.raises(errors.ObjectNotFound):
+            bucket.get_batch([NAMES[0], "x", NAMES[1]]).tobytes()
+        eventually(lambda: batches(node, "many", "stopped") == 1)
+    assert batches(node, "many", "complete") == 1
+    assert value(node, "soft_errors_total", status="not_found") == 2
+    assert value(node, "hard_errors_total", kind="not_found") == 1
+    assert value(node, "delivered_entries_total", kind="many", content="object") == 1 + 2  # what was in the frame, too
+
+
+def test_a_batch_that_is_refused_rejected_or_abandoned_is_counted_as_that(node: NodeServer) -> None:
+    with RawSession(node.url) as session:
+        session.send(1, batch_of(NAMES, member=["only one"]))
+        assert session.receive().end.error_kind == "invalid-request"
+        session.send(2, batch_of(NAMES, buffered=True, credit=0))
+        eventually(lambda: value(node, "memory_held_bytes", kind="answers") == len(NAMES) * SIZE_BYTES)
+        assert value(node, "active_batches") == 1
+        assert value(node, "open_sessions") >= 1
+        session.send(3, batch_of(NAMES, buffered=True))
+        assert session.receive().HasField("reject")
+        session.send(2, pb.Cancel())
+        eventually(lambda: batches(node, "many", "abandoned") == 1)
+    assert (batches(node, "many", "failed"), batches(node, "many", "rejected")) == (1, 1)
+    assert value(node, "hard_errors_total", kind="invalid-request") == 1
+    assert value(node, "rejections_total", reason="answers") == 1
+    assert value(node, "delivered_entries_total", kind="many", content="object") == 0
+    assert (value(node, "memory_held_bytes", kind="answers"), value(node, "active_batches")) == (0, 0)
+
+
+def test_a_client_that_grants_no_credit_is_client_wait(node: NodeServer) -> None:
+    before_s = value(node, "client_wait_seconds_total")
+    with RawSession(node.url) as session:
+        session.send(1, batch_of(NAMES, credit=0))
+        eventually(lambda: value(node, "active_batches") == 1)
+        held_s = value(node, "batch_duration_seconds_sum", kind="many")
+        session.send(1, pb.Credit(payload_bytes=1 << 30))
+        session.answer(1)
+        eventually(lambda: batches(node, "many", "complete") == 1)
+    waited_s = value(node, "client_wait_seconds_total") - before_s
+    lasted_s = value(node, "batch_duration_seconds_sum", kind="many") - held_s
+    assert 0 < waited_s <= lasted_s
+
+
+def test_a_part_is_kept_apart_from_whole_batches(node: NodeServer) -> None:
+    with RawSession(node.url) as session:
+        session.ask(1, batch_of(NAMES[:1], local=True))
+        session.ask(2, batch_of(NAMES, local=True))
+        eventually(lambda: batches(node, "part", "complete") == 2)
+    assert value(node, "delivered_entries_total", kind="part", content="object") == len(NAMES) + 1
+    assert (batches(node, "many", "complete"), batches(node, "single", "complete")) == (0, 0)
+
+
+def test_calls_on_single_objects_are_counted_with_their_bytes_and_errors(node: NodeServer) -> None:
+    with connect(node.url) as client:
+        bucket = client.bucket("b")
+        bucket.put("one", bytes(777))
+        bucket.put("large", bytes(5_000_000))
+        bucket.head("one")
+        bucket.delete("one")
+        for _ in range(2):
+            with pytest.raises(errors.ObjectNotFound):
+                bucket.head("one")
+        assert len(list(bucket.objects())) == len(NAMES) + 1
+    calls = {name: value(node, "requests_total", operation=name) for name in ("put", "head", "delete", "list")}
+    assert calls == {"put": len(NAMES) + 2, "head": 3, "delete": 1, "list": 1}
+    assert value(node, "request_bytes_total", operation="put") == len(NAMES) * SIZE_BYTES + 777 + 5_000_000
+    assert value(node, "request_errors_total", operation="head", kind="object-not-found") == 2
+    assert value(node, "listed_objects_total") == len(NAMES) + 1
+
+
+def test_members_of_shards_are_told_from_whole_objects() -> None:
+    class Entries:
+        status = np.array([pb.OK, pb.OK, pb.NOT_FOUND, pb.OK], np.uint8)
+        sizes = np.array([10, 20, 0, 40], np.int64)
+
+    counts = NodeCounts()
+    with BatchTally(counts, pb.BatchRequest(name=["s", "s", "s", "o"], member=["a", "b", "c", ""])) as tally:
+        tally.ended(Entries(), None)
+    assert counts.entries["many"] == {"object": 1, "member": 2}
+    assert counts.entry_bytes["many"] == {"object": 40, "member": 30}
+    assert counts.soft_errors["not_found"] == 1
+
+
+def test_a_value_on_a_bound_falls_into_its_bucket_and_one_beyond_all_into_the_last() -> None:
+    histogram = Histogram()
+    for observed_s in (BOUNDS_S[0], BOUNDS_S[-1], BOUNDS_S[-1] + 1, 0.0):
+        histogram.observe(observed_s)
+    assert (histogram.buckets[0], histogram.buckets[-2], histogram.buckets[-1]) == (2, 1, 1)
+    assert sum(histogram.buckets) == 4
+    assert (BOUNDS_S[0], BOUNDS_S[-1]) == (0.0005, 60.0)
+
+
+def test_drives_and_the_map_are_told(node: NodeServer) -> None:
+    with connect(node.url) as client:
+        (drive,) = client.describe()["drives"]  # type: ignore[misc]
+    labels = {"drive": drive["uuid"], "path": drive["path"]}
+    assert value(node, "drive_up", **labels) == 1
+    assert 0 < value(node, "drive_free_bytes", **labels) < value(node, "drive_size_bytes", **labels)
+    assert (value(node, "map_version"), value(node, "map_nodes", state="active")) == (0, 0)
+    join_cluster(node, version=3)
+    assert (value(node, "map_version"), value(node, "map_nodes", state="active")) == (3, 1)
+
+
+# -- serving
+
+
+def test_nodes_of_one_process_do_not_mix_and_stop_serving_with_the_node(tmp_path: Path) -> None:
+    with serving(tmp_path / "a", metrics_port=0) as first, serving(tmp_path / "b", metrics_port=0) as second:
+        with bucket_of(first) as bucket:
+            bucket.put("x", b"x")
+        assert value(first, "requests_total", operation="put") == 1
+        assert value(second, "requests_total", operation="put") == 0
+        with pytest.raises(OSError, match=f"cannot serve metrics on 127.0.0.1:{first.metrics_port}"):
+            NodeServer([tmp_path / "c"], ServerConfig(port=0, metrics_port=first.metrics_port)).start()
+    with pytest.raises(OSError):
+        scrape(first)
+
+
+def test_without_the_library_only_the_option_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    asked = NodeServer([tmp_path / "drive"], ServerConfig(port=0, metrics_port=0))
+    with pytest.raises(InvalidRequest, match=r"prometheus-client.*ais-loader\[store\]"):
+        asked.start()
+    with serving(tmp_path) as node, bucket_of(node) as bucket:
+        assert node.metrics_port is None
+        bucket.put("x", b"x")
+        assert bucket.get_batch(["x"]).tobytes() == [b"x"]
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_cannot_be_is_refused(port: int) -> None:
+    with pytest.raises(ValueError, match=f"metrics_port={port}"):
+        ServerConfig(metrics_port=port)
+
+
+# -- what is written about them
+
+
+def queries() -> list[tuple[str, str, str]]:
+    return [
+        (panel["title"], target["expr"], target["legendFormat"])
+        for panel in DASHBOARD["panels"]
+        for target in panel.get("targets", [])
+    ]
+
+
+@pytest.mark.parametrize(("title", "expression", "legend"), queries())
+def test_every_query_of_the_dashboard_means_something_here(
+    metrics: dict[str, Series], title: str, expression: str, legend: str
+) -> None:
+    labels = check(expression, metrics)
+    assert set(legend_labels(legend)) <= labels, f"{title}: the legend names labels that the query does not leave"
+
+
+def test_the_dashboard_has_its_rows_and_its_variables(metrics: dict[str, Series]) -> None:
+    panels = DASHBOARD["panels"]
+    rows = [panel["title"] for panel in panels if panel["type"] == "row"]
+    assert rows == ["Throughput", "Latency", "Errors and recoveries", "Memory and admission", "Drives", "Cluster"]
+    assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels if panel["type"] != "row")
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    source, instance = DASHBOARD["templating"]["list"]
+    assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
+    assert instance["query"]["query"] == "label_values(ais_loader_node_info, instance)"
+    assert "ais_loader_node_info" in metrics
+
+
+def test_every_metric_but_the_plainest_is_on_the_dashboard() -> None:
+    text = " ".join(expression for _, expression, _ in queries())
+    missing = [metric.name for metric in METRICS if metric.name not in text]
+    assert missing == ["ais_loader_node_info"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("sum by (kind) (rate(ais_loader_batch_total[$__rate_interval]))", "not exported"),
+        ("sum by (kind) (ais_loader_batches_total)", "not under rate"),
+        ("ais_loader_batches_total", "not under rate"),
+        ("rate(ais_loader_open_sessions[$__rate_interval])", "of the gauge"),
+        ("rate(ais_loader_batches_total[5m])", "not PromQL|follow"),
+        ("sum by (reason) (rate(ais_loader_batches_total[$__rate_interval]))", "by \\['reason'\\]"),
+        ('rate(ais_loader_batches_total{size="many"}[$__rate_interval])', "no label size"),
+        ('rate(ais_loader_batches_total{kind="few"}[$__rate_interval])', "no kind 'few'"),
+        (
+            "histogram_quantile(0.5, sum by (kind) (rate(ais_loader_batch_duration_seconds_bucket[$__rate_interval])))",
+            "by le",
+        ),
+        ("histogram_quantile(0.5, sum by (le) (rate(ais_loader_batch_duration_seconds_sum[$__rate_interval])))", "le"),
+        (
+            "histogram_quantile(95, sum by (le) (rate(ais_loader_batch_duration_seconds_bucket[$__rate_interval])))",
+            "between 0 and 1",
+        ),
+        ("ais_loader_open_sessions / ais_loader_memory_limit_bytes", "labels"),
+        ("sum by (instance) (ais_loader_open_sessions", "ends where"),
+    ],
+)
+def test_a_query_that_means_nothing_is_found(metrics: dict[str, Series], expression: str, reason: str) -> None:
+    with pytest.raises(AssertionError, match=reason):
+        check(expression, metrics)
+
+
+def test_the_documentation_has_the_list_as_it_is(metrics: dict[str, Series]) -> None:
+    page = (ROOT.parent / "docs" / "metrics.md").read_text()
+    assert markdown_table() in page, f"docs/metrics.md needs this table:\n{markdown_table()}"
+    names = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in metrics}
+    assert names == {metric.name for metric in METRICS} | PROCESS.keys()
+    for metric in METRICS:
+        sample = metrics[metric.name + ("_bucket" if metric.type == "histogram" else "")]
+        assert sample.kind == metric.type
+        assert sample.values.keys() - {"le"} == set(metric.labels)
+        assert (metric.type == "counter") == metric.name.endswith("_total")
