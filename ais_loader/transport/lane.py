@@ -34,6 +34,8 @@ class Share:
     """Monotonic time of the first failure since anything came."""
     failures: int = 0
     error: errors.LoaderError | None = None
+    direct: bool = True
+    """Asked of the nodes that have them; False: of one that gathers them."""
 
 
 class _Tagged:
@@ -52,12 +54,10 @@ class _Tagged:
 class Lane:
     """A part under way. `number` is its lane in the Reorder."""
 
-    def __init__(self, number: int, node: bytes, share: Share, *, final: bool) -> None:
+    def __init__(self, number: int, node: bytes, share: Share) -> None:
         self.number = number
         self.node = node
         self.share = share
-        self.final = final
-        """The node has asked the others itself: what it has not found, nobody has."""
         self.waited_s = 0.0
         """How long the consumer has waited since this lane last gave a sign of life."""
         self.received_bytes = 0

@@ -17,6 +17,7 @@ import queue
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -35,8 +36,10 @@ from protos.reorder import Mask, Reorder
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _EVENTS_AT_ONCE = 16
 _NOBODY = -1
-_ASK_ELSEWHERE = (pb.NOT_FOUND, pb.CORRUPT)
+_ASK_ANOTHER = (pb.NOT_FOUND, pb.CORRUPT)
 """What one copy has not, another may have."""
+_ASK_HOLDERS = (pb.UNAVAILABLE, pb.TIMEOUT)
+"""What the gathering node could not reach, this process may; and it has a longer patience."""
 
 
 class MergedStream:
@@ -65,7 +68,7 @@ class MergedStream:
         """Time in which nobody was asked."""
         for bucket in self._columns.buckets:
             members.knows(bucket)
-        self._assign(Share(range(self._columns.count)))
+        self._assign(Share(range(self._columns.count), direct=not targets))
 
     def __iter__(self) -> Iterator[Frame]:
         return self
@@ -202,7 +205,10 @@ class MergedStream:
             which = again & (frame.status == status)
             fault = frame.errors.get(int(frame.index[int(which.argmax())]), EntryFault(""))
             positions = np.array(lane.share.positions)[frame.index[which]].tolist()
-            self._assign(Share(positions, lane.share.tried | {lane.node}, (status, fault)))
+            if lane.share.direct:
+                self._assign(Share(positions, lane.share.tried | {lane.node}, (status, fault)))
+            else:
+                self._assign(Share(positions, error=errors.NodeUnavailable(fault.message)))
 
     def _wrong(self, lane: Lane, error: FrameError) -> NoReturn:
         raise errors.LoaderError(f"{self._name(lane.node)}: the node's answer does not add up: {error}") from error
@@ -217,15 +223,15 @@ class MergedStream:
 
     def _ask_elsewhere(self, lane: Lane, frame: Frame) -> Mask:
         """Entries that this node has not got whole, and another one may have."""
-        again: Mask = np.isin(frame.status, _ASK_ELSEWHERE)
-        if lane.final or not again.any():
-            return np.zeros(len(again), np.bool_)
+        again: Mask = np.isin(frame.status, _ASK_ANOTHER if lane.share.direct else _ASK_HOLDERS)
+        if not again.any() or not lane.share.direct:
+            return again
         where = np.flatnonzero(again)
         if int(frame.index[where].max()) >= len(lane.share.positions):
             raise FrameError(f"entry {int(frame.index.max())} of {len(lane.share.positions)}")
         positions = [lane.share.positions[at] for at in frame.index[where].tolist()]
         tried = lane.share.tried | {lane.node}
-        _, nobody = grouped(positions, self._candidates(positions), tried)
+        _, nobody = grouped(positions, self._candidates(positions, direct=True), tried)
         if nobody:
             again = again.copy()
             again[where[np.isin(positions, nobody)]] = False
@@ -233,9 +239,9 @@ class MergedStream:
 
     # -- who is asked
 
-    def _candidates(self, positions: Sequence[int]) -> list[list[bytes]]:
+    def _candidates(self, positions: Sequence[int], *, direct: bool) -> list[list[bytes]]:
         members = self._members
-        if self._targets:
+        if not direct:
             left = [node for node in self._targets if node in members.view.position] or members.anybody()
             return [members.by_trust(left)] * len(positions)
         found = self._columns.holders(positions, members.holders)
@@ -243,11 +249,10 @@ class MergedStream:
 
     def _assign(self, share: Share) -> None:
         """Ask the best holders that have not been tried; what has none waits, or fails."""
-        groups, nobody = grouped(share.positions, self._candidates(share.positions), share.tried)
+        candidates = self._candidates(share.positions, direct=share.direct)
+        groups, nobody = grouped(share.positions, candidates, share.tried)
         for node, positions in groups.items():
-            self._begin(node, Share(
-                positions, share.tried, share.missing, share.failing_since_s, share.failures, share.error
-            ))  # fmt: skip
+            self._begin(node, replace(share, positions=positions))
         if nobody:
             share.positions = nobody
             self._try_later(share)
@@ -257,11 +262,11 @@ class MergedStream:
         request.map_version = self._members.view.version
         # Another node may have what this one has not: whether to stop is decided by who takes the entries.
         request.fail_fast = False
-        request.local = not self._targets
+        request.local = share.direct
         if (resume := self._reorder.resume_of(share.positions[0])) is not None:
             request.resume_offset, request.resume_checksum, request.resume_version = resume
         self.retries += share.error is not None
-        lane = Lane(self._reorder.add_lane(share.positions), node, share, final=bool(self._targets))
+        lane = Lane(self._reorder.add_lane(share.positions), node, share)
         self._lanes[lane.number] = lane
         try:
             lane.begin(self._members.transport(node).session(), request, self._arrivals)
@@ -297,7 +302,8 @@ class MergedStream:
         self._assign(share)
 
     def _others(self, share: Share) -> bool:
-        return bool(grouped(share.positions, self._candidates(share.positions), share.tried)[0])
+        candidates = self._candidates(share.positions, direct=share.direct)
+        return bool(grouped(share.positions, candidates, share.tried)[0])
 
     def _try_later(self, share: Share, at_least_s: float = 0.0) -> None:
         """Everybody who may have these entries has been asked: begin again after a pause, or let them fail."""
