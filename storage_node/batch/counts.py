@@ -156,14 +156,19 @@ class BatchTally:
         entries["object"] += n - len(failed) - in_shards
         # An entry that failed has no size.
         entry_bytes["object"] += int(batch.sizes[:n].sum()) - shard_bytes
-        self._outcome = "complete"
         if self._request.fail_fast and failed:
-            # Over for the client, also where the frame that told it happened to be the last one.
-            self._outcome = "stopped"
-            count(counts.hard_errors, STATUSES.get(int(status[failed[0]]), "failed"))
+            self.stopped_at(status)
             return
+        self._outcome = "complete"
         for position in failed:
             count(counts.soft_errors, STATUSES.get(int(status[position]), "failed"))
+
+    def stopped_at(self, status: U8) -> None:
+        """A failed entry, the first among these, has ended the batch, and its client may be gone with its error before
+        the node has said so. May be called again."""
+        if self._outcome != "stopped":
+            self._outcome = "stopped"
+            count(self._counts.hard_errors, STATUSES.get(int(status[status != pb.OK][0]), "failed"))
 
     def failed(self, kind: str) -> None:
         self._outcome = "failed"

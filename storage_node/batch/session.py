@@ -322,6 +322,7 @@ class _BatchRun:
                 sending = asyncio.create_task(self._send_and_release(message, span.payload_bytes))
                 entries = span.stop
                 if self._request.fail_fast and batch.status[span.first : span.stop].any():
+                    self._tally.stopped_at(batch.status[span.first : span.stop])
                     break
             if sending is not None:
                 await asyncio.shield(sending)
@@ -364,6 +365,7 @@ class _BatchRun:
                 messages.append((span.payload_bytes, message))
                 entries = span.stop
                 if self._request.fail_fast and batch.status[span.first : span.stop].any():
+                    self._tally.stopped_at(batch.status[span.first : span.stop])
                     break
             for payload_bytes, message in messages:
                 await self._spend_credit(payload_bytes)
