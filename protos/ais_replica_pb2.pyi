@@ -7,6 +7,70 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class MissedRequest(_message.Message):
+    __slots__ = ("bucket", "name", "version")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    bucket: BucketRef
+    name: _containers.RepeatedScalarFieldContainer[str]
+    version: _containers.RepeatedCompositeFieldContainer[ObjectVersion]
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., version: _Optional[_Iterable[_Union[ObjectVersion, _Mapping]]] = ...) -> None: ...
+
+class MissedResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReturnedRequest(_message.Message):
+    __slots__ = ("node_uuid", "endpoint")
+    NODE_UUID_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    node_uuid: bytes
+    endpoint: str
+    def __init__(self, node_uuid: _Optional[bytes] = ..., endpoint: _Optional[str] = ...) -> None: ...
+
+class ReturnedResponse(_message.Message):
+    __slots__ = ("map_version",)
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    map_version: int
+    def __init__(self, map_version: _Optional[int] = ...) -> None: ...
+
+class PushRequest(_message.Message):
+    __slots__ = ("bucket", "name", "node_uuid")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NODE_UUID_FIELD_NUMBER: _ClassVar[int]
+    bucket: BucketRef
+    name: _containers.RepeatedScalarFieldContainer[str]
+    node_uuid: bytes
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., node_uuid: _Optional[bytes] = ...) -> None: ...
+
+class PushResponse(_message.Message):
+    __slots__ = ("objects",)
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    objects: int
+    def __init__(self, objects: _Optional[int] = ...) -> None: ...
+
+class ProgressRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProgressResponse(_message.Message):
+    __slots__ = ("map_version", "clean_version", "names_seen", "names_before", "doubtful_names", "doubtful_bucket")
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLEAN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAMES_SEEN_FIELD_NUMBER: _ClassVar[int]
+    NAMES_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    DOUBTFUL_NAMES_FIELD_NUMBER: _ClassVar[int]
+    DOUBTFUL_BUCKET_FIELD_NUMBER: _ClassVar[int]
+    map_version: int
+    clean_version: int
+    names_seen: int
+    names_before: int
+    doubtful_names: int
+    doubtful_bucket: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, map_version: _Optional[int] = ..., clean_version: _Optional[int] = ..., names_seen: _Optional[int] = ..., names_before: _Optional[int] = ..., doubtful_names: _Optional[int] = ..., doubtful_bucket: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ObjectVersion(_message.Message):
     __slots__ = ("epoch", "counter", "node")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -125,12 +189,14 @@ class CommittedObject(_message.Message):
     def __init__(self, error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
 
 class NewestRequest(_message.Message):
-    __slots__ = ("bucket", "name")
+    __slots__ = ("bucket", "name", "allow_unknown")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     bucket: BucketRef
     name: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ...) -> None: ...
+    allow_unknown: bool
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., allow_unknown: bool = ...) -> None: ...
 
 class NewestResponse(_message.Message):
     __slots__ = ("object", "clock")
@@ -141,18 +207,20 @@ class NewestResponse(_message.Message):
     def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., clock: _Optional[int] = ...) -> None: ...
 
 class ObjectState(_message.Message):
-    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum")
+    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_TOMBSTONE_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: ObjectVersion
     is_tombstone: bool
     size_bytes: int
     checksum: int
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    unknown: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ...) -> None: ...
 
 class BuryRequest(_message.Message):
     __slots__ = ("bucket", "name", "version")

@@ -275,3 +275,211 @@ class Replica(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RepairStub(object):
+    """How nodes make each other's copies equal.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Missed = channel.unary_unary(
+                '/ais_loader.v1.Repair/Missed',
+                request_serializer=protos_dot_ais__replica__pb2.MissedRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__replica__pb2.MissedResponse.FromString,
+                _registered_method=True)
+        self.Returned = channel.unary_unary(
+                '/ais_loader.v1.Repair/Returned',
+                request_serializer=protos_dot_ais__replica__pb2.ReturnedRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__replica__pb2.ReturnedResponse.FromString,
+                _registered_method=True)
+        self.Push = channel.unary_unary(
+                '/ais_loader.v1.Repair/Push',
+                request_serializer=protos_dot_ais__replica__pb2.PushRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__replica__pb2.PushResponse.FromString,
+                _registered_method=True)
+        self.Progress = channel.unary_unary(
+                '/ais_loader.v1.Repair/Progress',
+                request_serializer=protos_dot_ais__replica__pb2.ProgressRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__replica__pb2.ProgressResponse.FromString,
+                _registered_method=True)
+
+
+class RepairServicer(object):
+    """How nodes make each other's copies equal.
+    """
+
+    def Missed(self, request, context):
+        """Writes that a node took no part in, about to be committed by others: what it has of these names is old then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Returned(self, request, context):
+        """A node is back: from now on it takes part in writes that this node coordinates, or is told of them with Missed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Push(self, request, context):
+        """The caller lacks these, or has older ones: have them written to it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Progress(self, request, context):
+        """How far this node is with moving what it has to where the map wants it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RepairServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Missed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Missed,
+                    request_deserializer=protos_dot_ais__replica__pb2.MissedRequest.FromString,
+                    response_serializer=protos_dot_ais__replica__pb2.MissedResponse.SerializeToString,
+            ),
+            'Returned': grpc.unary_unary_rpc_method_handler(
+                    servicer.Returned,
+                    request_deserializer=protos_dot_ais__replica__pb2.ReturnedRequest.FromString,
+                    response_serializer=protos_dot_ais__replica__pb2.ReturnedResponse.SerializeToString,
+            ),
+            'Push': grpc.unary_unary_rpc_method_handler(
+                    servicer.Push,
+                    request_deserializer=protos_dot_ais__replica__pb2.PushRequest.FromString,
+                    response_serializer=protos_dot_ais__replica__pb2.PushResponse.SerializeToString,
+            ),
+            'Progress': grpc.unary_unary_rpc_method_handler(
+                    servicer.Progress,
+                    request_deserializer=protos_dot_ais__replica__pb2.ProgressRequest.FromString,
+                    response_serializer=protos_dot_ais__replica__pb2.ProgressResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'ais_loader.v1.Repair', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('ais_loader.v1.Repair', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Repair(object):
+    """How nodes make each other's copies equal.
+    """
+
+    @staticmethod
+    def Missed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Repair/Missed',
+            protos_dot_ais__replica__pb2.MissedRequest.SerializeToString,
+            protos_dot_ais__replica__pb2.MissedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Returned(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Repair/Returned',
+            protos_dot_ais__replica__pb2.ReturnedRequest.SerializeToString,
+            protos_dot_ais__replica__pb2.ReturnedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Push(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Repair/Push',
+            protos_dot_ais__replica__pb2.PushRequest.SerializeToString,
+            protos_dot_ais__replica__pb2.PushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Progress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Repair/Progress',
+            protos_dot_ais__replica__pb2.ProgressRequest.SerializeToString,
+            protos_dot_ais__replica__pb2.ProgressResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

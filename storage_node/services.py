@@ -6,6 +6,7 @@ carries the error's kind; the client makes its own error of it again.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from typing import NoReturn, Protocol
@@ -20,6 +21,7 @@ from storage_node.cluster.targets import TooFewCopies
 from storage_node.request_counts import ERROR_KIND_KEY, counted, counted_stream
 from storage_node.store import errors
 from storage_node.store.batch_read import IMPLEMENTATION
+from storage_node.store.doubts import CopyInDoubt
 from storage_node.store.format import Record
 from storage_node.store.reads import ObjectReader, open_object
 from storage_node.store.record import BucketRecord
@@ -42,6 +44,7 @@ _STATUS = {
     errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
     errors.DriveFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TooFewCopies: grpc.StatusCode.UNAVAILABLE,
+    CopyInDoubt: grpc.StatusCode.UNAVAILABLE,
 }
 
 
@@ -133,7 +136,8 @@ class ObjectsService:
             await abort(context, error)
         finally:
             if put.upload is not None:
-                await self._service.read(put.upload.abort)
+                # Shielded: cancelled before it runs, it would never run.
+                await asyncio.shield(self._service.read(put.upload.abort))
 
     @counted_stream("put")
     async def PutMany(
@@ -216,7 +220,9 @@ class ObjectsService:
 
         def page() -> list[tuple[str, Record]]:
             # One more than asked tells whether another page is worth a request.
-            return list(self._store.objects(request.bucket, request.prefix, request.start_after, page_size + 1))
+            return list(
+                self._store.trusted_objects(request.bucket, request.prefix, request.start_after, page_size + 1)
+            )
 
         try:
             found = await self._service.read(page)

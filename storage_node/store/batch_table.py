@@ -16,6 +16,7 @@ from protos import ais_batch_pb2 as pb
 from protos.frame import U8, U32, EntryFault
 from storage_node.store.batch_plan import check_range
 from storage_node.store.batch_read import FailureCode
+from storage_node.store.doubts import CopyInDoubt, in_doubt_message
 from storage_node.store.drive import Drive
 from storage_node.store.errors import BucketNotFound, InvalidRequest, StoreError
 from storage_node.store.format import Record
@@ -95,6 +96,10 @@ class BatchTable:
                 for position in mine:
                     self._fail(position, pb.UNAVAILABLE, str(error), getattr(error, "kind", ""))
                 continue
+            if self._store.doubts.any:
+                mine, found = self._believed(bucket_uuid, mine, found)
+                if not mine:
+                    continue
             at = np.array(mine)
             self._folders[at] = drive.files.objects_fd
             self.sizes[at] = [0 if record is None else record.size_bytes for record in found]
@@ -107,6 +112,26 @@ class BatchTable:
                     self._paths[position] = record.path
                     if record.size_bytes > MAX_ITEM_BYTES and not self._request.start:
                         self._fail_too_large(position, record.size_bytes)
+
+    def _believed(
+        self, bucket_uuid: bytes, positions: list[int], found: list[Record | None]
+    ) -> tuple[list[int], list[Record | None]]:
+        """Those that are not in doubt; the others fail."""
+        left: list[int] = []
+        records: list[Record | None] = []
+        for position, record in zip(positions, found, strict=True):
+            if self._doubtful(bucket_uuid, position, record):
+                self._fail(position, pb.UNAVAILABLE, in_doubt_message(self._names[position]), CopyInDoubt.kind)
+            else:
+                left.append(position)
+                records.append(record)
+        return left, records
+
+    def _doubtful(self, bucket_uuid: bytes, position: int, record: Record | None) -> bool:
+        try:
+            return self._store.in_doubt(bucket_uuid, self._names[position], record)
+        except StoreError:
+            return True
 
     def _narrow(self, position: int) -> None:
         """Apply what the request says of one entry beyond its name: member, version, range."""
@@ -165,6 +190,9 @@ class BatchTable:
             record = drive.lookup(bucket.uuid_bytes, [name])[0] if bucket else None
         except StoreError as error:
             self._fail(position, pb.UNAVAILABLE, str(error), error.kind)
+            return False
+        if bucket is not None and self._store.doubts.any and self._doubtful(bucket.uuid_bytes, position, record):
+            self._fail(position, pb.UNAVAILABLE, in_doubt_message(name), CopyInDoubt.kind)
             return False
         if record is None:
             self._fail(position, pb.NOT_FOUND, not_found_message(bucket_name, name))

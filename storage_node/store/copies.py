@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from storage_node.store.doubts import CopyInDoubt, Doubts
 from storage_node.store.drive import Drive
 from storage_node.store.errors import DriveFailed
 from storage_node.store.format import Record, Version
@@ -27,6 +28,10 @@ class StoredVersion(NamedTuple):
 class Copies(ABC):
     """The part of a store that takes part in a cluster."""
 
+    def __init__(self) -> None:
+        self.doubts = Doubts()
+        """Copies that are not to be read from."""
+
     @property
     @abstractmethod
     def record(self) -> ClusterRecord: ...
@@ -46,6 +51,32 @@ class Copies(ABC):
 
     @abstractmethod
     def _require_writable(self) -> None: ...
+
+    def in_doubt(self, bucket_uuid: bytes, name: str, found: Record | None) -> bool:
+        """Whether a reader may not believe what was found of this name. Raises DriveFailed, FormatError."""
+        if self.doubts.whole(bucket_uuid):
+            return True
+        wanted = self.doubts.wanted(bucket_uuid, name)
+        if wanted is None:
+            return False
+        if found is None:
+            found = self._drive_of(bucket_uuid, name).newest(bucket_uuid, [name])[0]
+        if found is None or found.version < wanted:
+            return True
+        self.doubts.trust_name(bucket_uuid, name, found.version)
+        return False
+
+    def trusted_objects(
+        self, bucket: str, prefix: str, start_after: str, page_size: int
+    ) -> Iterator[tuple[str, Record]]:
+        """As `objects`, without those in doubt: another node lists them. Raises CopyInDoubt where all are."""
+        bucket_uuid = self.bucket(bucket).uuid_bytes
+        found = self._scans(bucket, prefix, start_after, tombstones=False)
+        if self.doubts.any:
+            if self.doubts.whole(bucket_uuid):
+                raise CopyInDoubt(f"bucket {bucket!r}: copies here may be old, and are being compared with others")
+            found = (pair for pair in found if not self.in_doubt(bucket_uuid, *pair))
+        return itertools.islice(found, page_size)
 
     def versions(self, bucket: str, start_after: str = "", limit: int | None = None) -> Iterator[StoredVersion]:
         """Objects and tombstones in name order. Raises what `objects` raises."""

@@ -20,6 +20,7 @@ from protos.placement import Candidate, ranked
 from storage_node.store import record as records
 from storage_node.store.changes import PendingObject
 from storage_node.store.copies import Copies, StoredVersion
+from storage_node.store.doubts import CopyInDoubt, in_doubt_message
 from storage_node.store.drive import READER_STALENESS_S, Drive, Durability
 from storage_node.store.errors import (
     BucketExists,
@@ -53,6 +54,7 @@ class Store(Copies):
     def __init__(
         self, record: ClusterRecord, drives: Sequence[Drive | None], problems: Sequence[str | None], *, writable: bool
     ) -> None:
+        super().__init__()
         self._record = record
         self._drives = list(drives)
         self._problems = list(problems)
@@ -328,6 +330,8 @@ class Store(Copies):
         except UnicodeEncodeError:
             self._require_open()
             found = None
+        if self.doubts.any and self.in_doubt(bucket_uuid, name, found):
+            raise CopyInDoubt(in_doubt_message(name))
         if found is None:
             raise ObjectNotFound(not_found_message(bucket, name))
         return drive, found

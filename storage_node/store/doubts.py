@@ -1,0 +1,114 @@
+"""Copies that may be old: this node was away, or was told of a write that it took no part in.
+
+Reads of them are refused, so that whoever asks goes on to another copy; writes are not, since a newer version ends the
+doubt. A name is in doubt until the store has at least the version that is said to exist, a whole bucket until somebody
+has compared it with its other copies. Nothing of it is kept on the drives: a node that starts doubts whole buckets.
+
+Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from storage_node.store.errors import StoreError
+from storage_node.store.format import Version
+
+
+class CopyInDoubt(StoreError):
+    """Another node may have a newer version; ask there, or again in a moment."""
+
+    kind = "node-unavailable"
+
+
+class Doubt(NamedTuple):
+    version: Version
+    """That some node has, or is about to have."""
+    since_s: float
+    """On the monotonic clock."""
+
+
+class Doubts:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._buckets: frozenset[bytes] = frozenset()
+        self._names: dict[bytes, dict[str, Doubt]] = {}
+        self.any = False
+        """Whether there is anything to ask for: the common case costs one look."""
+
+    # -- asked by readers
+
+    def whole(self, bucket_uuid: bytes) -> bool:
+        return bucket_uuid in self._buckets
+
+    def wanted(self, bucket_uuid: bytes, name: str) -> Version | None:
+        """The version that has to be there for the name to be read; None when any may be."""
+        names = self._names.get(bucket_uuid)
+        doubt = names.get(name) if names else None
+        return None if doubt is None else doubt.version
+
+    # -- told by repair
+
+    def doubt_buckets(self, bucket_uuids: Iterable[bytes]) -> None:
+        with self._lock:
+            self._buckets |= frozenset(bucket_uuids)
+            self._note()
+
+    def trust_bucket(self, bucket_uuid: bytes) -> None:
+        """But for the names in doubt."""
+        with self._lock:
+            self._buckets -= {bucket_uuid}
+            self._note()
+
+    def doubt_names(self, bucket_uuid: bytes, names: Mapping[str, Version]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            known = self._names.setdefault(bucket_uuid, {})
+            for name, version in names.items():
+                before = known.get(name)
+                if before is None or before.version < version:
+                    known[name] = Doubt(version, now)
+            self._note()
+
+    def trust_name(self, bucket_uuid: bytes, name: str, version: Version) -> None:
+        """The store has this version, or it never came to be; a doubt about a higher one stays."""
+        with self._lock:
+            names = self._names.get(bucket_uuid)
+            if names is not None and (found := names.get(name)) is not None and found.version <= version:
+                del names[name]
+                if not names:
+                    del self._names[bucket_uuid]
+            self._note()
+
+    def forget_bucket(self, bucket_uuid: bytes) -> None:
+        """It has been deleted."""
+        with self._lock:
+            self._buckets -= {bucket_uuid}
+            self._names.pop(bucket_uuid, None)
+            self._note()
+
+    def buckets(self) -> frozenset[bytes]:
+        return self._buckets
+
+    def names(self, bucket_uuid: bytes) -> dict[str, Doubt]:
+        with self._lock:
+            return dict(self._names.get(bucket_uuid, {}))
+
+    def count(self) -> int:
+        with self._lock:
+            return sum(map(len, self._names.values()))
+
+    def bucket_uuids(self) -> set[bytes]:
+        """Of all buckets of which anything is in doubt."""
+        with self._lock:
+            return {*self._buckets, *self._names}
+
+    def _note(self) -> None:
+        self.any = bool(self._buckets or self._names)
+
+
+def in_doubt_message(name: str) -> str:
+    return f"{name!r}: this copy may be old, and is not read before it has been compared with the others"
