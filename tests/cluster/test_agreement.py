@@ -29,6 +29,18 @@ def marked(mark: str, change: Edit | None = None) -> Edit:
     return edit
 
 
+def replaced(members: list[pb.MapNode]) -> Edit:
+    """An edit after which these are the nodes: majorities before and after need not have a node in common."""
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        assert map_ is not None
+        del map_.node[:]
+        map_.node.extend(members)
+        return map_
+
+    return edit
+
+
 def made(network: Network, members: int) -> None:
     """A cluster of the first nodes."""
     edit = create_cluster([network.member(at) for at in range(members)])
@@ -107,12 +119,14 @@ def test_nodes_come_and_go_while_the_map_changes(seed: int, kill: float) -> None
     def begin(number: int) -> Running:
         name = f"change-{number}"
         at = network.random.randrange(6)
-        kind = network.random.choice(["add", "remove", "mark"])
+        kind = network.random.choice(["add", "remove", "replace", "mark"])
         change = None
         if kind == "add":
             change = add_node(network.member(at))
         elif kind == "remove":
             change = remove_node(network.member(at).uuid)
+        elif kind == "replace":
+            change = replaced([network.member(at) for at in network.random.sample(range(6), 3)])
         known = network.random.sample(list(network.nodes), 3)
         # Nodes that were never part of the cluster do not know it: somebody has to.
         return network.start(name, marked(name, change), [*known, "n0:1", "n1:1", "n2:1"])
