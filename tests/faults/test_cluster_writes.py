@@ -1,0 +1,241 @@
+"""Writes to a cluster of real processes of which some die: what was acknowledged is there, and no copy is a mix."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ais_loader.testing import eventually, throwaway_folder
+from ais_loader.testing.cluster import ClusterProcesses
+from protos import ais_objects_pb2 as pb
+from protos.cluster_map import ClusterView
+from storage_node.store.format import Version
+from storage_node.store.store import Store
+from tests.faults.crash_kit import content, state_of
+from tests.node.write_kit import BUCKET, CALL_TIMEOUT_S, Writer, held, put_messages
+
+Copies = dict[str, tuple[Version, bytes | None]]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with throwaway_folder() as made:
+        yield Path(made)
+
+
+def version_of(text: str) -> Version:
+    return Version(*map(int, text.split(".")))
+
+
+def on_drive(cluster: ClusterProcesses, number: int) -> Copies:
+    """What a node has, read beside it or after its death; every byte is verified."""
+    with Store.open(cluster.nodes[number].drives, mode="r") as store:
+        return {name: (version_of(version), data) for name, (version, data) in held(store).items()}
+
+
+def everywhere(cluster: ClusterProcesses) -> list[Copies]:
+    return [on_drive(cluster, number) for number in range(len(cluster.nodes))]
+
+
+def owners(cluster: ClusterProcesses, name: str) -> list[int]:
+    view = ClusterView(cluster.map)
+    return view.owners(view.buckets[BUCKET], name)
+
+
+def staging(cluster: ClusterProcesses, number: int) -> int:
+    return sum(path.stat().st_size for drive in cluster.nodes[number].drives for path in (drive / "staging").iterdir())
+
+
+def assert_copies_of_one_version_are_equal(copies: list[Copies]) -> None:
+    known: dict[tuple[str, Version], bytes | None] = {}
+    for node in copies:
+        for name, (version, data) in node.items():
+            assert known.setdefault((name, version), data) == data, f"{name!r}: two objects with version {version}"
+
+
+# -- an owner dies
+
+
+def test_a_put_goes_on_when_one_of_its_owners_is_killed(folder: Path) -> None:
+    with ClusterProcesses(folder, 3, buckets={BUCKET: 2}) as cluster:
+        name = next(name for at in range(1000) if set(owners(cluster, name := f"n{at}")) == {1, 2})
+        data = content(name, 1, 8 << 20)
+
+        def messages() -> Iterator[pb.PutRequest]:
+            for at, message in enumerate(put_messages(name, data)):
+                if at == 4:
+                    eventually(lambda: staging(cluster, 1) > 0)
+                    cluster.nodes[1].kill()
+                yield message
+
+        with Writer(cluster.nodes[0].url) as writer:
+            info = writer.stub.Put(messages(), timeout=CALL_TIMEOUT_S)
+        assert on_drive(cluster, 2) == {name: (version_of(info.version), data)}
+        assert on_drive(cluster, 1) == {} == on_drive(cluster, 0)
+        cluster.nodes[1].start()
+        assert staging(cluster, 1) == 0
+
+
+def test_objects_of_a_put_many_that_were_acknowledged_survive_an_owner_that_is_killed(folder: Path) -> None:
+    with ClusterProcesses(folder, 4, buckets={BUCKET: 2}) as cluster:
+        names = [f"n{at}" for at in range(600)]
+        groups = [names[at : at + 20] for at in range(0, len(names), 20)]
+
+        def messages() -> Iterator[pb.PutManyRequest]:
+            for at, group in enumerate(groups):
+                if at == 8:
+                    threading.Thread(target=cluster.nodes[3].kill).start()
+                yield pb.PutManyRequest(
+                    object=[pb.SmallObject(bucket=BUCKET, name=name, data=content(name, 1, 3000)) for name in group]
+                )
+
+        with Writer(cluster.nodes[0].url) as writer:
+            answers = list(writer.stub.PutMany(messages(), timeout=CALL_TIMEOUT_S))
+        results = [result for answer in answers for result in answer.result]
+        assert [result.info.name for result in results] == names, [r.error for r in results if r.HasField("error")]
+        left = [on_drive(cluster, number) for number in range(3)]
+        for result in results:
+            name, version = result.info.name, version_of(result.info.version)
+            found = [node[name] for node in left if name in node]
+            assert found and set(found) == {(version, content(name, 1, 3000))}
+        assert_copies_of_one_version_are_equal([*left, on_drive(cluster, 3)])
+
+
+# -- the coordinator dies
+
+
+def test_a_coordinator_killed_at_any_moment_leaves_old_or_new_and_the_next_write_equalises(folder: Path) -> None:
+    draw = random.Random(20)
+    names = [f"n{at}" for at in range(5)]
+    begun, acknowledged = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    with ClusterProcesses(folder, 3, buckets={BUCKET: 2}) as cluster:
+        for turn in range(6):
+            dying = turn % 3
+            with contextlib.suppress(grpc.RpcError), Writer(cluster.nodes[dying].url) as writer:
+                timer = threading.Timer(draw.uniform(0.05, 0.5), cluster.nodes[dying].kill)
+                timer.start()
+                while True:
+                    wanted = draw.sample(names, draw.randint(1, 4))
+                    for name in wanted:
+                        begun[name] += 1
+                    datas = {name: content(name, begun[name], draw.choice([100, 5000, 400_000])) for name in wanted}
+                    if len(wanted) == 1:
+                        writer.put(wanted[0], datas[wanted[0]], chunk=50_000)
+                        acknowledged.update({wanted[0]: begun[wanted[0]]})
+                        continue
+                    for result in writer.put_many(datas):
+                        assert result.HasField("info"), result.error
+                        acknowledged[result.info.name] = begun[result.info.name]
+            timer.join(30)
+            copies = everywhere(cluster)
+            assert_copies_of_one_version_are_equal(copies)
+            for name in names:
+                states = [state_of(name, node[name][1] or b"") for node in copies if name in node]
+                assert all(state <= begun[name] for state in states)
+                if acknowledged[name]:
+                    # A node that was passed over when it had just come back may hold an older one.
+                    assert sum(state >= acknowledged[name] for state in states) >= 2, (name, states)
+                    _, data = max(node[name] for node in copies if name in node)
+                    assert state_of(name, data or b"") >= acknowledged[name]
+            cluster.nodes[dying].start()
+            eventually(lambda: reaches_all(cluster, names, begun, acknowledged, through=(dying + 1) % 3), 40)  # noqa: B023
+        assert min(acknowledged.values()) > 6
+
+
+def reaches_all(
+    cluster: ClusterProcesses, names: list[str], begun: dict[str, int], acknowledged: dict[str, int], through: int
+) -> bool:
+    """Write every name once more; whether its owners have that, and its version is above all that is anywhere."""
+    with Writer(cluster.nodes[through].url) as writer:
+        for name in names:
+            begun[name] += 1
+            info = writer.put(name, content(name, begun[name], 300))
+            acknowledged[name] = begun[name]
+            copies = everywhere(cluster)
+            written = version_of(info.version), content(name, begun[name], 300)
+            if any(copies[owner].get(name) != written for owner in owners(cluster, name)):
+                return False  # an owner that has come back was passed over
+            assert written == max(node[name] for node in copies if name in node)
+    return True
+
+
+# -- writers of one name
+
+
+def test_two_clients_that_overwrite_the_same_names_through_different_nodes_leave_copies_equal(folder: Path) -> None:
+    names = [f"n{at}" for at in range(8)]
+    with ClusterProcesses(folder, 4, buckets={BUCKET: 3}) as cluster:
+
+        def write(number: int) -> list[tuple[str, Version, bytes | None]]:
+            draw = random.Random(number)
+            done: list[tuple[str, Version, bytes | None]] = []
+            with Writer(cluster.nodes[number].url) as writer:
+                for turn in range(40):
+                    wanted = draw.sample(names, 3)
+                    datas = {name: content(name, turn * 2 + number, 500) for name in wanted}
+                    if turn % 4 == 0:
+                        with contextlib.suppress(grpc.RpcError):
+                            writer.delete(wanted[0])
+                    elif turn % 2:
+                        done += [(r.info.name, version_of(r.info.version), datas[r.info.name])
+                                 for r in writer.put_many(datas)]  # fmt: skip
+                    else:
+                        info = writer.put(wanted[0], datas[wanted[0]])
+                        done.append((info.name, version_of(info.version), datas[wanted[0]]))
+            return done
+
+        with ThreadPoolExecutor(2) as pool:
+            written = [one for done in pool.map(write, (0, 1)) for one in done]
+        copies = everywhere(cluster)
+        assert len({(name, version) for name, version, _ in written}) == len(written)
+        for name in names:
+            mine = owners(cluster, name)
+            assert {number for number, node in enumerate(copies) if name in node} == set(mine)
+            version, data = copies[mine[0]][name]
+            assert all(copies[owner][name] == (version, data) for owner in mine)
+            newest = max(one for one in written if one[0] == name)
+            assert version >= newest[1]
+            assert data is None or (version, data) == newest[1:]
+
+
+# -- too few are left
+
+
+def test_fewer_live_nodes_than_min_copies_refuse_clearly_and_change_nothing(folder: Path) -> None:
+    with ClusterProcesses(folder, 3, buckets={BUCKET: 3}) as cluster:
+        cluster.map.bucket[0].min_copies = 2
+        cluster.map.version += 1
+        cluster.teach()
+        with Writer(cluster.nodes[0].url) as writer:
+            before = writer.put("a", b"before")
+            for number in (1, 2):
+                cluster.nodes[number].kill()
+            for write in (lambda: writer.put("a", b"after"), lambda: writer.delete("a")):
+                with pytest.raises(grpc.RpcError) as caught:
+                    write()
+                assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+                assert "1 copies can be written now, 2 at least are needed" in caught.value.details()
+            (result,) = writer.put_many({"a": b"after"})
+            assert result.error.kind == "node-unavailable"
+            kept = {"a": (version_of(before.version), b"before")}
+            assert everywhere(cluster) == [kept] * 3
+            cluster.nodes[2].start()
+
+            def stored() -> pb.ObjectInfo | None:
+                try:
+                    return writer.put("a", b"after")
+                except grpc.RpcError as error:
+                    assert error.code() == grpc.StatusCode.UNAVAILABLE
+                    return None
+
+            after = eventually(stored, 30, interval_s=0.2)
+        assert after is not None
+        now = {"a": (version_of(after.version), b"after")}
+        assert everywhere(cluster) == [now, kept, now]
