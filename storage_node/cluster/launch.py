@@ -25,6 +25,8 @@ from storage_node.cluster.node_file import NodeFile
 
 NAMESPACE = "ais-loader"
 TASK_TIMEOUT_S = 60.0
+LOOK_TIMEOUT_S = 30.0
+"""A host that has died counts as alive for some 15 s more."""
 ANSWER_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 _PIN = 0.001
@@ -38,6 +40,7 @@ class Host:
     address: str
     name: str
     found: Found
+    answers: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,19 @@ def connected(address: str, variables: Mapping[str, str] | None = None) -> Itera
 
 
 def look(root: Path) -> list[Host]:
-    """One short task on every host; in the order of their addresses. Raises ClusterError."""
+    """One short task on every host; in the order of their addresses. One that does not answer is told as a problem."""
     import ray
 
     addresses = sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]})
     asked = {address: _on(address, _look).remote(root) for address in addresses}
-    return [Host(address, *_get(task, f"looking for drives on {address}")) for address, task in asked.items()]
+    ray.wait(list(asked.values()), num_returns=len(asked), timeout=LOOK_TIMEOUT_S)
+    hosts = []
+    for address, task in asked.items():
+        try:
+            hosts.append(Host(address, *_get(task, f"looking for drives on {address}", 0.0)))
+        except ClusterError as error:
+            hosts.append(Host(address, address, Found(problems=(str(error),)), answers=False))
+    return hosts
 
 
 def make(root: Path, counts: Mapping[str, int], drives_per_node: int) -> None:
@@ -192,7 +202,7 @@ def _get(task: Any, doing: str, timeout_s: float = TASK_TIMEOUT_S) -> Any:
     try:
         return ray.get(task, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
-        raise ClusterError(f"{doing}: no answer within {timeout_s:g} s") from None
+        raise ClusterError(f"{doing}: no answer in time") from None
     except ray.exceptions.RayTaskError as error:
         raise ClusterError(f"{doing}: {error.cause}") from error
     except ray.exceptions.RayError as error:

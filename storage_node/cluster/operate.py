@@ -91,7 +91,7 @@ def add(plan: Plan, tell: Tell) -> Result:
         hosts = launch.look(plan.root)
         if not nodes_of(hosts):
             raise ClusterError(f"no nodes below {plan.root} to add one to; `cluster up` makes the first")
-        host = min(hosts, key=lambda host: len(host.found.nodes))
+        host = min((host for host in hosts if host.answers), key=lambda host: len(host.found.nodes))
         launch.make(plan.root, {host.address: 1}, plan.drives_per_node)
         return _run(plan, launch.look(plan.root), head, [], tell)
 
@@ -129,11 +129,15 @@ def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
     if address or (head is not None and head.answers()):
         where = address or (head.address if head is not None else "")
         with launch.connected(where, heads.environment(root, head) if head is not None and not address else {}):
-            for host in launch.look(root):
-                for node in (*host.found.nodes, *host.found.removed):
-                    if launch.stop(node.uuid, DRAIN_GRACE_S):
-                        tell(f"{node.name}: stopped")
-                        stopped += 1
+            hosts = launch.look(root)
+            names = {node.uuid: node.name for host in hosts for node in (*host.found.nodes, *host.found.removed)}
+            with contextlib.suppress(ClusterError):  # nobody answers who knows the map
+                # Also nodes of hosts that are away, or Ray would start them when those are back.
+                names = {node.uuid.hex(): node.uuid.hex() for node in _map_of(hosts).node} | names
+            for uuid, name in names.items():
+                if launch.stop(uuid, DRAIN_GRACE_S):
+                    tell(f"{name}: stopped")
+                    stopped += 1
     elif head is not None:
         stopped = _end_orphans(root, head, tell)
     if address:
