@@ -125,8 +125,8 @@ class AcceptorWithDrives(RuleBasedStateMachine):
         state, answer = promised(before, number)
         self.keep(state, missed)
         assert answer.promised == (ballot_order(ballot(number)) >= self.highest_answered)
-        if answer.promised and answer.accepted.version in self.accepted:
-            assert ballot_order(answer.accepted.ballot) >= self.accepted[answer.accepted.version]
+        if answer.promised and answer.accepted.version > self.highest_committed:
+            assert ballot_order(answer.accepted.ballot) == self.accepted[answer.accepted.version]
 
     @rule(version=st.integers(1, 5), number=st.integers(0, 6), missed=st.integers(0, 3))
     def accept(self, version: int, number: int, missed: int) -> None:
