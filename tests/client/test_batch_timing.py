@@ -180,16 +180,14 @@ def slow_decode(item: object) -> int:
 def test_a_dataset_hands_the_record_of_each_batch_to_its_callback(
     node: NodeProcess, bucket_name: str, tmp_path: Path, workers: int
 ) -> None:
+    recorder = Recorder(tmp_path / "map")
     with connect(node.url) as client:
         list(client.create_bucket(bucket_name).put_many((name, bytes(1000)) for name in NAMES))
-    urls = [f"ais://{bucket_name}/{name}" for name in NAMES]
-    recorder = Recorder(tmp_path / "map")
-    dataset = MapDataset(node.url, urls, decode=slow_decode, on_batch=recorder)
-    context = "spawn" if workers else None
-    loader = DataLoader(
-        dataset, batch_size=5, num_workers=workers, multiprocessing_context=context, collate_fn=sum, timeout=0
-    )
-    assert list(loader) == [5] * 4
+        urls = [f"ais://{bucket_name}/{name}" for name in NAMES]
+        dataset = MapDataset(client, urls, decode=slow_decode, on_batch=recorder)
+        context = "spawn" if workers else None
+        loader = DataLoader(dataset, batch_size=5, num_workers=workers, multiprocessing_context=context, collate_fn=sum)
+        assert list(loader) == [5] * 4
     timings = recorder.timings()
     assert [(timing.entries, timing.payload_bytes) for timing in timings] == [(5, 5000)] * 4
     assert all(timing.decode_s > timing.consumer_s == 0 for timing in timings)
