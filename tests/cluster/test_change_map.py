@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from agreement_kit import TIMEOUT_S, endpoint_of, endpoints_of, known_map, make_
 
 from ais_loader.testing import eventually
 from protos import ais_cluster_pb2 as pb
-from storage_node.cluster.change import change_map
+from storage_node.cluster.change import Channels, change_map
 from storage_node.cluster.edits import (
     add_node,
     begin_leave,
@@ -24,6 +25,9 @@ from storage_node.cluster.edits import (
     remove_node,
 )
 from storage_node.cluster.errors import NoMajority, OtherCluster
+from storage_node.cluster.proposer import Proposer
+from storage_node.cluster.steps import Ask
+from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 from storage_node.store.errors import FormatError, InvalidName
 
@@ -221,6 +225,30 @@ def test_a_node_that_comes_back_at_another_port_says_so_in_the_map(tmp_path: Pat
                 assert eventually(lambda node=node: version_of(node) == 2)  # type: ignore[misc]
                 map_ = known_map(node)
                 assert map_ is not None and map_.node[2].endpoint == endpoint_of(back)
+
+
+def test_a_node_says_how_it_wants_to_be_reached(tmp_path: Path) -> None:
+    with nodes_at(tmp_path, 3) as nodes:
+        make_cluster(nodes)
+        port = nodes[2].port
+        nodes[2].stop(0.0)
+        config = ServerConfig(port=port, advertise="localhost")
+        with NodeServer([tmp_path / "node-2" / "drive-0"], config):
+            assert eventually(lambda: version_of(nodes[0]) == 2)
+            map_ = known_map(nodes[0])
+            assert map_ is not None and map_.node[2].endpoint == f"localhost:{port}"
+
+
+def test_a_cluster_that_its_maker_told_nobody_of_comes_about_by_itself(nodes: list[NodeServer]) -> None:
+    edit = create_cluster([member(node) for node in nodes])
+    steps = Proposer(endpoints_of(nodes), edit, time.monotonic).run(TIMEOUT_S)
+    with Channels() as channels:
+        step = next(steps)
+        while isinstance(step, Ask) and not any(isinstance(body, pb.LearnRequest) for body in step.requests.values()):
+            step = steps.send(channels.ask(step))
+    assert isinstance(step, Ask)
+    assert all(eventually(lambda node=node: version_of(node) == 1, timeout_s=TIMEOUT_S) for node in nodes)  # type: ignore[misc]
+    assert known_map(nodes[0]) == known_map(nodes[1]) == known_map(nodes[2])
 
 
 def test_two_nodes_that_have_changed_places_are_not_taken_for_each_other(tmp_path: Path) -> None:
