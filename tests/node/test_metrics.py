@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,6 +253,23 @@ def test_without_the_library_only_the_option_is_refused(tmp_path: Path, monkeypa
         assert node.metrics_port is None
         bucket.put("x", b"x")
         assert bucket.get_batch(["x"]).tobytes() == [b"x"]
+
+
+def test_serve_says_where_its_metrics_are(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ais_loader.cli", "serve", "--drive", str(tmp_path / "drive"), "--port", "0"]
+    with subprocess.Popen([*command, "--metrics-port", "0", "--json"], stdout=subprocess.PIPE) as process:
+        deadline = threading.Timer(TIMEOUT_S, process.kill)
+        deadline.start()
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["metrics_url"]
+            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+                assert b"ais_loader_drive_up{" in response.read()
+            process.terminate()
+            assert process.wait(TIMEOUT_S) == 0
+        finally:
+            deadline.cancel()
+            process.kill()
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
