@@ -8,8 +8,10 @@ import time
 import grpc
 import grpc.aio
 
-AVOID_S = 1.0
-"""A node that did not answer is not the first choice for this time: others need not wait for it again."""
+AVOID_S = 0.5
+"""A node that could not be reached is not the first choice for this time."""
+AVOID_SILENT_S = 5.0
+"""The same for one that was waited for in vain: every attempt costs the whole time-out."""
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -28,7 +30,7 @@ _OPTIONS = (
 class Channels:
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._failed_at_s: dict[str, float] = {}  # on the monotonic clock
+        self._avoided_until_s: dict[str, float] = {}  # on the monotonic clock
 
     def to(self, endpoint: str) -> grpc.aio.Channel:
         """Connects when it is used; stays open until `close`."""
@@ -37,17 +39,16 @@ class Channels:
             channel = self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
         return channel
 
-    def failed(self, endpoint: str) -> None:
-        """It could not be reached, or fell silent."""
-        self._failed_at_s[endpoint] = time.monotonic()
+    def failed(self, endpoint: str, *, silent: bool = False) -> None:
+        """It could not be reached, or did not answer in time."""
+        self._avoided_until_s[endpoint] = time.monotonic() + (AVOID_SILENT_S if silent else AVOID_S)
 
     def answered(self, endpoint: str) -> None:
-        self._failed_at_s.pop(endpoint, None)
+        self._avoided_until_s.pop(endpoint, None)
 
     def avoided(self, endpoint: str) -> bool:
         """Whether it failed a moment ago."""
-        failed_at_s = self._failed_at_s.get(endpoint)
-        return failed_at_s is not None and time.monotonic() - failed_at_s < AVOID_S
+        return time.monotonic() < self._avoided_until_s.get(endpoint, 0.0)
 
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}

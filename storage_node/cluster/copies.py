@@ -146,15 +146,22 @@ def reporting(channels: Channels, endpoint: str) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        channels.failed(endpoint)
+        channels.failed(endpoint, silent=True)
         raise CopyLost(f"{endpoint}: no answer in time") from error
     except grpc.aio.AioRpcError as error:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            channels.failed(endpoint)
+            channels.failed(endpoint, silent=error.code() == grpc.StatusCode.DEADLINE_EXCEEDED)
         for key, kind in error.trailing_metadata() or ():
             if key == ERROR_KIND_KEY:
                 raise refused(endpoint, pb.Error(kind=str(kind), message=error.details())) from error
         raise CopyLost(f"{endpoint}: {error.details()}") from error
+    except asyncio.CancelledError as error:
+        # gRPC raises it also when the other node ended the call so, which is not this task's end.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        channels.failed(endpoint)
+        raise CopyLost(f"{endpoint}: it is stopping") from error
     except asyncio.InvalidStateError as error:  # writing on a call that has ended
         channels.failed(endpoint)
         raise CopyLost(f"{endpoint}: the connection broke") from error

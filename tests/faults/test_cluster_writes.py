@@ -19,7 +19,8 @@ from protos.cluster_map import ClusterView
 from storage_node.store.format import Version
 from storage_node.store.store import Store
 from tests.faults.crash_kit import content, state_of
-from tests.node.write_kit import BUCKET, CALL_TIMEOUT_S, Writer, held, put_messages
+from tests.node.cluster_kit import BUCKET
+from tests.node.write_kit import CALL_TIMEOUT_S, Writer, held, put_messages
 
 Copies = dict[str, tuple[Version, bytes | None]]
 

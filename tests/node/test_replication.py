@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -16,47 +15,23 @@ from protos import ais_cluster_pb2 as cluster_pb
 from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
 from protos import ais_replica_pb2_grpc as wire_rpc
-from protos.cluster_map import object_hashes
 from storage_node.store.format import Version
-from tests.node.cluster_kit import LocalCluster
-from tests.node.write_kit import BUCKET, CALL_TIMEOUT_S, Writer, held, put_messages
-
-
-@contextlib.contextmanager
-def cluster_of(
-    root: Path, nodes: int = 4, *, copies: int = 2, min_copies: int = 1, **how: object
-) -> Iterator[LocalCluster]:
-    with LocalCluster(root, nodes, copies=copies, **how) as cluster:  # type: ignore[arg-type]
-        if min_copies != 1:
-            cluster.map.bucket[0].min_copies = min_copies
-            cluster.learn()
-        yield cluster
+from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.write_kit import (
+    CALL_TIMEOUT_S,
+    Writer,
+    cluster_of,
+    copies_of,
+    held,
+    put_messages,
+    staged_files,
+)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     with cluster_of(tmp_path) as running:
         yield running
-
-
-def copies_of(cluster: LocalCluster, name: str) -> dict[int, tuple[str, bytes | None]]:
-    """Which nodes have the name, with version and bytes."""
-    found = {}
-    for number in range(len(cluster.nodes)):
-        here = held(cluster.service(number).store)
-        if name in here:
-            found[number] = here[name]
-    return found
-
-
-def staged_files(cluster: LocalCluster) -> int:
-    drives = [drive for number in range(len(cluster.nodes)) for drive in cluster.service(number).store.drives]
-    return sum(len(os.listdir(drive.root / "staging")) for drive in drives if drive is not None)
-
-
-def name_with(cluster: LocalCluster, fits: Callable[[list[int]], bool], prefix: str = "n") -> str:
-    """A name whose owners, best first, fit."""
-    return next(name for at in range(10_000) if fits(cluster.owners(name := f"{prefix}{at}")))
 
 
 # -- where copies go
@@ -174,114 +149,6 @@ def test_a_deletion_finds_the_object_where_only_one_owner_has_it(cluster: LocalC
     with Writer(cluster.nodes[owner].url) as writer:
         writer.delete(name)
     assert {data for _, data in copies_of(cluster, name).values()} == {None}
-
-
-# -- nodes that do not answer
-
-
-def test_the_next_host_takes_the_place_of_an_owner_that_is_gone(cluster: LocalCluster) -> None:
-    gone = 2
-    cluster.nodes[gone].stop(grace_s=0)
-    rankings = {f"n{at}": cluster_ranking(cluster, f"n{at}") for at in range(40)}
-    expected = {name: [node for node in ranking if node != gone][:2] for name, ranking in rankings.items()}
-    with Writer(cluster.nodes[0].url) as writer:
-        results = writer.put_many({name: name.encode() for name in rankings})
-        one = writer.put("n0", b"again")
-    assert {result.WhichOneof("result") for result in results} == {"info"}
-    live = {number: held(cluster.service(number).store) for number in (0, 1, 3)}
-    for name, nodes in expected.items():
-        assert [number for number in (0, 1, 3) if name in live[number]] == sorted(nodes)
-        assert {live[number][name][1] for number in nodes} == {b"again" if name == "n0" else name.encode()}
-    assert one.name == "n0"
-
-
-def cluster_ranking(cluster: LocalCluster, name: str) -> list[int]:
-    placement = cluster.view.placement
-    ranking: list[int] = placement.owners(object_hashes(cluster.view.buckets[BUCKET].uuid, [name]), placement.hosts)[
-        0
-    ].tolist()
-    return ranking
-
-
-@pytest.mark.parametrize("how", ["put", "put_many", "delete"])
-def test_fewer_nodes_than_min_copies_is_an_error_to_retry_and_changes_nothing(tmp_path: Path, how: str) -> None:
-    with cluster_of(tmp_path, 3, copies=3, min_copies=3) as cluster, Writer(cluster.nodes[0].url) as writer:
-        before = writer.put("a", b"before")
-        cluster.nodes[2].stop(grace_s=0)
-        if how == "put_many":
-            (result,) = writer.put_many({"a": b"after"})
-            kind, message = result.error.kind, result.error.message
-        else:
-            with pytest.raises(grpc.RpcError) as caught:
-                writer.put("a", b"after" * 1000) if how == "put" else writer.delete("a")
-            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-            kind = dict(caught.value.trailing_metadata())["ais-error-kind"]
-            message = caught.value.details()
-        assert kind == "node-unavailable"
-        assert "2 copies can be written now, 3 at least are needed" in message
-        for number in (0, 1):
-            assert held(cluster.service(number).store) == {"a": (before.version, b"before")}
-            eventually(lambda: staged_here(cluster, number) == 0)  # noqa: B023
-
-
-def staged_here(cluster: LocalCluster, number: int) -> int:
-    drive = cluster.service(number).store.drives[0]
-    assert drive is not None
-    return len(os.listdir(drive.root / "staging"))
-
-
-def staged_bytes(cluster: LocalCluster, number: int) -> int:
-    drive = cluster.service(number).store.drives[0]
-    assert drive is not None
-    return sum(path.stat().st_size for path in (drive.root / "staging").iterdir())
-
-
-def test_with_fewer_hosts_than_copies_all_of_them_get_one(tmp_path: Path) -> None:
-    with cluster_of(tmp_path, 2, copies=3, min_copies=2) as cluster, Writer(cluster.nodes[1].url) as writer:
-        info = writer.put("a", b"1")
-        assert copies_of(cluster, "a") == {0: (info.version, b"1"), 1: (info.version, b"1")}
-
-
-def test_a_node_that_says_nothing_is_passed_over_and_has_the_next_write_when_it_speaks_again(tmp_path: Path) -> None:
-    with cluster_of(tmp_path, 3, copies=2, linked=True) as cluster:
-        silent = 1
-        name = name_with(cluster, lambda owners: owners[0] == silent and owners[1] == 0)
-        with Writer(cluster.nodes[0].url) as writer:
-            cluster.links[silent].stall()
-            first = writer.put(name, b"first" * 100_000)
-            (second,) = writer.put_many({name: b"second"})
-            assert first.version != second.info.version
-            for number in (0, 2):
-                assert held(cluster.service(number).store)[name] == (second.info.version, b"second")
-            assert held(cluster.service(silent).store) == {}
-            cluster.links[silent].flow()
-
-            def arrives() -> bool:
-                third = writer.put(name, b"third")
-                return held(cluster.service(silent).store).get(name) == (third.version, b"third")
-
-            eventually(arrives, 30, interval_s=0.2)
-        eventually(lambda: staged_files(cluster) == 0, 20)
-
-
-def test_an_owner_that_breaks_while_bytes_stream_in_is_left_out(tmp_path: Path) -> None:
-    with cluster_of(tmp_path, 3, copies=2, linked=True) as cluster:
-        name = name_with(cluster, lambda owners: owners == [0, 1])
-        half, data = threading.Event(), os.urandom(4 << 20)
-
-        def messages() -> Iterator[pb.PutRequest]:
-            for at, message in enumerate(put_messages(name, data)):
-                if at == 3:
-                    eventually(lambda: staged_bytes(cluster, 1) > 0)  # it has taken the object on
-                    cluster.links[1].refuse()
-                    half.set()
-                yield message
-
-        with Writer(cluster.nodes[0].url) as writer:
-            info = writer.stub.Put(messages(), timeout=CALL_TIMEOUT_S)
-        assert half.is_set()
-        assert copies_of(cluster, name) == {0: (info.version, data)}
-        eventually(lambda: staged_files(cluster) == 0)
 
 
 # -- what a client does wrong, or not to the end

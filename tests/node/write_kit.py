@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import grpc
 
 from protos import ais_objects_pb2 as pb
 from protos import ais_objects_pb2_grpc as rpc
+from protos.cluster_map import object_hashes
 from storage_node.store.checksum import crc32c
 from storage_node.store.reads import open_object
 from storage_node.store.store import Store
+from tests.node.cluster_kit import BUCKET, LocalCluster
 
 CALL_TIMEOUT_S = 40.0
-BUCKET = "b"
 
 
 def put_messages(
@@ -69,3 +73,54 @@ def held(store: Store, bucket: str = BUCKET) -> dict[str, tuple[str, bytes | Non
         data = None if state.is_tombstone else b"".join(open_object(store, bucket, state.name))
         found[state.name] = str(state.version), data
     return found
+
+
+@contextlib.contextmanager
+def cluster_of(
+    root: Path, nodes: int = 4, *, copies: int = 2, min_copies: int = 1, **how: object
+) -> Iterator[LocalCluster]:
+    with LocalCluster(root, nodes, copies=copies, **how) as cluster:  # type: ignore[arg-type]
+        if min_copies != 1:
+            cluster.map.bucket[0].min_copies = min_copies
+            cluster.learn()
+        yield cluster
+
+
+def copies_of(cluster: LocalCluster, name: str) -> dict[int, tuple[str, bytes | None]]:
+    """Which nodes have the name, with version and bytes."""
+    found = {}
+    for number in range(len(cluster.nodes)):
+        here = held(cluster.service(number).store)
+        if name in here:
+            found[number] = here[name]
+    return found
+
+
+def staged_files(cluster: LocalCluster) -> int:
+    drives = [drive for number in range(len(cluster.nodes)) for drive in cluster.service(number).store.drives]
+    return sum(len(os.listdir(drive.root / "staging")) for drive in drives if drive is not None)
+
+
+def name_with(cluster: LocalCluster, fits: Callable[[list[int]], bool], prefix: str = "n") -> str:
+    """A name whose owners, best first, fit."""
+    return next(name for at in range(10_000) if fits(cluster.owners(name := f"{prefix}{at}")))
+
+
+def staged_here(cluster: LocalCluster, number: int) -> int:
+    drive = cluster.service(number).store.drives[0]
+    assert drive is not None
+    return len(os.listdir(drive.root / "staging"))
+
+
+def staged_bytes(cluster: LocalCluster, number: int) -> int:
+    drive = cluster.service(number).store.drives[0]
+    assert drive is not None
+    return sum(path.stat().st_size for path in (drive.root / "staging").iterdir())
+
+
+def cluster_ranking(cluster: LocalCluster, name: str) -> list[int]:
+    placement = cluster.view.placement
+    ranking: list[int] = placement.owners(object_hashes(cluster.view.buckets[BUCKET].uuid, [name]), placement.hosts)[
+        0
+    ].tolist()
+    return ranking

@@ -1,0 +1,206 @@
+"""Coordinated writes while nodes are gone, silent, stopped or lost at the worst moment."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ais_loader.testing import eventually
+from protos import ais_objects_pb2 as pb
+from storage_node.store.format import Version
+from storage_node.store.store import Store
+from tests.node.cluster_kit import LocalCluster
+from tests.node.write_kit import (
+    CALL_TIMEOUT_S,
+    Writer,
+    cluster_of,
+    cluster_ranking,
+    copies_of,
+    held,
+    name_with,
+    put_messages,
+    staged_bytes,
+    staged_files,
+    staged_here,
+)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with cluster_of(tmp_path) as running:
+        yield running
+
+
+# -- nodes that do not answer
+
+
+def test_the_next_host_takes_the_place_of_an_owner_that_is_gone(cluster: LocalCluster) -> None:
+    gone = 2
+    cluster.nodes[gone].stop(grace_s=0)
+    rankings = {f"n{at}": cluster_ranking(cluster, f"n{at}") for at in range(40)}
+    expected = {name: [node for node in ranking if node != gone][:2] for name, ranking in rankings.items()}
+    with Writer(cluster.nodes[0].url) as writer:
+        results = writer.put_many({name: name.encode() for name in rankings})
+        one = writer.put("n0", b"again")
+    assert {result.WhichOneof("result") for result in results} == {"info"}
+    live = {number: held(cluster.service(number).store) for number in (0, 1, 3)}
+    for name, nodes in expected.items():
+        assert [number for number in (0, 1, 3) if name in live[number]] == sorted(nodes)
+        assert {live[number][name][1] for number in nodes} == {b"again" if name == "n0" else name.encode()}
+    assert one.name == "n0"
+
+
+@pytest.mark.parametrize("how", ["put", "put_many", "delete"])
+def test_fewer_nodes_than_min_copies_is_an_error_to_retry_and_changes_nothing(tmp_path: Path, how: str) -> None:
+    with cluster_of(tmp_path, 3, copies=3, min_copies=3) as cluster, Writer(cluster.nodes[0].url) as writer:
+        before = writer.put("a", b"before")
+        cluster.nodes[2].stop(grace_s=0)
+        if how == "put_many":
+            (result,) = writer.put_many({"a": b"after"})
+            kind, message = result.error.kind, result.error.message
+        else:
+            with pytest.raises(grpc.RpcError) as caught:
+                writer.put("a", b"after" * 1000) if how == "put" else writer.delete("a")
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            kind = dict(caught.value.trailing_metadata())["ais-error-kind"]
+            message = caught.value.details()
+        assert kind == "node-unavailable"
+        assert "2 copies can be written now, 3 at least are needed" in message
+        for number in (0, 1):
+            assert held(cluster.service(number).store) == {"a": (before.version, b"before")}
+            eventually(lambda: staged_here(cluster, number) == 0)  # noqa: B023
+
+
+def test_with_fewer_hosts_than_copies_all_of_them_get_one(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 2, copies=3, min_copies=2) as cluster, Writer(cluster.nodes[1].url) as writer:
+        info = writer.put("a", b"1")
+        assert copies_of(cluster, "a") == {0: (info.version, b"1"), 1: (info.version, b"1")}
+
+
+def test_a_node_that_says_nothing_is_passed_over_and_has_the_next_write_when_it_speaks_again(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 3, copies=2, linked=True) as cluster:
+        silent = 1
+        name = name_with(cluster, lambda owners: owners[0] == silent and owners[1] == 0)
+        with Writer(cluster.nodes[0].url) as writer:
+            cluster.links[silent].stall()
+            first = writer.put(name, b"first" * 100_000)
+            (second,) = writer.put_many({name: b"second"})
+            assert first.version != second.info.version
+            for number in (0, 2):
+                assert held(cluster.service(number).store)[name] == (second.info.version, b"second")
+            assert held(cluster.service(silent).store) == {}
+            cluster.links[silent].flow()
+
+            def arrives() -> bool:
+                third = writer.put(name, b"third")
+                return held(cluster.service(silent).store).get(name) == (third.version, b"third")
+
+            eventually(arrives, 30, interval_s=0.2)
+        eventually(lambda: staged_files(cluster) == 0, 20)
+
+
+def test_an_owner_that_breaks_while_bytes_stream_in_is_left_out(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 3, copies=2, linked=True) as cluster:
+        name = name_with(cluster, lambda owners: owners == [0, 1])
+        half, data = threading.Event(), os.urandom(4 << 20)
+
+        def messages() -> Iterator[pb.PutRequest]:
+            for at, message in enumerate(put_messages(name, data)):
+                if at == 3:
+                    eventually(lambda: staged_bytes(cluster, 1) > 0)  # it has taken the object on
+                    cluster.links[1].refuse()
+                    half.set()
+                yield message
+
+        with Writer(cluster.nodes[0].url) as writer:
+            info = writer.stub.Put(messages(), timeout=CALL_TIMEOUT_S)
+        assert half.is_set()
+        assert copies_of(cluster, name) == {0: (info.version, data)}
+        eventually(lambda: staged_files(cluster) == 0)
+
+
+def test_an_owner_that_is_stopped_while_bytes_stream_in_is_left_out(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 3, copies=2) as cluster:
+        name = name_with(cluster, lambda owners: owners == [0, 1])
+        data = os.urandom(4 << 20)
+
+        def messages() -> Iterator[pb.PutRequest]:
+            for at, message in enumerate(put_messages(name, data)):
+                if at == 3:
+                    eventually(lambda: staged_bytes(cluster, 1) > 0)
+                    cluster.nodes[1].stop(grace_s=0)
+                yield message
+
+        with Writer(cluster.nodes[0].url) as writer:
+            info = writer.stub.Put(messages(), timeout=CALL_TIMEOUT_S)
+        assert {number: held(cluster.service(number).store) for number in (0, 2)} == {
+            0: {name: (info.version, data)}, 2: {},
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["put", "put_many", "delete"])
+@pytest.mark.parametrize("min_copies", [1, 2])
+def test_an_owner_lost_between_staging_and_commit_costs_its_copy_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, min_copies: int
+) -> None:
+    with cluster_of(tmp_path, 3, copies=2, min_copies=min_copies, linked=True) as cluster:
+        name = name_with(cluster, lambda owners: owners == [0, 1])
+        choose = Store.next_version
+
+        def lose_then_choose(store: Store, *arguments: object) -> Version:
+            cluster.links[1].refuse()
+            return choose(store, *arguments)  # type: ignore[arg-type]
+
+        with Writer(cluster.nodes[0].url) as writer:
+            before = writer.put(name, b"before")
+            with monkeypatch.context() as patched:
+                patched.setattr(Store, "next_version", lose_then_choose)
+                problem = write_once(writer, how, name)
+            new, old = held(cluster.service(0).store)[name], held(cluster.service(1).store)[name]
+            assert new[1] == (None if how == "delete" else b"after")
+            assert old == (before.version, b"before")
+            if min_copies == 1:
+                assert problem is None
+            else:
+                assert problem is not None
+                assert "1 copies can be written now, 2 at least are needed" in problem
+                assert "trying again makes them equal" in problem
+            cluster.links[1].accept()
+
+            def equal() -> bool:
+                info = writer.put(name, b"again")
+                copies = copies_of(cluster, name)  # node 2 may have stood in for the owner that was lost
+                return [copies[number] for number in (0, 1)] == [(info.version, b"again")] * 2
+
+            eventually(lambda: write_quietly(equal), 20, interval_s=0.1)
+        eventually(lambda: staged_files(cluster) == 0)
+
+
+def write_once(writer: Writer, how: str, name: str) -> str | None:
+    """What the node had against it."""
+    try:
+        if how == "put":
+            writer.put(name, b"after")
+        elif how == "delete":
+            writer.delete(name)
+        else:
+            (result,) = writer.put_many({name: b"after"})
+            return result.error.message or None
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        return str(error.details())
+    return None
+
+
+def write_quietly(write: Callable[[], bool]) -> bool:
+    """False while too few nodes can be written."""
+    try:
+        return write()
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        return False
