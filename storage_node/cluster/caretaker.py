@@ -9,6 +9,7 @@ One thread does all of it; `status` may be asked from any.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -101,6 +102,9 @@ class Caretaker:
                     self._problem = f"{error}" or type(error).__name__
                     self._state = "serving" if self._server is not None else "waiting"
                     self._tries += 1
+                if self._server is None:
+                    with contextlib.suppress(OSError):  # it is for people, and said by `status`, too
+                        node_file.note_problem(self._root, self.uuid, self._problem)
                 self._stopping.wait(pause_s)
                 self._port_waited_s += pause_s
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

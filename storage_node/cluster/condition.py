@@ -59,6 +59,7 @@ def _node(
                         if drive["state"] != "ok")  # fmt: skip
     if described is None:
         problem = "never served" if not endpoint else _silence(answers.get(endpoint))
+        problem += f"; it said: {said.problem}" if said is not None and said.problem else ""
         drives = [{"uuid": "", "path": str(path), "state": "unknown", "objects_estimate": 0, "free_bytes": 0,
                    "size_bytes": 0} for path in (here.drives if here is not None else ())]  # fmt: skip
     return {

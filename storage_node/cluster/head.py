@@ -34,7 +34,7 @@ from storage_node.store.record import write_atomically
 
 FOLDER_NAME = ".cluster"
 LOOPBACK = "127.0.0.1"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
 _POLL_S = 0.05
 _OBJECT_STORE_BYTES = 256 << 20

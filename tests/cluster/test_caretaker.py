@@ -19,8 +19,10 @@ from storage_node.cluster import caretaker, node_file
 from storage_node.cluster.asking import ask_node
 from storage_node.cluster.caretaker import Caretaker
 from storage_node.cluster.change import change_map
+from storage_node.cluster.condition import condition
 from storage_node.cluster.drives import NodeDrives, make_nodes
 from storage_node.cluster.edits import create_cluster
+from storage_node.cluster.ports import free_port
 from storage_node.store.store import Store
 
 HOST = "127.0.0.1"
@@ -96,8 +98,22 @@ def test_an_actor_comes_up_without_its_drives_and_serves_when_they_appear(root: 
         assert actor.status()["state"] == "waiting"
         away.rename(node.folder)
         eventually(lambda: actor.status()["state"] == "serving")
+        assert actor.status()["problem"] == ""
     finally:
         actor.stop()
+
+
+def test_what_a_node_waits_for_is_shown_by_status(root: Path, node: NodeDrives, kept: Caretaker) -> None:
+    node_file.write(node.folder, node_file.NodeFile(node.uuid, f"{HOST}:{free_port(HOST)}"))
+    with Store.open(node.drives, mode="a"):
+        kept.start()
+        (shown,) = eventually(lambda: [one for one in condition(root)["nodes"] if "it said: " in one["problem"]])
+        assert shown["state"] == "down" and "open" in shown["problem"].partition("it said: ")[2]
+    serving(kept)
+    (shown,) = condition(root)["nodes"]
+    assert (shown["state"], shown["problem"]) == ("serving", "")
+    said = node_file.read(node.folder)
+    assert said is not None and said.problem == ""
 
 
 def test_a_drive_that_appears_later_is_taken_in(node: NodeDrives, root: Path, kept: Caretaker) -> None:
