@@ -46,10 +46,24 @@ class ServerConfig:
     max_soft_errors: int = 10_000
     """Entries of one gathered batch that may fail without ending it. The default never ends one."""
 
+    reconcile_patience_s: float = 30.0
+    """A node that starts reads no copies that may be old before it has compared them with all other nodes. When some of
+    them stay silent for this time, it serves what it has, and says so."""
+    repair_interval_s: float = 60.0
+    """From the end of a pass over everything that this node has, in search of missing and older copies, to the next.
+    While the map is changing, or something is left to do, passes follow each other within seconds."""
+    repair_bytes_per_s: float = 256 << 20
+    """What this node sends to make copies equal, at most."""
+    repair_transfers: int = 2
+    """How many such transfers run at once."""
+    tombstone_grace_s: float = 3600.0
+    """A deletion is remembered for this time at least, and until every node of the cluster has answered that it has
+    nothing older."""
+
     def __post_init__(self) -> None:
         limits = (
             "read_threads", "memory_bytes", "max_active_batches", "reject_retry_after_ms", "max_buffered_bytes",
-            "assembly_bytes", "peer_window_bytes",
+            "assembly_bytes", "peer_window_bytes", "repair_transfers",
         )  # fmt: skip
         for name in limits:
             if getattr(self, name) < 1:
@@ -57,9 +71,12 @@ class ServerConfig:
         for name in ("max_recoveries", "max_soft_errors"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 0")
-        for name in ("peer_timeout_s", "peer_idle_s"):
+        for name in ("peer_timeout_s", "peer_idle_s", "repair_interval_s", "repair_bytes_per_s"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)}: need a number of seconds above 0")
+                raise ValueError(f"{name}={getattr(self, name)}: need a finite number above 0")
+        for name in ("reconcile_patience_s", "tombstone_grace_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}={getattr(self, name)}: need a number of seconds, at least 0")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port={self.port}: need 0 to 65535")
         if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:

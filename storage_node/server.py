@@ -21,6 +21,8 @@ import grpc.aio
 from protos import ais_batch_pb2, ais_cluster_pb2_grpc, ais_objects_pb2_grpc, ais_replica_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.following import Follower
+from storage_node.cluster.repair import Repair
+from storage_node.cluster.repair_service import RepairService
 from storage_node.cluster.replica_service import ReplicaService
 from storage_node.cluster.replicate import Replication
 from storage_node.cluster.service import ClusterService
@@ -132,6 +134,9 @@ class NodeServer:
             cluster = ClusterService(service, self.membership, self._keeper)
             ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
             ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(service), server)
+            self.repair = repair = Repair(service, self.membership, writes.channels, self._advertised)
+            ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), server)
+            repair.prepare()
             server.add_generic_rpc_handlers((_session_handler(service),))
             try:
                 self.port = server.add_insecure_port(f"{self.config.host}:{self.config.port}")
@@ -145,9 +150,11 @@ class NodeServer:
             reaping = asyncio.create_task(self._reap(service))
             follower = Follower(cluster, self.membership, self._keeper, self._advertised())
             following = asyncio.create_task(follower.run())
+            repair.start()
             await self._stopping.wait()
             reaping.cancel()
             following.cancel()
+            await repair.stop()
             service.stop()
             await server.stop(self._grace_s)
             await service.peers.close()

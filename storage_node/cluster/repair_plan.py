@@ -99,9 +99,8 @@ def plan(page: Page, here: int, nodes: int, answers: Mapping[int, Answer]) -> Wo
                 complete = False
                 if theirs is not None or not ripe:
                     work.push.setdefault(node, []).append(name)
-            elif theirs.version > mine.version and here in owners:
-                if name not in work.older_here or work.older_here[name][1].version < theirs.version:
-                    work.older_here[name] = node, theirs
+            elif theirs.version > max(mine.version, _version(work.older_here.get(name))) and here in owners:
+                work.older_here[name] = node, theirs
         if not known:
             work.unknown += 1
         if here not in owners and complete and owners:
@@ -111,6 +110,10 @@ def plan(page: Page, here: int, nodes: int, answers: Mapping[int, Answer]) -> Wo
         ):  # fmt: skip
             work.forget.append((name, mine))
     return work
+
+
+def _version(found: tuple[int, State] | None) -> Version:
+    return found[1].version if found is not None else UNKNOWN.version
 
 
 def _nothing_older(mine: State, others: Iterable[State | None]) -> bool:

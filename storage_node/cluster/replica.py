@@ -162,8 +162,11 @@ def require_bucket(store: Store, name: str, uuid: bytes) -> None:
 
 def newest(store: Store, request: wire.NewestRequest) -> wire.NewestResponse:
     require_bucket(store, request.bucket.name, request.bucket.uuid)
-    found = store.newest(request.bucket.name, list(request.name))
-    states = [_state(name, record) for name, record in zip(request.name, found, strict=True)]
+    if request.allow_unknown:
+        states = [_state_or_unknown(store, request.bucket.name, name) for name in request.name]
+    else:
+        found = store.newest(request.bucket.name, list(request.name))
+        states = [_state(name, record) for name, record in zip(request.name, found, strict=True)]
     return wire.NewestResponse(object=states, clock=store.clock)
 
 
@@ -198,6 +201,13 @@ def forget(store: Store, request: wire.ForgetRequest) -> wire.ForgetResponse:
     else:
         left = store.delete(bucket, request.name, version)
     return wire.ForgetResponse(left=_state(request.name, left) if left is not None else None)
+
+
+def _state_or_unknown(store: Store, bucket: str, name: str) -> wire.ObjectState:
+    try:
+        return _state(name, store.newest(bucket, [name])[0])
+    except errors.DriveFailed:
+        return wire.ObjectState(name=name, unknown=True)
 
 
 def _state(name: str, record: Record | None) -> wire.ObjectState:

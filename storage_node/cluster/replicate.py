@@ -37,7 +37,7 @@ class Replication:
     def __init__(self, service: BatchService, membership: Membership) -> None:
         self._service = service
         self._membership = membership
-        self._channels = Channels()
+        self.channels = self._channels = Channels()
         self._nodes = Nodes(service, self._channels)
         self._commits = Commits(self._nodes)
 

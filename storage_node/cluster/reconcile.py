@@ -1,0 +1,253 @@
+"""A node that comes back finds out what it missed, before it answers reads of what has several copies.
+
+First it tells every other node that it is back, and from then on it takes part in their writes, or is told of those
+that it takes no part in. Then it goes through what the others have. What it has older, or not at all, stays in doubt,
+name by name, until the newer version has arrived; all the rest is served as soon as the comparison is done. Other
+nodes' silence holds it up for `reconcile_patience_s` at most: after that it serves what it has, and says so.
+
+Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from protos import ais_cluster_pb2 as pb
+from protos.cluster_map import ClusterView
+from storage_node.batch.session import BatchService
+from storage_node.cluster.copies import CopyLost
+from storage_node.cluster.membership import Membership
+from storage_node.cluster.repair_peers import PAGE_NAMES, RepairPeers
+from storage_node.cluster.repair_plan import UNKNOWN, State, batches, compare, owned_by
+from storage_node.cluster.transfers import GROUP_BYTES, GROUP_NAMES, RepairCounts, chunks
+from storage_node.store.doubts import Doubt
+from storage_node.store.errors import BucketNotFound, DriveFailed, StoreError
+from storage_node.store.format import Version
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
+RESOLVE_INTERVAL_S = 0.25
+MAX_MISSING = 100_000
+"""Names that this node lacks and remembers as such; of further ones it says that it has no such object, which sends
+readers to the other holders as well."""
+GIVEN_UP_S = 30.0
+"""A write that was announced and cannot be found anywhere after this time has not come to pass."""
+log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    def __init__(
+        self, service: BatchService, membership: Membership, peers: RepairPeers, counts: RepairCounts,
+        endpoint: Callable[[], str],
+    ) -> None:  # fmt: skip
+        """`endpoint`: host:port of this node as others reach it; empty when that is not known."""
+        self._service = service
+        self._store = service.store
+        self._membership = membership
+        self._peers = peers
+        self._counts = counts
+        self._endpoint = endpoint
+        self._missing = 0
+
+    def doubt_everything(self) -> None:
+        """Of what has several copies."""
+        view = self._membership.view
+        if view is not None and len(view.nodes) > 1:
+            self._store.doubts.doubt_buckets(bucket.uuid for bucket in copied_buckets(view))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if self._store.doubts.buckets():
+                await self._return()
+            if self._store.doubts.any:
+                try:
+                    await self.resolve()
+                except StoreError as error:
+                    log.warning("copies that may be old are not brought up to date for now: %s", error)
+            await asyncio.sleep(RESOLVE_INTERVAL_S)
+
+    # -- coming back
+
+    async def _return(self) -> None:
+        """Compare this node with all others; afterwards no bucket is in doubt as a whole."""
+        began_s = time.monotonic()
+        deadline_s = began_s + self._service.config.reconcile_patience_s
+        view, silent = await self._announce(deadline_s)
+        if view is None:
+            return
+        buckets = copied_buckets(view)
+        left = {node.uuid: node.endpoint for node in self._others(view) if node.endpoint not in silent}
+        pause_s = FIRST_PAUSE_S
+        while left:
+            for uuid, endpoint in list(left.items()):
+                try:
+                    for bucket in buckets:
+                        await self._compare_existing(view, bucket, endpoint)
+                    del left[uuid]
+                except (CopyLost, StoreError) as error:
+                    log.info("comparing with %s: %s", endpoint, error)
+            if left and time.monotonic() > deadline_s:
+                silent = sorted([*silent, *left.values()])
+                break
+            if left:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        self._counts.silent = tuple(silent)
+        if silent:
+            log.warning(
+                "this node serves copies that may be old: %s did not answer for %g s, and may have newer ones",
+                ", ".join(silent), time.monotonic() - began_s,
+            )  # fmt: skip
+        for bucket_uuid in self._store.doubts.buckets():
+            self._store.doubts.trust_bucket(bucket_uuid)
+
+    async def _announce(self, deadline_s: float) -> tuple[ClusterView | None, list[str]]:
+        """Tell the others; the map by which to compare, and who was silent until the end of the time."""
+        pause_s = FIRST_PAUSE_S
+        told: dict[bytes, int] = {}
+        while True:
+            view = self._membership.view
+            if view is None or self._membership.position is None:
+                return None, []  # taken out of the map: nobody should read here, and nobody is to be compared with
+            silent: list[str] = []
+            for node in self._others(view):
+                if node.uuid not in told:
+                    try:
+                        told[node.uuid] = await self._peers.returned(
+                            node.endpoint, self._membership.node_uuid, self._endpoint()
+                        )
+                    except CopyLost:
+                        silent.append(node.endpoint)
+            late = time.monotonic() > deadline_s
+            behind = view.version < max(told.values(), default=0)
+            if (not silent and not behind and self._membership.view is view) or late:
+                return view, silent
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _others(self, view: ClusterView) -> list[pb.MapNode]:
+        return [node for node in view.nodes if node.uuid != self._membership.node_uuid]
+
+    async def _compare_existing(self, view: ClusterView, bucket: pb.MapBucket, endpoint: str) -> None:
+        try:
+            await self._compare(view, bucket, endpoint)
+        except BucketNotFound:
+            return  # deleted meanwhile
+        except CopyLost as lost:
+            if not isinstance(lost.refusal, BucketNotFound):
+                raise  # otherwise it has nothing of this bucket
+
+    async def _compare(self, view: ClusterView, bucket: pb.MapBucket, endpoint: str) -> None:
+        """Learn which names the node has newer. Raises CopyLost, StoreError."""
+        here = view.position[self._membership.node_uuid]
+        joining = view.nodes[here].state == pb.MapNode.JOINING
+        after, more = "", True
+        while more:
+            theirs, more = await self._peers.versions(endpoint, bucket, after)
+            if not theirs:
+                return
+            after = theirs[-1][0]
+            names = [name for name, _ in theirs]
+            owned = await self._service.read(owned_by, view, bucket, names, here)
+            mine = await self._service.read(self._states, bucket.name, names)
+            found = compare(theirs, mine, owned)
+            for name, state in found.bury.items():
+                await self._service.read(self._bury, bucket.name, name, state.version)
+            wanted: dict[str, Version] = {}
+            for name, state in found.fetch.items():
+                if mine[name] is None:
+                    if joining or self._missing >= MAX_MISSING:
+                        continue  # repair brings it
+                    self._missing += 1
+                wanted[name] = state.version
+            if wanted:
+                self._store.doubts.doubt_names(bucket.uuid, wanted)
+
+    def _bury(self, bucket: str, name: str, version: Version) -> None:
+        self._store.delete(bucket, name, version, keep_tombstone=True)
+
+    def _states(self, bucket: str, names: Sequence[str]) -> dict[str, State | None]:
+        found: dict[str, State | None] = {}
+        for name in names:
+            try:
+                record = self._store.newest(bucket, [name])[0]
+            except DriveFailed:
+                found[name] = UNKNOWN
+                continue
+            found[name] = record and State(record.version, record.is_tombstone, record.size_bytes)
+        return found
+
+    # -- fetching
+
+    async def resolve(self) -> None:
+        """Bring names that are in doubt up to date, as far as that is possible now. Raises StoreError."""
+        view = self._membership.view
+        if view is None:
+            return
+        doubts = self._store.doubts
+        for bucket_uuid in doubts.bucket_uuids():
+            bucket = view.bucket_with_uuid(bucket_uuid)
+            if bucket is None or self._store.find_bucket(bucket.name) is None:
+                doubts.forget_bucket(bucket_uuid)
+                continue
+            for names in chunks(list(doubts.names(bucket_uuid)), PAGE_NAMES):
+                await self._resolve(view, bucket, names)
+        if not doubts.count():
+            self._missing = 0
+
+    async def _resolve(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> None:
+        left = await self._service.read(self._still_older, bucket, names)
+        if not left:
+            return
+        others = [at for at, node in enumerate(view.nodes) if node.uuid != self._membership.node_uuid]
+        answers = await self._peers.newest(view, bucket, {node: list(left) for node in others})
+        sources: dict[int, list[tuple[str, State]]] = {}
+        doubts = self._store.doubts.names(bucket.uuid)
+        for name, mine in left.items():
+            known = {node: answers.get(node, {}).get(name, UNKNOWN) for node in others}
+            best_node, best = None, mine
+            for node, state in known.items():
+                if state is not None and state is not UNKNOWN and (best is None or state.version > best.version):
+                    best_node, best = node, state
+            if best_node is not None and best is not None:
+                sources.setdefault(best_node, []).append((name, best))
+            elif name in doubts and all(state is not UNKNOWN for state in known.values()):
+                self._give_up(bucket, name, doubts[name])
+        for node, wanted in sources.items():
+            try:
+                await self._fetch(view.nodes[node].endpoint, bucket, wanted)
+            except CopyLost as lost:
+                log.info("newer versions of %d names cannot be fetched for now: %s", len(wanted), lost)
+
+    def _give_up(self, bucket: pb.MapBucket, name: str, doubt: Doubt) -> None:
+        """No node has what was announced."""
+        if time.monotonic() - doubt.since_s > GIVEN_UP_S:
+            self._store.doubts.trust_name(bucket.uuid, name, doubt.version)
+
+    async def _fetch(self, endpoint: str, bucket: pb.MapBucket, wanted: Sequence[tuple[str, State]]) -> None:
+        names, sizes = [name for name, _ in wanted], [state.size_bytes for _, state in wanted]
+        for group in batches(names, sizes, most_names=GROUP_NAMES, most_bytes=4 * GROUP_BYTES):
+            part = [names[at] for at in group]
+            await self._peers.push(endpoint, bucket, part, self._membership.node_uuid)
+            left = await self._service.read(self._still_older, bucket, part)
+            self._counts.names_fetched += len(part) - len(left)
+
+    def _still_older(self, bucket: pb.MapBucket, names: Sequence[str]) -> dict[str, State | None]:
+        """What this node has of those names that are still in doubt; the others are not any more."""
+        left: dict[str, State | None] = {}
+        for name, state in self._states(bucket.name, names).items():
+            wanted = self._store.doubts.wanted(bucket.uuid, name)
+            if wanted is None:
+                continue
+            if state is not None and state is not UNKNOWN and state.version >= wanted:
+                self._store.doubts.trust_name(bucket.uuid, name, state.version)
+            else:
+                left[name] = state
+        return left
+
+
+def copied_buckets(view: ClusterView) -> list[pb.MapBucket]:
+    return [bucket for bucket in view.buckets.values() if bucket.copies > 1]

@@ -1,0 +1,267 @@
+"""Every node sees to it that what it has is where the map wants it: missing copies, objects that move, tombstones.
+
+A pass goes through all names on this node's drives and compares them with what their other owners have; see
+`repair_plan` for what follows. Nothing is remembered but on the drives: a node that starts begins a new pass. When the
+map is changing and all nodes have found nothing to do under it, whoever sees that finishes the change.
+
+Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from protos import ais_cluster_pb2 as pb
+from protos import ais_replica_pb2 as wire
+from protos.cluster_map import ClusterView
+from storage_node.batch.session import BatchService
+from storage_node.cluster import replica
+from storage_node.cluster.change import change_map_async
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.copies import CopyLost
+from storage_node.cluster.errors import ChangeFailed
+from storage_node.cluster.membership import Membership
+from storage_node.cluster.reconcile import Reconciler
+from storage_node.cluster.repair_peers import PAGE_NAMES, RepairPeers, reach
+from storage_node.cluster.repair_plan import Page, State, Work, finish_changes, is_changing, page_of, plan, questions
+from storage_node.cluster.replica import from_wire
+from storage_node.cluster.transfers import RepairCounts, Transfers
+from storage_node.store.drive import Drive
+from storage_node.store.errors import BucketNotFound, StoreError
+from storage_node.store.format import Record
+
+SETTLE_S = 0.25
+"""Copies that differ may be those of a write that is just being committed: looked at again after this time."""
+_FEW = 64
+"""So many differences in a page may be that; more are pushed at once."""
+BUSY_INTERVAL_S = 0.5
+LONGEST_RETRY_S = 5.0
+POLL_S = 0.1
+CHANGE_TIMEOUT_S = 10.0
+log = logging.getLogger(__name__)
+
+
+class Repair:
+    def __init__(
+        self, service: BatchService, membership: Membership, write_channels: Channels, endpoint: Callable[[], str]
+    ) -> None:
+        """Args:
+            write_channels: those on which this node coordinates writes.
+            endpoint: host:port of this node as others reach it; empty when that is not known.
+        """
+        self._service = service
+        self._store = service.store
+        self._membership = membership
+        self._write_channels = write_channels
+        self._endpoint = endpoint
+        self.counts = RepairCounts()
+        channels = Channels()  # writes do not wait behind what is moved
+        self._peers = RepairPeers(channels)
+        self._transfers = Transfers(service, channels, self.counts)
+        self._reconciler = Reconciler(service, membership, self._peers, self.counts, endpoint)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._wake = asyncio.Event()
+
+    def prepare(self) -> None:
+        """Before anything is served."""
+        self._reconciler.doubt_everything()
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._reconciler.run()), asyncio.create_task(self._run())]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._peers.close()
+
+    def wake(self) -> None:
+        """Begin the next pass now."""
+        self._wake.set()
+
+    # -- passes
+
+    async def _run(self) -> None:
+        retry_s = BUSY_INTERVAL_S
+        while True:
+            view = self._membership.view
+            wait_s = self._service.config.repair_interval_s
+            self._wake.clear()
+            if view is not None and self._membership.position is not None:
+                try:
+                    clean = await self._pass(view)
+                except StoreError as error:
+                    log.warning("a pass of repair ended early: %s", error)
+                    clean = False
+                retry_s = BUSY_INTERVAL_S if clean else min(2 * retry_s, LONGEST_RETRY_S)
+                if not clean:
+                    wait_s = min(wait_s, retry_s)
+                elif is_changing(view):
+                    wait_s = min(wait_s, BUSY_INTERVAL_S)
+                    await self._finish(view)
+            await self._wait(view, wait_s)
+
+    async def _wait(self, view: ClusterView | None, wait_s: float) -> None:
+        """Until the time is over, the map is another one, or somebody has called `wake`."""
+        until_s = time.monotonic() + wait_s
+        while time.monotonic() < until_s and self._membership.view is view and not self._wake.is_set():
+            await asyncio.sleep(POLL_S)
+
+    async def _pass(self, view: ClusterView) -> bool:
+        """Go through everything on this node's drives; whether there was nothing to do. Raises StoreError."""
+        clean = all(drive is not None for drive in self._store.drives)
+        counts = self.counts
+        counts.names_seen = 0
+        for bucket, drive in itertools.product(view.buckets.values(), self._store.drives):
+            after = ""
+            while drive is not None and (held := await self._service.read(_held, drive, bucket.uuid, after)):
+                if self._membership.view is not view:
+                    return False  # another map, another pass
+                after = held[-1][0]
+                try:
+                    clean = await self._mend(view, bucket, held) and clean
+                except BucketNotFound:
+                    break
+                counts.names_seen += len(held)
+        counts.passes += 1
+        counts.names_before = counts.names_seen
+        if clean and not self._store.doubts.any and self._membership.view is view:
+            counts.clean_version = view.version
+        return clean
+
+    async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]) -> bool:
+        """Do what one page asks for; whether that was nothing."""
+        page, work = await self._plan(view, bucket, held)
+        differing = {*itertools.chain.from_iterable(work.push.values()), *work.older_here}
+        if differing and len(differing) <= _FEW:
+            await asyncio.sleep(SETTLE_S)
+            names = [name for name in page.names if name in differing]
+            again = await self._service.read(self._records, bucket.name, names)
+            if again:
+                _, still = await self._plan(view, bucket, again)
+                work.push, work.older_here, work.unknown = still.push, still.older_here, work.unknown + still.unknown
+                work.drop += still.drop
+            else:
+                work.push, work.older_here = {}, {}
+        if work.older_here:
+            await self._service.read(self._doubt, bucket, {name: state for name, (_, state) in work.older_here.items()})
+        await asyncio.gather(*(self._push(view, node, bucket, names) for node, names in work.push.items()))
+        if self._membership.view is view:
+            await self._service.read(self._take_away, bucket, work)
+        return work.is_clean
+
+    async def _plan(
+        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]
+    ) -> tuple[Page, Work]:
+        here, nodes = view.position[self._membership.node_uuid], len(view.nodes)
+
+        def place() -> Page:
+            grace_s = self._service.config.tombstone_grace_s
+            return page_of(view, bucket, held, now_ns=time.time_ns(), grace_s=grace_s)
+
+        page = await self._service.read(place)
+        answers = await self._peers.newest(view, bucket, questions(page, here, nodes))
+        return page, plan(page, here, nodes, answers)
+
+    def _records(self, bucket: str, names: Sequence[str]) -> list[tuple[str, Record]]:
+        records = zip(names, self._store.newest(bucket, names), strict=True)
+        return [(name, record) for name, record in records if record is not None]
+
+    async def _push(self, view: ClusterView, node: int, bucket: pb.MapBucket, names: Sequence[str]) -> None:
+        try:
+            await self._transfers.push(view.nodes[node].endpoint, bucket, names)
+        except (CopyLost, StoreError) as error:
+            log.info("%d names cannot be copied to %s for now: %s", len(names), view.nodes[node].endpoint, error)
+
+    def _doubt(self, bucket: pb.MapBucket, names: Mapping[str, State]) -> None:
+        """Another owner has these newer: not to be read here until they have come."""
+        mine = dict(self._records(bucket.name, list(names)))
+        self._store.doubts.doubt_names(
+            bucket.uuid,
+            {name: state.version for name, state in names.items()
+             if name not in mine or mine[name].version < state.version},
+        )  # fmt: skip
+
+    def _take_away(self, bucket: pb.MapBucket, work: Work) -> None:
+        for name, state in work.drop:
+            if state.is_tombstone:
+                self._store.forget_tombstone(bucket.name, name, state.version)
+            else:
+                self._store.delete(bucket.name, name, state.version)
+            self.counts.copies_dropped += 1
+        for name, state in work.forget:
+            self.counts.tombstones_forgotten += self._store.forget_tombstone(bucket.name, name, state.version)
+
+    # -- finishing a change of the map
+
+    async def _finish(self, view: ClusterView) -> None:
+        """If all nodes are clean under this map, nobody needs to join or leave any more."""
+        if self.counts.clean_version != view.version:
+            return
+        others = [node.endpoint for node in view.nodes if node.uuid != self._membership.node_uuid]
+        try:
+            answers = await asyncio.gather(*(self._peers.progress(endpoint) for endpoint in others))
+        except CopyLost:
+            return
+        if any(answer.clean_version != view.version or answer.map_version != view.version for answer in answers):
+            return
+        await asyncio.sleep(random.uniform(0, BUSY_INTERVAL_S))  # all of them find out at the same time
+        if self._membership.view is not view:
+            return
+        try:
+            await change_map_async(
+                [node.endpoint for node in view.nodes], finish_changes(view.version), timeout_s=CHANGE_TIMEOUT_S
+            )
+        except (ChangeFailed, ValueError) as error:
+            log.info("the change of the map cannot be finished for now: %s", error)
+
+    # -- what other nodes ask
+
+    def missed(self, request: wire.MissedRequest) -> wire.MissedResponse:
+        """Others are about to commit these without this node. Raises BucketNotFound."""
+        replica.require_bucket(self._store, request.bucket.name, request.bucket.uuid)
+        names = zip(request.name, map(from_wire, request.version), strict=True)
+        self._store.doubts.doubt_names(request.bucket.uuid, dict(names))
+        return wire.MissedResponse()
+
+    async def returned(self, request: wire.ReturnedRequest) -> wire.ReturnedResponse:
+        """Take the node on again as one that can be written to. Raises CopyLost."""
+        view = self._membership.view
+        at = view.position.get(request.node_uuid) if view is not None else None
+        if view is None or at is None:
+            return wire.ReturnedResponse(map_version=view.version if view is not None else 0)
+        endpoint = view.nodes[at].endpoint
+        if request.endpoint and endpoint != request.endpoint:
+            raise CopyLost(f"the map has {endpoint} for the node at {request.endpoint}")
+        await reach(self._write_channels, endpoint)
+        await reach(self._peers.channels, endpoint)
+        return wire.ReturnedResponse(map_version=view.version)
+
+    async def push(self, request: wire.PushRequest) -> wire.PushResponse:
+        """Send what the caller asks for. Raises CopyLost, StoreError."""
+        await self._service.read(replica.require_bucket, self._store, request.bucket.name, request.bucket.uuid)
+        view = self._membership.view
+        at = view.position.get(request.node_uuid) if view is not None else None
+        bucket = view.bucket_with_uuid(request.bucket.uuid) if view is not None else None
+        if view is None or at is None or bucket is None:
+            raise BucketNotFound("the map has no such node or bucket")
+        done = await self._transfers.push(view.nodes[at].endpoint, bucket, list(request.name))
+        return wire.PushResponse(objects=done)
+
+    def progress(self) -> wire.ProgressResponse:
+        view, counts, doubts = self._membership.view, self.counts, self._store.doubts
+        whole = doubts.buckets()
+        return wire.ProgressResponse(
+            map_version=view.version if view is not None else 0, clean_version=counts.clean_version,
+            names_seen=counts.names_seen, names_before=counts.names_before, doubtful_names=doubts.count(),
+            doubtful_bucket=[] if view is None else [name for name, one in view.buckets.items() if one.uuid in whole],
+        )  # fmt: skip
+
+
+def _held(drive: Drive, bucket_uuid: bytes, after: str) -> list[tuple[str, Record]]:
+    return list(itertools.islice(drive.scan_all(bucket_uuid, "", after), PAGE_NAMES))
