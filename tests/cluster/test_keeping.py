@@ -1,0 +1,113 @@
+"""What a node has agreed to, on drives that are away or cannot be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from agreement_kit import endpoints_of, known_map, make_cluster, node_at, nodes_at
+
+from protos import ais_cluster_pb2 as pb
+from storage_node.cluster.acceptor import Refused
+from storage_node.cluster.change import change_map
+from storage_node.cluster.edits import create_bucket
+from storage_node.cluster.errors import NoMajority
+from storage_node.cluster.keeping import Keeper
+from storage_node.store import record as records
+from storage_node.store.errors import DriveFailed
+from storage_node.store.identity import CLUSTER_FILE_NAME
+
+STORE = "5" * 32
+
+
+def ask(number: int, node_uuid: bytes = b"") -> pb.PrepareRequest:
+    return pb.PrepareRequest(ballot=pb.Ballot(number=number, proposer=b"p" * 16), node_uuid=node_uuid)
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> list[Path | None]:
+    made = [tmp_path / f"drive-{at}" for at in range(3)]
+    for root in made:
+        root.mkdir()
+    return list(made)
+
+
+def fail_on(monkeypatch: pytest.MonkeyPatch, *broken: Path | None) -> None:
+    """Writes to these drives fail from now on, and to no others."""
+    write = records.write_atomically
+
+    def maybe(path: Path, data: bytes) -> None:
+        if path.parent in broken:
+            raise OSError(5, "Input/output error")
+        write(path, data)
+
+    monkeypatch.setattr(records, "write_atomically", maybe)
+
+
+def test_a_promise_is_on_every_drive_before_it_is_given(roots: list[Path | None]) -> None:
+    assert Keeper(STORE, roots).prepare(ask(7)).promised
+    for root in roots:
+        again = Keeper(STORE, [root, None, None])
+        assert again.state.promise == ask(7).ballot
+    assert not Keeper(STORE, roots).prepare(ask(6)).promised
+
+
+def test_a_promise_that_too_few_drives_have_is_not_given(
+    roots: list[Path | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(STORE, roots)
+    assert keeper.prepare(ask(1)).promised
+    with monkeypatch.context() as patch:
+        fail_on(patch, *roots[1:])
+        with pytest.raises(DriveFailed):
+            keeper.prepare(ask(2))
+        assert keeper.state.promise == ask(1).ballot
+        patch.undo()
+        fail_on(patch, roots[1])
+        assert keeper.prepare(ask(3)).promised, "two of three are a majority"
+    assert Keeper(STORE, [None, *roots[1:]]).state.promise == ask(3).ballot
+    assert Keeper(STORE, [roots[0], roots[1], None]).state.promise == ask(3).ballot
+
+
+def test_a_drive_that_missed_a_promise_does_not_lower_it(
+    roots: list[Path | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(STORE, roots)
+    keeper.prepare(ask(1))
+    with monkeypatch.context() as patch:
+        fail_on(patch, roots[0])
+        keeper.prepare(ask(5))
+    assert not Keeper(STORE, roots).prepare(ask(4)).promised
+    contents = {(root / CLUSTER_FILE_NAME).read_bytes() for root in roots if root is not None}
+    assert len(contents) == 1, "brought up to date at the start"
+
+
+def test_too_few_drives_to_know_what_was_promised_do_not_vote(roots: list[Path | None]) -> None:
+    keeper = Keeper(STORE, roots)
+    keeper.prepare(ask(5))
+    few = Keeper(STORE, [roots[0], None, None])
+    assert not few.may_vote
+    with pytest.raises(DriveFailed, match="does not vote"):
+        few.prepare(ask(9))
+    assert Keeper(STORE, [roots[0], roots[1], None]).may_vote
+
+
+def test_what_is_meant_for_another_node_is_refused(roots: list[Path | None]) -> None:
+    keeper = Keeper(STORE, roots)
+    with pytest.raises(Refused, match="66666666"):
+        keeper.prepare(ask(5, node_uuid=b"f" * 16))
+    assert keeper.prepare(ask(5, node_uuid=bytes.fromhex(STORE))).promised
+
+
+def test_a_node_with_most_of_its_drives_away_serves_its_map_and_changes_none(tmp_path: Path) -> None:
+    with nodes_at(tmp_path, 1, drives=3) as nodes:
+        map_ = make_cluster(nodes)
+    for drive in (1, 2):
+        (tmp_path / "node-0" / f"drive-{drive}").rename(tmp_path / f"away-{drive}")
+    with node_at(tmp_path / "node-0", drives=3) as node:
+        assert known_map(node) == map_
+        with pytest.raises(NoMajority, match="does not vote"):
+            change_map([map_.node[0].endpoint, *endpoints_of([node])], create_bucket("b"), timeout_s=1.0)
+    (tmp_path / "away-1").rename(tmp_path / "node-0" / "drive-1")
+    with node_at(tmp_path / "node-0", drives=3) as node:
+        assert change_map(endpoints_of([node]), create_bucket("b"), timeout_s=20.0).bucket[0].name == "b"
