@@ -81,7 +81,7 @@ class AssembledRun:
                 if sending is not None:
                     await asyncio.shield(sending)
                 message = encode_frame(self._batch_id, frame, end)
-                sending = asyncio.create_task(self._send_and_release(message, self._gather.keep(held_bytes)))
+                sending = asyncio.create_task(self._send_and_release(message, self._gather.memory.keep(held_bytes)))
             if sending is not None:
                 await asyncio.shield(sending)
         except BaseException:
@@ -109,7 +109,7 @@ class AssembledRun:
                     raise Busy(f"{budget.held_bytes:,} bytes of answers are waiting for their clients", "answers")
                 collected_bytes += size
                 messages.append((size, encode_frame(self._batch_id, frame, end)))
-                self._gather.release(held_bytes)
+                self._gather.memory.release(held_bytes)
             for size, message in messages:
                 await self._spend_credit(size)
                 await settled(asyncio.ensure_future(self._send(message)))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,51 +27,26 @@ from protos.frame import TARGET_PAYLOAD_BYTES, EntryFault, Frame
 from protos.reorder import Reorder
 from storage_node.batch.admission import Credit
 from storage_node.batch.counts import clock_s
+from storage_node.batch.failures import MAY_BE_BETTER_ELSEWHERE, Failures
+from storage_node.batch.lanes import Lane, LaneMemory
+from storage_node.batch.outcomes import settled
 from storage_node.batch.places import Places, Resume
-from storage_node.cluster.peers import PeerAnswerWrong, PeerError, PeerLane, PeerUnavailable
+from storage_node.cluster.peer_lane import PeerAnswerWrong, PeerError, PeerLane, PeerRefused, PeerUnavailable
 from storage_node.store.batch import StoreBatch
 from storage_node.store.errors import StoreError
 
 if TYPE_CHECKING:
     from storage_node.batch.session import BatchService
 
-_MAY_BE_BETTER_ELSEWHERE = (pb.NOT_FOUND, pb.CORRUPT, pb.TIMEOUT, pb.UNAVAILABLE)
-"""Statuses that ask for another holder; of several answers the one that stands last here is told."""
-_WEIGHT: dict[int, int] = {status: weight for weight, status in enumerate(_MAY_BE_BETTER_ELSEWHERE)}
 NOBODY = -1
-_LET_GO_BYTES = 64 << 10
-"""Credit for one frame: the last one that it pays for may be larger."""
+STALE_MAP = "stale-map"
 _RETRY_PAUSE_S = 0.1
 _NO_FAULT = EntryFault("")
 Mask: TypeAlias = npt.NDArray[np.bool_]
-_NAMES_IN_MESSAGE = 5
-
-
-class TooManyFailures(StoreError):
-    """More went wrong than the node's configuration lets one batch put up with."""
-
-    kind = "entry-failed"
-
-
-class _Lane:
-    """One node's part of the batch, or what of it was asked again."""
-
-    __slots__ = ("begun", "credit_bytes", "grant", "node", "number", "positions", "task")
-
-    def __init__(self, number: int, node: int, positions: list[int]) -> None:
-        self.number = number
-        self.node = node
-        self.positions = positions
-        self.credit_bytes = 0
-        """What the node may still send; below 0 when its last frame was larger than what was left."""
-        self.grant: Callable[[int], None] = lambda size_bytes: None
-        self.begun: Frame | None = None
-        """The last piece of the entry that has come in part."""
-        self.task: asyncio.Task[None] | None = None
 
 
 class Gather:
-    """One batch's entries on their way in. Frames that `next` returned stay counted until `release`.
+    """One batch's entries on their way in. Frames that `next` returned stay counted in `memory`.
 
     Belongs to the node's event loop. `close` when it is no longer needed, whatever happened.
     """
@@ -80,27 +55,27 @@ class Gather:
         self._service = service
         self._request = request
         self._places = places
-        self._budget = service.assembly
-        self._window = service.config.peer_window_bytes
+        self.memory = LaneMemory(service.assembly, service.config.peer_window_bytes)
         n = len(request.name)
         self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self._ordered = request.ordered or request.buffered
         self.reorder = Reorder(n, request.first_index, ordered=self._ordered)
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, Lane] = {}
         self._resume: dict[int, Resume] = {}
         self._skipped_bytes = 0
         """What the client has of entry 0: for the reorder buffer, which knows nothing of it, that entry begins here."""
         if request.resume_offset and n:
             self._skipped_bytes = request.resume_offset
             self._resume[0] = Resume(request.resume_offset, request.resume_checksum, request.resume_version)
-        self._reserved_bytes = 0
         self._waiting: set[int] = set()
         """Positions to be asked of the node that is next for them."""
         self._paused: dict[int, asyncio.TimerHandle] = {}
         """Nodes that failed a moment ago; nothing is asked of them before the timer has rung."""
-        self._said: dict[int, tuple[int, EntryFault]] = {}
-        """The worst that was said of a position so far."""
-        self._recoveries = self._soft_errors = 0
+        self._failures = Failures(service, request, places, self._fail)
+        self._unplaced: set[int] = set()
+        """Positions that wait for a newer map."""
+        self._planning: asyncio.Task[None] | None = None
+        self._outdated_since = 0.0
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
 
@@ -120,7 +95,7 @@ class Gather:
                 if self._skipped_bytes and frame.piece is not None and frame.index[0] == self._request.first_index:
                     frame = _moved(frame, self._skipped_bytes)
                 self._note_sizes(frame)
-                self._top_up()
+                self.memory.top_up(self._lanes.values(), self.reorder.held_bytes_of)
                 return frame
             self._let_go()
             self._changed.clear()
@@ -128,25 +103,19 @@ class Gather:
             await self._changed.wait()
             self._service.peer_wait_s += clock_s() - began_s
 
-    def release(self, size_bytes: int) -> None:
-        """Bytes of a frame that has been passed on."""
-        self._reserved_bytes -= size_bytes
-        self._budget.release(size_bytes)
-
-    def keep(self, size_bytes: int) -> Callable[[], None]:
-        """Take a frame's bytes out of what `close` releases; the caller does it, by calling what is returned."""
-        self._reserved_bytes -= size_bytes
-        return lambda: self._budget.release(size_bytes)
-
     async def close(self) -> None:
-        """End all lanes and give back what is counted for them."""
+        """End all lanes and give back what is counted for them.
+
+        Cancelled (the client may have gone with END in its hands), it has done so all the same.
+        """
         for timer in self._paused.values():
             timer.cancel()
-        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        tasks = [] if self._planning is None else [self._planning]
+        tasks += [lane.task for lane in self._lanes.values() if lane.task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self.release(self._reserved_bytes)
+        self.memory.close()
+        await settled(asyncio.gather(*tasks, return_exceptions=True))
 
     def _note_sizes(self, frame: Frame) -> None:
         first = self._request.first_index
@@ -166,31 +135,28 @@ class Gather:
         self._open(node, rest)
 
     def _open(self, node: int, positions: list[int]) -> None:
-        lane = _Lane(self.reorder.add_lane(positions), node, positions)
+        here = node == self._places.here
+        endpoint = "" if here else str(self._places.view.nodes[node].endpoint)
+        lane = Lane(self.reorder.add_lane(positions), node, endpoint, positions)
         self._lanes[lane.number] = lane
-        if self._budget.acquire_now(self._window):
-            self._reserved_bytes += self._window
-            lane.credit_bytes = self._window
+        self.memory.begin(lane)
         part = self._places.part(
             positions, initial_credit_bytes=lane.credit_bytes, resume=self._resume.get(positions[0])
         )
-        if node == self._places.here:
+        if here:
             credit = Credit(lane.credit_bytes)
             lane.grant = credit.add
             self._run(lane, self._read_here(lane, part, credit))
             return
         try:
-            peer = self._service.peers.open(self._endpoint(node), part)
+            peer = self._service.peers.open(endpoint, part)
         except PeerUnavailable as error:
             asyncio.get_running_loop().call_soon(self._lose, lane, error)
             return
         lane.grant = peer.grant
         self._run(lane, self._receive(lane, peer))
 
-    def _endpoint(self, node: int) -> str:
-        return str(self._places.view.nodes[node].endpoint)
-
-    def _run(self, lane: _Lane, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, lane: Lane, work: Coroutine[Any, Any, None]) -> None:
         async def run() -> None:
             try:
                 await work
@@ -199,18 +165,20 @@ class Gather:
 
         lane.task = asyncio.create_task(run(), name=f"lane {lane.number}")
 
-    async def _read_here(self, lane: _Lane, part: pb.BatchRequest, credit: Credit) -> None:
+    async def _read_here(self, lane: Lane, part: pb.BatchRequest, credit: Credit) -> None:
         read = self._service.read
         batch = await read(StoreBatch, self._service.store, part)
         try:
             for span in batch.spans():
                 await credit.spend(span.payload_bytes)
-                self._take(lane, await read(batch.read, span))
+                frame = await read(batch.read, span)
+                credit.add(span.payload_bytes - len(frame.payload))
+                self._take(lane, frame)
         finally:
             batch.close()
         self._complete(lane)
 
-    async def _receive(self, lane: _Lane, peer: PeerLane) -> None:
+    async def _receive(self, lane: Lane, peer: PeerLane) -> None:
         try:
             while (frame := await peer.next_frame()) is not None:
                 self._take(lane, frame)
@@ -226,12 +194,8 @@ class Gather:
 
     # -- taking in
 
-    def _take(self, lane: _Lane, frame: Frame) -> None:
-        size = len(frame.payload)
-        covered = max(0, min(size, lane.credit_bytes))
-        lane.credit_bytes -= size
-        self._budget.acquire_anyway(size - covered)
-        self._reserved_bytes += size - covered
+    def _take(self, lane: Lane, frame: Frame) -> None:
+        self.memory.came(lane, len(frame.payload))
         if lane.positions[0] == 0 and self._skipped_bytes and frame.piece is not None and not frame.index[0]:
             frame = _moved(frame, -self._skipped_bytes)
         again: Mask | None = None
@@ -244,49 +208,51 @@ class Gather:
         self._ask_waiting()
         self._changed.set()
 
-    def _after(self, lane: _Lane, begun: Frame) -> Resume:
+    def _after(self, lane: Lane, begun: Frame) -> Resume:
         """Where the entry of which `begun` is the last piece goes on."""
         assert begun.piece is not None
         position = int(lane.positions[begun.index[0]])
         offset = begun.piece.offset + len(begun.payload) + (0 if position else self._skipped_bytes)
         return Resume(offset, int(begun.checksum[0]), begun.piece.version)
 
-    def _judge(self, lane: _Lane, frame: Frame) -> tuple[Frame, Mask]:
+    def _judge(self, lane: Lane, frame: Frame) -> tuple[Frame, Mask]:
         """The frame with what is to be said of its failures, and which of them another node is asked for instead."""
         again = np.zeros(len(frame.index), bool)
         status, errors = frame.status.copy(), dict(frame.errors)
         for at in np.flatnonzero(status).tolist():
             index = int(frame.index[at])
             position, said = int(lane.positions[index]), int(status[at])
-            self._note(position, said, errors.get(index, _NO_FAULT))
+            self._failures.note(position, said, errors.get(index, _NO_FAULT))
             # Bytes that have been passed on must not turn out to be wrong at another node, too.
-            if said in _MAY_BE_BETTER_ELSEWHERE and (lane.begun is None or said != pb.CORRUPT):
+            if said in MAY_BE_BETTER_ELSEWHERE and (lane.begun is None or said != pb.CORRUPT):
                 if self._turn_from(position, lane.node):
                     again[at] = True
                     continue
-                status[at], errors[index] = self._said[position]
-            self._count_soft_error(position)
+                status[at], errors[index] = self._failures.said[position]
+            self._failures.count_soft_error()
         return replace(frame, status=status, errors=errors), again
 
-    def _complete(self, lane: _Lane) -> None:
+    def _complete(self, lane: Lane) -> None:
         """All of a lane has come."""
         self._end_lane(lane)
         self.reorder.close_lane(lane.number)
         self._ask_waiting()
         self._changed.set()
 
-    def _lose(self, lane: _Lane, error: PeerError) -> None:
+    def _lose(self, lane: Lane, error: PeerError) -> None:
         """Nothing more comes on a lane: ask for what is missing elsewhere, and say so of what nobody else has."""
         self._end_lane(lane)
         missing = self.reorder.close_lane(lane.number)[0].tolist()
         if lane.begun is not None:
             self._resume[missing[0]] = self._after(lane, lane.begun)
-        peers, endpoint = self._service.peers, self._endpoint(lane.node)
+        if isinstance(error, PeerRefused) and error.kind == STALE_MAP and self._plan_again(lane, missing):
+            return
+        peers = self._service.peers
         # Silence has used up its time already; what breaks at once may be back in a moment.
-        again = isinstance(error, PeerUnavailable) and peers.failing_s(endpoint) < peers.timeout_s
+        again = isinstance(error, PeerUnavailable) and peers.failing_s(lane.endpoint) < peers.timeout_s
         lost: list[int] = []
         for position in missing:
-            self._note(position, pb.UNAVAILABLE, EntryFault(str(error), "node-unavailable"))
+            self._failures.note(position, pb.UNAVAILABLE, EntryFault(str(error), "node-unavailable"))
             if not self._turn_from(position, lane.node, again=again):
                 lost.append(position)
         if again and lane.node not in self._paused:
@@ -299,57 +265,77 @@ class Gather:
         self._ask_waiting()
         self._changed.set()
 
-    def _end_lane(self, lane: _Lane) -> None:
+    def _end_lane(self, lane: Lane) -> None:
         del self._lanes[lane.number]
-        self.release(max(0, lane.credit_bytes))
-        lane.credit_bytes = 0
+        self.memory.end(lane)
 
     # -- asking again
 
-    def _note(self, position: int, status: int, fault: EntryFault) -> None:
-        before = self._said.get(position)
-        if before is None or _WEIGHT.get(status, 9) > _WEIGHT.get(before[0], 9):
-            self._said[position] = status, fault
-
     def _turn_from(self, position: int, node: int, *, again: bool = False) -> bool:
         """Whether there is a node left for an entry that `node` did not deliver; then it waits to be asked there."""
-        left = self._places.left[position]
-        left.remove(node)
-        if again:
-            left.append(node)
-        if not left:
-            return False
-        self._waiting.add(position)
-        if left[0] != node:
-            self._recoveries += 1
-            self._service.recoveries += 1
-            if self._recoveries > self._service.config.max_recoveries:
-                self._fail(self._too_many("had to be asked of another node", "max_recoveries"))
-        return True
-
-    def _count_soft_error(self, position: int) -> None:
-        self._soft_errors += 1
-        self._service.soft_errors += 1
-        if self._soft_errors > self._service.config.max_soft_errors:
-            self._fail(self._too_many("failed", "max_soft_errors"))
-
-    def _too_many(self, what: str, setting: str) -> TooManyFailures:
-        worst = [
-            f"{self._request.name[position]!r} ({fault.message or pb.Status.Name(status)})"
-            for position, (status, fault) in list(self._said.items())[:_NAMES_IN_MESSAGE]
-        ]
-        limit = getattr(self._service.config, setting)
-        return TooManyFailures(f"more than {limit:,} entries ({setting}) {what}, among them {', '.join(worst)}")
+        found = self._failures.turn_from(position, node, again=again)
+        if found:
+            self._waiting.add(position)
+        return found
 
     def _give_up(self, lost: Sequence[int]) -> None:
         """These fail in their place."""
-        for position in lost:
-            self._count_soft_error(position)
         by_reason: dict[tuple[int, EntryFault], list[int]] = {}
         for position in lost:
-            by_reason.setdefault(self._said[position], []).append(position)
+            self._failures.count_soft_error()
+            by_reason.setdefault(self._failures.said[position], []).append(position)
         for (status, fault), positions in by_reason.items():
             self.reorder.fail(positions, status, fault)
+
+    def _plan_again(self, lane: Lane, missing: list[int]) -> bool:
+        """Place these entries by a newer map, which the refusing node has; False when we have waited for it too long.
+
+        One that has come in part goes on all the same: its version says what it is.
+        """
+        now = clock_s()
+        self._outdated_since = self._outdated_since or now
+        if now - self._outdated_since > self._service.config.peer_timeout_s:
+            return False
+        self._unplaced.update(missing)
+        if self._planning is None:
+            self._planning = asyncio.create_task(self._learn_and_place(lane.endpoint), name="plan again")
+        return True
+
+    async def _learn_and_place(self, endpoint: str) -> None:
+        service, membership = self._service, self._service.membership
+        assert membership is not None  # without a map nothing is asked of others
+        try:
+            known = self._places.view.version
+            if (view := membership.view) is None or view.version <= known:
+                newer = await service.peers.newer_map(endpoint, known)
+                if newer is not None:
+                    await service.read(membership.learn, newer)
+                else:
+                    await asyncio.sleep(_RETRY_PAUSE_S)
+            view = membership.view
+            positions, self._unplaced = sorted(self._unplaced), set()
+            if view is not None and view.version > known:
+                moved = self._places.move_to(view, positions, service.peers.is_failing)
+                for lane in self._lanes.values():
+                    lane.node = moved[lane.node]
+                for timer in self._paused.values():
+                    timer.cancel()
+                self._paused.clear()
+                self._waiting.update(positions)
+                # Those that waited for a node which is gone wait for nobody now.
+                lost = [at for at in self._waiting if not self._places.left[at]]
+                self._waiting.difference_update(lost)
+                for position in lost:
+                    self._failures.note(position, pb.UNAVAILABLE, EntryFault("its nodes left the cluster"))
+                self._give_up(lost)
+            else:
+                self._waiting.update(positions)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for frames
+            self._fail(error)
+        finally:
+            self._planning = None
+        self._ask_waiting()
+        self._changed.set()
 
     def _resume_asking(self, node: int) -> None:
         del self._paused[node]
@@ -365,26 +351,9 @@ class Gather:
                 self._waiting.difference_update(positions)
                 self._ask(node, positions)
 
-    # -- memory
-
-    def _top_up(self) -> None:
-        """Let every node send ahead again as far as its window and the budget allow."""
-        for lane in self._lanes.values():
-            room = self._window - lane.credit_bytes - self.reorder.held_bytes_of(lane.number)
-            if room >= self._window // 4:
-                more = lane.credit_bytes + room
-                needed = max(0, more) - max(0, lane.credit_bytes)
-                if needed and self._budget.acquire_now(needed):
-                    self._grant(lane, room, needed)
-
-    def _grant(self, lane: _Lane, size_bytes: int, reserved_bytes: int) -> None:
-        self._reserved_bytes += reserved_bytes
-        lane.credit_bytes += size_bytes
-        lane.grant(size_bytes)
-
     def _let_go(self) -> None:
         """Nothing can be passed on: see to it that what is due can come."""
-        self._top_up()
+        self.memory.top_up(self._lanes.values(), self.reorder.held_bytes_of)
         if self._ordered:
             number = self.reorder.next_lane
             if number == NOBODY:
@@ -398,9 +367,7 @@ class Gather:
             if lane is None or any(lane.credit_bytes > 0 for lane in self._lanes.values()):
                 self._ask_waiting(urgent=lane is None)
                 return
-        if lane.credit_bytes <= 0:
-            self._budget.acquire_anyway(_LET_GO_BYTES)
-            self._grant(lane, _LET_GO_BYTES - lane.credit_bytes, _LET_GO_BYTES)
+        self.memory.let_go(lane)
 
 
 def _moved(frame: Frame, by_bytes: int) -> Frame:

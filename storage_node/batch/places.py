@@ -6,7 +6,7 @@ No I/O and no waiting; placing ten thousand entries takes some milliseconds, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protos import ais_batch_pb2 as pb
@@ -39,17 +39,32 @@ class Places:
     ) -> None:
         check_columns(request, len(request.name))
         self.view = view
+        self._node_uuid = node_uuid
         self.here = view.position.get(node_uuid, NO_NODE)
         self._request = request
-        self.left: list[list[int]] = self._place(range(len(request.name)))
-        failing = {at for at, node in enumerate(view.nodes) if at != self.here and is_failing(node.endpoint)}
-        if failing:
-            for nodes in self.left:
-                nodes.sort(key=failing.__contains__)
+        self.left: list[list[int]] = self._place(range(len(request.name)), is_failing)
         self.elsewhere = any(len(nodes) != 1 or nodes[0] != self.here for nodes in self.left)
         """Whether anything may have to be asked of another node."""
 
-    def _place(self, positions: Sequence[int]) -> list[list[int]]:
+    def move_to(
+        self, view: ClusterView, positions: Sequence[int], is_failing: Callable[[str], bool]
+    ) -> Mapping[int, int]:
+        """Go on with a newer map: these entries are placed by it; the others keep those of their nodes that it has.
+
+        Returns what the nodes' positions have become; NO_NODE for one that is gone.
+        """
+        moved = {at: view.position.get(node.uuid, NO_NODE) for at, node in enumerate(self.view.nodes)}
+        moved[NO_NODE] = NO_NODE
+        if self.here == NO_NODE:
+            moved[NO_NODE] = view.position.get(self._node_uuid, NO_NODE)
+        self.view, self.here = view, view.position.get(self._node_uuid, NO_NODE)
+        for nodes in self.left:
+            nodes[:] = [moved[node] for node in nodes if moved[node] != NO_NODE or node == NO_NODE]
+        for position, nodes in zip(positions, self._place(positions, is_failing), strict=True):
+            self.left[position] = nodes
+        return moved
+
+    def _place(self, positions: Sequence[int], is_failing: Callable[[str], bool]) -> list[list[int]]:
         request, view = self._request, self.view
         by_bucket: dict[int, list[int]] = {}
         if request.bucket_index:
@@ -57,7 +72,7 @@ class Places:
                 by_bucket.setdefault(request.bucket_index[position], []).append(position)
         elif positions:
             by_bucket[0] = list(positions)
-        placed: list[list[int]] = [[self.here] for _ in positions]  # also for a bucket that no map has
+        placed = {position: [self.here] for position in positions}  # also for a bucket that no map has
         names = list(request.name)
         for at, members in by_bucket.items():
             bucket = view.buckets.get(request.bucket[at])
@@ -70,7 +85,11 @@ class Places:
                     nodes.insert(0, self.here)
                 if nodes:
                     placed[position] = nodes
-        return placed
+        failing = {at for at, node in enumerate(view.nodes) if at != self.here and is_failing(node.endpoint)}
+        if failing:
+            for nodes in placed.values():
+                nodes.sort(key=failing.__contains__)
+        return list(placed.values())
 
     def by_node(self, positions: Iterable[int]) -> dict[int, list[int]]:
         """Positions, in order, by the node that is to be asked next."""

@@ -314,6 +314,7 @@ class _BatchRun:
                 self._service.counts.memory_wait_s += clock_s() - began_s
                 try:
                     message, ended = await self._read(batch, span)
+                    self._credit.add(span.payload_bytes - batch.bytes_in(span))
                     if sending is not None:
                         await asyncio.shield(sending)
                 except BaseException:

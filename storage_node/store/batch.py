@@ -59,6 +59,12 @@ class StoreBatch(BatchTable):
             if span.offset == resume_offset or not self.status[span.first]:
                 yield span
 
+    def bytes_in(self, span: FrameSpan) -> int:
+        """Payload of a frame that has been read: less than was planned where entries failed."""
+        if span.is_piece:
+            return 0 if self.status[span.first] else span.payload_bytes
+        return int(self.sizes[span.first : span.stop].sum())
+
     # -- reading
 
     def read(self, span: FrameSpan) -> Frame:

@@ -32,12 +32,12 @@ class Answer:
     data: dict[int, bytes] = field(default_factory=dict)
     faults: dict[int, EntryFault] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
-    """Indexes as they came, a large entry's once."""
+    """Indexes as they first came."""
 
     def take(self, frame: Frame) -> None:
         at = 0
         for index, size, status in zip(frame.index.tolist(), frame.size.tolist(), frame.status.tolist(), strict=True):
-            if not self.order or self.order[-1] != index:
+            if index not in self.status:
                 self.order.append(index)
             self.status[index] = status
             self.data[index] = self.data.get(index, b"") + bytes(frame.payload[at : at + size])
@@ -59,6 +59,7 @@ class LocalCluster:
         linked: the other nodes reach each through `links[number]`.
         configs: settings of single nodes, on top of `config`.
         states: of nodes in the map, by number.
+        spread: names of objects of which every node is to be the first owner of at least one.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class LocalCluster:
         linked: bool = False,
         configs: Mapping[int, Mapping[str, Any]] | None = None,
         states: Mapping[int, int] | None = None,
+        spread: Iterable[str] = (),
         **config: Any,
     ) -> None:
         self.nodes: list[NodeServer] = []
@@ -89,6 +91,10 @@ class LocalCluster:
                     number=number + 1, state=(states or {}).get(number, 0),
                 )  # fmt: skip
             self.map.bucket.add(name=BUCKET, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)
+            self.view = ClusterView(self.map)
+            while spread and len({self.owners(name)[0] for name in spread}) < nodes:
+                self.map.bucket[0].uuid = uuid.uuid4().bytes
+                self.view = ClusterView(self.map)
             self._teach()
         except BaseException:
             self._held.close()
@@ -143,7 +149,15 @@ class LocalCluster:
         """Everything that batches held has been given back, on all nodes."""
         for number in range(len(self.nodes)):
             service = self.service(number)
-            eventually(lambda: service.reserved_bytes == service.active_parts == service.active_batches == 0)  # noqa: B023
+
+            def left(service: BatchService = service) -> bool:
+                return service.reserved_bytes == service.active_parts == service.active_batches == 0
+
+            try:
+                eventually(left)
+            except AssertionError:
+                held = (service.budget.held_bytes, service.buffered.held_bytes, service.assembly.held_bytes)
+                raise AssertionError(f"{number}: {held} {service.active_parts} {service.active_batches}") from None
 
     def __enter__(self) -> LocalCluster:
         return self

@@ -23,6 +23,7 @@ SMALL = {f"s/{at:04d}": seeded_bytes(20_000 + at, seed=at) for at in range(240)}
 LARGE = {f"l/{at}": seeded_bytes(12 * MiB + at, seed=1000 + at) for at in range(4)}
 OBJECTS = {**LARGE, **SMALL}
 NAMES = list(OBJECTS)
+TIMEOUT_S = 2.5
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def single(tmp_path: Path) -> Iterator[LocalCluster]:
 
 @contextmanager
 def gathering(folder: Path, copies: int, **config: float) -> Iterator[LocalCluster]:
-    settings = {"peer_timeout_s": 1.0, **config}
+    settings = {"peer_timeout_s": TIMEOUT_S, **config}
     with LocalCluster(folder, 3, copies=copies, linked=True, **settings) as cluster:
         cluster.map.node[0].weight = 1e-9
         cluster.learn()
@@ -104,8 +105,8 @@ def test_connections_that_break_again_and_again_cost_time_only(single: LocalClus
 
 
 def test_a_large_entry_goes_on_at_another_node_in_its_middle(pair: LocalCluster) -> None:
-    name = next(name for name in LARGE if pair.owners(name)[0] == 1)
-    pair.links[1].cut_after(7 * MiB)
+    name = "l/0"
+    pair.links[pair.owners(name)[0]].cut_after(7 * MiB)
     with RawSession(pair.nodes[0].url) as session:
         frames, end = session.ask(1, batch_of([name], ordered=True))
     assert b"".join(frame.payload for frame in frames) == LARGE[name]
@@ -116,7 +117,7 @@ def test_a_large_entry_goes_on_at_another_node_in_its_middle(pair: LocalCluster)
 def test_a_node_that_cannot_be_reached_leaves_its_entries_unavailable_in_time(single: LocalCluster) -> None:
     single.links[1].refuse()
     gone = of_first_owner(single, 1)
-    for limit_s in (5.0, 0.9):  # the second time there is nothing to wait for: it has been failing for long enough
+    for limit_s in (4 * TIMEOUT_S, 0.9 * TIMEOUT_S):  # the second time it has been failing for too long to be waited for
         began_s = time.monotonic()
         answer = single.ask(NAMES)
         assert time.monotonic() - began_s < limit_s
@@ -152,8 +153,8 @@ def test_a_silent_node_costs_its_time_out_when_there_is_a_second_copy(pair: Loca
     pair.links[1].stall()
     began_s = time.monotonic()
     assert_whole(pair.ask(NAMES))
-    assert 0.9 < time.monotonic() - began_s < 10
-    assert pair.service(0).peer_wait_s > 0.5
+    assert 0.9 * TIMEOUT_S < time.monotonic() - began_s < 20
+    assert pair.service(0).peer_wait_s > 0.5 * TIMEOUT_S
     pair.links[1].flow()
 
 
@@ -165,7 +166,7 @@ def test_silence_in_the_middle_is_noticed_too(pair: LocalCluster) -> None:
 def test_a_silent_node_leaves_its_entries_unavailable_within_the_time_out(single: LocalCluster) -> None:
     began_s = time.monotonic()
     answer = in_the_middle(single, single.links[1].stall)
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 20
     failed = [at for at in answer.order if answer.status[at]]
     assert failed
     assert set(failed) <= set(of_first_owner(single, 1))
@@ -176,7 +177,7 @@ def test_a_silent_node_leaves_its_entries_unavailable_within_the_time_out(single
 
 def test_a_client_that_does_not_read_for_long_is_no_silence_of_the_peers(single: LocalCluster) -> None:
     def wait() -> None:  # longer than peers may be silent
-        threading.Event().wait(1.5)
+        threading.Event().wait(1.5 * TIMEOUT_S)
 
     assert_whole(in_the_middle(single, wait))
 
@@ -229,6 +230,8 @@ def test_a_damaged_copy_is_replaced_by_a_good_one(pair: LocalCluster, tmp_path: 
             victims += 1
     assert victims == len(SMALL)
     assert_whole(pair.ask(NAMES))
+    assert pair.service(0).peers.open_sessions == 2  # nobody was given up as silent for the bytes that did not come
+    assert not any(pair.service(0).peers.is_failing(link.url.removeprefix("grpc://")) for link in pair.links)
 
 
 def test_what_nobody_can_say_is_unavailable_and_not_missing(pair: LocalCluster) -> None:
