@@ -43,6 +43,7 @@ class Members:
         self._refreshed_at = -REFRESH_INTERVAL_S
         self._closed = False
         self._identity = os.getpid(), uuid.uuid4().bytes
+        self._order: tuple[tuple[int, bytes], list[bytes]] = (-1, b""), []
         _ALL.add(self)
 
     @property
@@ -100,9 +101,11 @@ class Members:
 
     def anybody(self) -> list[bytes]:
         """All nodes, in the order of this client: clients spread over nodes."""
-        view = self.view
-        order = ranked(self.identity, "", [Candidate(node.uuid, node.weight) for node in view.nodes])
-        return self.by_trust([view.nodes[at].uuid for at in order])
+        view, key = self.view, (self.view.version, self.identity)
+        if self._order[0] != key:
+            order = ranked(self.identity, "", [Candidate(node.uuid, node.weight) for node in view.nodes])
+            self._order = key, [view.nodes[at].uuid for at in order]
+        return self.by_trust(self._order[1])
 
     # -- the map
 
@@ -130,7 +133,7 @@ class Members:
             nodes = [first, *(node for node in nodes if node != first)]
         answered, newer = 0, False
         for node in nodes:
-            if answered >= (1 if node != first and newer else _ASKED_AT_ONCE):
+            if answered >= (1 if newer else _ASKED_AT_ONCE) or (answered and node in self._suspects):
                 break
             try:
                 answer = self.transport(node).cluster_map(self.view.version, timeout_s=MAP_TIMEOUT_S, retry=False)
@@ -141,8 +144,6 @@ class Members:
                 continue
             answered += 1
             newer = (answer.HasField("map") and self.learn(answer.map)) or newer
-            if newer and node == first:
-                break
         return newer
 
     # -- life

@@ -208,8 +208,20 @@ class RoutedTransport:
 
     def delete(self, bucket: str, name: str) -> None:
         require_object(bucket, name)
-        # Not made twice: a first try whose answer was lost would make the second say "not found".
-        self._write(bucket, name, lambda node: node.delete(bucket, name), again=False)
+        failure: errors.NodeUnavailable | None = None
+        for node in self._owners(bucket, name):
+            try:
+                self.members.transport(node).delete(bucket, name)
+                return
+            except errors.NotFound:
+                if failure is None:
+                    raise
+                raise failure from None  # that one may have deleted it, and its answer have been lost
+            except errors.NodeUnavailable as error:
+                self.members.suspect(node)
+                failure = error
+        self.members.refresh()
+        raise failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}")
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         """Every name once, the newest version of it, from all nodes. Raises NodeUnavailable when copies of objects on
@@ -239,16 +251,15 @@ class RoutedTransport:
 
     def _targets(self, request: batch_pb.BatchRequest, assembly: str, colocation: str) -> list[bytes]:
         """The nodes that may assemble the batch, best first; empty when this client does."""
-        if assembly == "direct" or not len(request.name):
+        count, nodes = len(request.name), self.members.anybody()
+        enough = count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(nodes)
+        if not count or assembly == "direct" or (assembly == "auto" and enough):
             return []
-        nodes = self.members.anybody()
         if assembly == "target" and colocation == "none":
             return nodes
-        columns, everything = Columns(request), range(len(request.name))
+        columns, everything = Columns(request), range(count)
         groups, _ = grouped(everything, columns.holders(everything, self.members.holders), frozenset())
-        if assembly == "auto" and len(request.name) >= DIRECT_FROM_ENTRIES_PER_OWNER * len(groups):
-            return []
-        if assembly == "auto" and len(groups) <= 1:
+        if assembly == "auto" and (count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(groups) or len(groups) == 1):
             return []
         if colocation != "none":
             nodes.sort(key=lambda node: -len(groups.get(node, ())))
