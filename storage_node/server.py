@@ -134,7 +134,7 @@ class NodeServer:
             cluster = ClusterService(service, self.membership, self._keeper)
             ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
             ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(service), server)
-            self.repair = repair = Repair(service, self.membership, writes.channels, self._advertised)
+            self.repair = repair = Repair(service, self.membership, writes, self._advertised)
             ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), server)
             repair.prepare()
             server.add_generic_rpc_handlers((_session_handler(service),))

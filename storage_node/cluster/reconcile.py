@@ -34,6 +34,7 @@ MAX_MISSING = 100_000
 readers to the other holders as well."""
 GIVEN_UP_S = 30.0
 """A write that was announced and cannot be found anywhere after this time has not come to pass."""
+_HIGHEST = Version(2**32, 0)
 log = logging.getLogger(__name__)
 
 
@@ -200,6 +201,13 @@ class Reconciler:
 
     async def _resolve(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> None:
         left = await self._service.read(self._still_older, bucket, names)
+        here = self._membership.position
+        owned = await self._service.read(owned_by, view, bucket, names, here) if here is not None else set()
+        for name in [name for name, mine in left.items() if name not in owned]:
+            # It belongs to others by now: a pass drops the old copy when they have the new one.
+            if left[name] is None:
+                self._store.doubts.trust_name(bucket.uuid, name, _HIGHEST)
+                del left[name]
         if not left:
             return
         others = [at for at, node in enumerate(view.nodes) if node.uuid != self._membership.node_uuid]
@@ -212,9 +220,9 @@ class Reconciler:
             for node, state in known.items():
                 if state is not None and state is not UNKNOWN and (best is None or state.version > best.version):
                     best_node, best = node, state
-            if best_node is not None and best is not None:
+            if best_node is not None and best is not None and name in owned:
                 sources.setdefault(best_node, []).append((name, best))
-            elif name in doubts and all(state is not UNKNOWN for state in known.values()):
+            elif best_node is None and name in doubts and all(state is not UNKNOWN for state in known.values()):
                 self._give_up(bucket, name, doubts[name])
         for node, wanted in sources.items():
             try:

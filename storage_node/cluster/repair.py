@@ -30,6 +30,7 @@ from storage_node.cluster.reconcile import Reconciler
 from storage_node.cluster.repair_peers import PAGE_NAMES, RepairPeers, reach
 from storage_node.cluster.repair_plan import Page, State, Work, finish_changes, is_changing, page_of, plan, questions
 from storage_node.cluster.replica import from_wire
+from storage_node.cluster.replicate import Replication
 from storage_node.cluster.transfers import RepairCounts, Transfers
 from storage_node.store.drive import Drive
 from storage_node.store.errors import BucketNotFound, StoreError
@@ -48,16 +49,16 @@ log = logging.getLogger(__name__)
 
 class Repair:
     def __init__(
-        self, service: BatchService, membership: Membership, write_channels: Channels, endpoint: Callable[[], str]
+        self, service: BatchService, membership: Membership, writes: Replication, endpoint: Callable[[], str]
     ) -> None:
         """Args:
-            write_channels: those on which this node coordinates writes.
+            writes: those that this node coordinates.
             endpoint: host:port of this node as others reach it; empty when that is not known.
         """
         self._service = service
         self._store = service.store
         self._membership = membership
-        self._write_channels = write_channels
+        self._writes = writes
         self._endpoint = endpoint
         self.counts = RepairCounts()
         channels = Channels()  # writes do not wait behind what is moved
@@ -238,8 +239,10 @@ class Repair:
         endpoint = view.nodes[at].endpoint
         if request.endpoint and endpoint != request.endpoint:
             raise CopyLost(f"the map has {endpoint} for the node at {request.endpoint}")
-        await reach(self._write_channels, endpoint)
+        await reach(self._writes.channels, endpoint)
         await reach(self._peers.channels, endpoint)
+        # Those that begin to commit from now on find the node there; the others are done when it begins to compare.
+        await self._writes.settle()
         return wire.ReturnedResponse(map_version=view.version)
 
     async def push(self, request: wire.PushRequest) -> wire.PushResponse:

@@ -66,7 +66,7 @@ class RepairPeers:
         request = wire.ReturnedRequest(node_uuid=here, endpoint=own_endpoint)
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
-            answer: wire.ReturnedResponse = await stub.Returned(request, timeout=2 * REACH_TIMEOUT_S)
+            answer: wire.ReturnedResponse = await stub.Returned(request, timeout=2 * REACH_TIMEOUT_S + STEP_TIMEOUT_S)
         return answer.map_version
 
     async def progress(self, endpoint: str) -> wire.ProgressResponse:

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
 from storage_node.batch.session import BatchService
+from storage_node.cluster.absent import absent
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
 from storage_node.cluster.membership import Membership
@@ -40,6 +41,10 @@ class Replication:
         self.channels = self._channels = Channels()
         self._nodes = Nodes(service, self._channels)
         self._commits = Commits(self._nodes)
+
+    async def settle(self) -> None:
+        """Wait until commits and deletions that have begun are done; each has a deadline."""
+        await self._commits.settle()
 
     async def close(self) -> None:
         """Commits that have begun are finished first."""
@@ -245,7 +250,10 @@ class Replication:
                 return False
             return node in asked.taking
 
-        buried = sum(await asyncio.shield(asyncio.gather(*(bury(node) for node in nodes))))
+        nodes = [*nodes, *absent(self._nodes, target, asked.name, nodes)]
+        burying = asyncio.gather(*(bury(node) for node in nodes))
+        self._commits.track(burying)
+        buried = sum(await asyncio.shield(burying))
         if buried < target.min_copies:
             raise asked.unfinished(buried)
 

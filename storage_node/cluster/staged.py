@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
+from storage_node.cluster.absent import tell_absent
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
 from storage_node.cluster.nodes import Nodes, close_all, outcome
 from storage_node.cluster.replica import from_wire, to_wire
@@ -56,12 +57,17 @@ class Commits:
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._running: set[asyncio.Task[list[Result]]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
 
     async def settle(self) -> None:
         """Wait for commits that have begun; each has a deadline."""
         if self._running:
             await asyncio.wait(self._running, timeout=STEP_TIMEOUT_S)
+
+    def track(self, step: asyncio.Future[Any]) -> None:
+        """Have `settle` wait for it."""
+        self._running.add(step)
+        step.add_done_callback(self._running.discard)
 
     async def commit(self, entries: Sequence[Staged], copies: Sequence[Copy]) -> list[Result]:
         """Choose versions and have all copies commit, then close all `copies`; one result for each entry, in order.
@@ -69,8 +75,7 @@ class Commits:
         Goes on when the caller is cancelled: a client that gives up is no reason to leave copies that differ.
         """
         task = asyncio.ensure_future(self._commit_and_close(entries, copies))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self.track(task)
         return await asyncio.shield(task)
 
     async def _commit_and_close(self, entries: Sequence[Staged], copies: Sequence[Copy]) -> list[Result]:
@@ -95,6 +100,7 @@ class Commits:
             for copy, place in entry.copies:
                 one = wire.CommitObject(version=to_wire(version), modified_ns=modified_ns)
                 requests[id(copy)][place] = one
+        await tell_absent(self._nodes, entries, versions)
         answers = await asyncio.gather(
             *(
                 outcome(copy.ask(wire.WriteRequest(commit=wire.WriteCommit(object=requests[key])), STEP_TIMEOUT_S))
