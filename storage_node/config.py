@@ -46,6 +46,8 @@ class ServerConfig:
     max_soft_errors: int = 10_000
     """Entries of one gathered batch that may fail without ending it. The default never ends one."""
 
+    reach_timeout_s: float = 3.0
+    """For another node to say that it takes a write on; after that the next host takes its place."""
     reconcile_patience_s: float = 30.0
     """A node that starts reads no copies that may be old before it has compared them with all other nodes. When some of
     them stay silent for this time, it serves what it has, and says so."""
@@ -71,7 +73,7 @@ class ServerConfig:
         for name in ("max_recoveries", "max_soft_errors"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 0")
-        for name in ("peer_timeout_s", "peer_idle_s", "repair_interval_s", "repair_bytes_per_s"):
+        for name in ("peer_timeout_s", "peer_idle_s", "reach_timeout_s", "repair_interval_s", "repair_bytes_per_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)}: need a finite number above 0")
         for name in ("reconcile_patience_s", "tombstone_grace_s"):

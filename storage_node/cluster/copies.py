@@ -105,15 +105,16 @@ class LocalCopy(Copy):
 class RemoteCopy(Copy):
     """On another node, for as long as the stream lasts."""
 
-    def __init__(self, node: int, endpoint: str, channels: Channels) -> None:
+    def __init__(self, node: int, endpoint: str, channels: Channels, reach_timeout_s: float = REACH_TIMEOUT_S) -> None:
         super().__init__(node)
+        self._reach_timeout_s = reach_timeout_s
         self._endpoint = endpoint
         self._channels = channels
         self._call: Any = ais_replica_pb2_grpc.ReplicaStub(channels.to(endpoint)).Write()
 
     async def begin(self, request: wire.WriteRequest) -> wire.WriteResponse:
         with self._reporting():
-            async with asyncio.timeout(REACH_TIMEOUT_S):
+            async with asyncio.timeout(self._reach_timeout_s):
                 await self._call.write(request)
                 await self._call.initial_metadata()  # sent at once, before anything is done
         return await self.receive(STEP_TIMEOUT_S)

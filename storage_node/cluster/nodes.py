@@ -12,7 +12,6 @@ from storage_node.batch.session import BatchService
 from storage_node.cluster import replica
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.copies import (
-    REACH_TIMEOUT_S,
     STEP_TIMEOUT_S,
     Copy,
     CopyLost,
@@ -46,7 +45,7 @@ class Nodes:
     def copy(self, target: Target, node: int) -> Copy:
         if node == target.position:
             return LocalCopy(node, self.service)
-        return RemoteCopy(node, target.endpoint(node), self.channels)
+        return RemoteCopy(node, target.endpoint(node), self.channels, self.service.config.reach_timeout_s)
 
     def avoided(self, target: Target) -> Callable[[int], bool]:
         return lambda node: node != target.position and self.channels.avoided(target.endpoint(node))
@@ -59,7 +58,7 @@ class Nodes:
         endpoint = target.endpoint(node)
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
-            found: wire.NewestResponse = await stub.Newest(request, timeout=REACH_TIMEOUT_S)
+            found: wire.NewestResponse = await stub.Newest(request, timeout=self.service.config.reach_timeout_s)
         self.channels.answered(endpoint)
         return found
 

@@ -18,6 +18,7 @@ from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
 from storage_node.batch.session import BatchService
 from storage_node.cluster.absent import absent
+from storage_node.cluster.ahead import Ahead
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
 from storage_node.cluster.membership import Membership
@@ -40,7 +41,8 @@ class Replication:
         self._membership = membership
         self.channels = self._channels = Channels()
         self._nodes = Nodes(service, self._channels)
-        self._commits = Commits(self._nodes)
+        self._ahead = Ahead()
+        self._commits = Commits(self._nodes, self._ahead)
 
     async def settle(self) -> None:
         """Wait until commits and deletions that have begun are done; each has a deadline."""
@@ -230,18 +232,17 @@ class Replication:
         states = [state for state in found.values() if state.HasField("version")]
         newest = max(states, key=lambda state: from_wire(state.version), default=None)
         existed = newest is not None and not newest.is_tombstone
-        owners = asked.ranking[: target.bucket.copies]
         # An owner that could not be asked may have the object: it finds the tombstone when it comes back.
-        if existed or not all(node in found for node in owners):
+        if existed or not all(node in found for node in asked.owners):
             await self._bury(asked, list(found), [from_wire(state.version) for state in states], clock)
         if not existed:
             raise ObjectNotFound(not_found_message(target.bucket.name, name))
 
     async def _bury(self, asked: Candidates, nodes: Sequence[int], seen: list[Version], clock: int) -> None:
         target = asked.target
-        version = to_wire(
-            await self._service.read(self._service.store.next_version, target.number, target.epoch, seen, clock)
-        )
+        store = self._service.store
+        clock = max(store.clock, clock) + self._ahead.leap([asked])
+        version = to_wire(await self._service.read(store.next_version, target.number, target.epoch, seen, clock))
 
         async def bury(node: int) -> bool:
             result = await outcome(self._nodes.bury(target, node, asked.name, version))

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
 from storage_node.cluster.absent import tell_absent
+from storage_node.cluster.ahead import Ahead
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
 from storage_node.cluster.nodes import Nodes, close_all, outcome
 from storage_node.cluster.replica import from_wire, to_wire
@@ -55,8 +56,9 @@ class Staged(Candidates):
 class Commits:
     """Carries staged objects over the line. Belongs to the node's event loop."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: Nodes, ahead: Ahead) -> None:
         self._nodes = nodes
+        self._ahead = ahead
         self._running: set[asyncio.Future[Any]] = set()
 
     async def settle(self) -> None:
@@ -90,7 +92,7 @@ class Commits:
     async def _commit_all(self, entries: Sequence[Staged], copies: Sequence[Copy]) -> list[Result]:
         await self._ask_former(entries)
         try:
-            versions = await self._nodes.service.read(self._choose, entries)
+            versions = await self._nodes.service.read(self._choose, entries, self._ahead.leap(entries))
         except StoreError as error:
             return [error for _ in entries]
         modified_ns = time.time_ns()
@@ -110,11 +112,10 @@ class Commits:
         by_copy = dict(zip(parts, answers, strict=True))
         return [_result(entry, version, modified_ns, by_copy) for entry, version in zip(entries, versions, strict=True)]
 
-    def _choose(self, entries: Sequence[Staged]) -> list[Version]:
+    def _choose(self, entries: Sequence[Staged], leap: int) -> list[Version]:
         store = self._nodes.service.store
-        return [
-            store.next_version(entry.target.number, entry.target.epoch, entry.seen, entry.clock) for entry in entries
-        ]
+        clock = max([store.clock, *(entry.clock for entry in entries)]) + leap
+        return [store.next_version(entry.target.number, entry.target.epoch, entry.seen, clock) for entry in entries]
 
     async def _ask_former(self, entries: Sequence[Staged]) -> None:
         """While objects move, their former owners may have newer ones than the owners do."""

@@ -94,6 +94,11 @@ class Candidates:
         self.tried.update(asked)
         return asked
 
+    @property
+    def owners(self) -> list[int]:
+        """Those whom it belongs to, whether they answer or not."""
+        return self.ranking[: self.target.bucket.copies]
+
     def lose(self, problem: CopyLost) -> None:
         """A node takes no part, or not any more."""
         self.problems.append(str(problem))

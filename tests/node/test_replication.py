@@ -219,6 +219,49 @@ def test_a_node_without_a_place_in_the_map_refuses_writes(tmp_path: Path) -> Non
         assert "no longer part of the cluster" in caught.value.details()
 
 
+# -- the protocol between nodes
+
+
+def commit(*versions: int) -> wire.WriteRequest:
+    chosen = [wire.CommitObject(version=wire.ObjectVersion(epoch=5, counter=counter, node=1)) for counter in versions]
+    return wire.WriteRequest(commit=wire.WriteCommit(object=chosen))
+
+
+def test_messages_out_of_turn_end_a_write_and_leave_nothing(cluster: LocalCluster) -> None:
+    uuid = cluster.map.bucket[0].uuid
+    header = wire.WriteRequest(header=wire.WriteHeader(object=pb.PutHeader(bucket=BUCKET, name="a"), bucket_uuid=uuid))
+    end = wire.WriteRequest(end=pb.PutEnd())
+    group = wire.WriteRequest(
+        group=wire.WriteGroup(object=[pb.SmallObject(bucket=BUCKET, name="a")], bucket_uuid={BUCKET: uuid})
+    )
+    with grpc.insecure_channel(cluster.nodes[0].url.removeprefix("grpc://")) as channel:
+        stub = wire_rpc.ReplicaStub(channel)
+        for wrong in (
+            [commit(1)], [end], [wire.WriteRequest(data=b"x")], [wire.WriteRequest()], [header, header],
+            [header, group], [group, group], [group, end], [group, commit(1, 2)],
+        ):  # fmt: skip
+            with pytest.raises(grpc.RpcError) as caught:
+                list(stub.Write(iter(wrong), timeout=CALL_TIMEOUT_S))
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, wrong
+        assert held(cluster.service(0).store) == {}
+        eventually(lambda: staged_files(cluster) == 0)
+        answers = list(stub.Write(iter([group, commit(7)]), timeout=CALL_TIMEOUT_S))
+        assert [answer.WhichOneof("part") for answer in answers] == ["staged", "committed"]
+        late = list(stub.Write(iter([group, commit(6)]), timeout=CALL_TIMEOUT_S))
+        assert late[0].staged.object[0].newest.counter == 7
+        assert late[1].committed.object[0].version.counter == 7
+    assert held(cluster.service(0).store) == {"a": ("5.7.1", b"")}
+
+
+def test_another_bucket_of_the_same_name_takes_nothing(cluster: LocalCluster) -> None:
+    header = wire.WriteHeader(object=pb.PutHeader(bucket=BUCKET, name="a"), bucket_uuid=b"x" * 16)
+    with grpc.insecure_channel(cluster.nodes[0].url.removeprefix("grpc://")) as channel:
+        stub = wire_rpc.ReplicaStub(channel)
+        (answer,) = stub.Write(iter([wire.WriteRequest(header=header)]), timeout=CALL_TIMEOUT_S)
+    assert answer.staged.object[0].error.kind == "bucket-not-found"
+    assert staged_files(cluster) == 0
+
+
 # -- what repair works with
 
 

@@ -14,7 +14,7 @@ from ais_loader.testing import eventually
 from protos import ais_objects_pb2 as pb
 from storage_node.store.format import Version
 from storage_node.store.store import Store
-from tests.node.cluster_kit import LocalCluster
+from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import (
     CALL_TIMEOUT_S,
     Writer,
@@ -83,7 +83,7 @@ def test_with_fewer_hosts_than_copies_all_of_them_get_one(tmp_path: Path) -> Non
 
 
 def test_a_node_that_says_nothing_is_passed_over_and_has_the_next_write_when_it_speaks_again(tmp_path: Path) -> None:
-    with cluster_of(tmp_path, 3, copies=2, linked=True) as cluster:
+    with cluster_of(tmp_path, 3, copies=2, linked=True, reach_timeout_s=1.0) as cluster:
         silent = 1
         name = name_with(cluster, lambda owners: owners[0] == silent and owners[1] == 0)
         with Writer(cluster.nodes[0].url) as writer:
@@ -141,6 +141,27 @@ def test_an_owner_that_is_stopped_while_bytes_stream_in_is_left_out(tmp_path: Pa
         assert {number: held(cluster.service(number).store) for number in (0, 2)} == {
             0: {name: (info.version, data)}, 2: {},
         }  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["put", "put_many", "delete"])
+def test_a_write_without_an_owner_goes_above_what_only_that_one_has_heard_of(tmp_path: Path, how: str) -> None:
+    with cluster_of(tmp_path, 3, copies=2, linked=True) as cluster, Writer(cluster.nodes[0].url) as writer:
+        name = name_with(cluster, lambda owners: owners == [0, 1])
+        before = version_of(writer.put(name, b"before").version)
+        half_done = Version(before.epoch, before.counter + 1000, 3)  # by a coordinator that died after one commit
+        with cluster.service(1).store.begin_put(BUCKET, name, version=half_done) as upload:
+            upload.write(b"never acknowledged")
+            upload.commit()
+        cluster.links[1].refuse()
+        assert write_once(writer, how, name) is None
+        first = version_of(held(cluster.service(0).store)[name][0])
+        assert first > half_done
+        second = version_of(writer.put(name, b"later").version)
+        assert first < second < Version(first.epoch, first.counter + 1000)  # one leap is enough
+
+
+def version_of(text: str) -> Version:
+    return Version(*map(int, text.split(".")))
 
 
 @pytest.mark.parametrize("how", ["put", "put_many", "delete"])

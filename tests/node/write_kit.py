@@ -13,7 +13,7 @@ from protos import ais_objects_pb2 as pb
 from protos import ais_objects_pb2_grpc as rpc
 from protos.cluster_map import object_hashes
 from storage_node.store.checksum import crc32c
-from storage_node.store.reads import open_object
+from storage_node.store.reads import ObjectReader
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
@@ -67,11 +67,16 @@ class Writer:
 
 
 def held(store: Store, bucket: str = BUCKET) -> dict[str, tuple[str, bytes | None]]:
-    """Name to version and bytes, verified as they are read; None for a tombstone."""
+    """Name to version and bytes, verified as they are read; None for a tombstone. Of copies in doubt too."""
     found: dict[str, tuple[str, bytes | None]] = {}
-    for state in list(store.versions(bucket)):
-        data = None if state.is_tombstone else b"".join(open_object(store, bucket, state.name))
-        found[state.name] = str(state.version), data
+    for drive in store.drives:
+        assert drive is not None
+        for name, record in list(drive.scan_all(store.bucket(bucket).uuid_bytes, "", "")):
+            data = None
+            if not record.is_tombstone:
+                fd = drive.files.open(record.path)
+                data = b"".join(ObjectReader(drive, record, fd, name, 0, record.size_bytes, True))
+            found[name] = str(record.version), data
     return found
 
 
@@ -79,7 +84,8 @@ def held(store: Store, bucket: str = BUCKET) -> dict[str, tuple[str, bytes | Non
 def cluster_of(
     root: Path, nodes: int = 4, *, copies: int = 2, min_copies: int = 1, **how: object
 ) -> Iterator[LocalCluster]:
-    with LocalCluster(root, nodes, copies=copies, **how) as cluster:  # type: ignore[arg-type]
+    # Patient, so that a busy machine does not look like a dead one.
+    with LocalCluster(root, nodes, copies=copies, **{"reach_timeout_s": 20.0, **how}) as cluster:  # type: ignore[arg-type]
         if min_copies != 1:
             cluster.map.bucket[0].min_copies = min_copies
             cluster.learn()
