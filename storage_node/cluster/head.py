@@ -136,7 +136,9 @@ def start(root: Path, *, dashboard: bool, timeout_s: float = START_TIMEOUT_S) ->
     if importlib.util.find_spec("ray") is None:
         raise ClusterError("Ray is not installed: pip install 'ais-loader[store,ray]'")
     (root / FOLDER_NAME).mkdir(mode=0o700, parents=True, exist_ok=True)
-    gcs, client, agent = (_free_port(first) for first in (6379, 10_001, 52_365))
+    # Ray's own defaults where they are free; 10002 to 19999 are its workers'.
+    gcs, agent = _free_port(6379), _free_port(52_365)
+    client = free_port(LOOPBACK, among=(10_001, *range(20_001, 21_000)))
     page = _free_port(8265) if dashboard else 0
     head = Head(
         address=f"{LOOPBACK}:{gcs}", dashboard=f"http://{LOOPBACK}:{page}" if page else "",
