@@ -24,17 +24,15 @@ import numpy.typing as npt
 
 from protos import ais_batch_pb2 as pb
 from protos.frame import TARGET_PAYLOAD_BYTES, U8, U32, WIRE_U32, EntryFault, Frame, FrameError
-from protos.frame_edit import failures, subset
+from protos.frame_edit import Mask, failures, subset
 
 I64: TypeAlias = npt.NDArray[np.int64]
 I32: TypeAlias = npt.NDArray[np.int32]
-Mask: TypeAlias = npt.NDArray[np.bool_]
 Resume: TypeAlias = tuple[int, int, str]
 """Offset in the entry, CRC-32C of what lies before it, version."""
 
 MAX_ENTRIES_PER_FRAME = 4096
-_NOBODY = -1
-_FIRST_SEARCH = 1024
+_NOBODY, _FIRST_SEARCH = -1, 1024
 
 
 @dataclass(slots=True)
@@ -111,7 +109,9 @@ class Reorder:
         they ended, see `close_lane`. Raises ValueError for entries that have arrived or belong to another lane.
         """
         mine: I64 = np.array(positions, np.int64)
-        if len(mine) and (mine.min() < 0 or mine.max() >= self.n or len(np.unique(mine)) != len(mine)):
+        # Not np.unique: it imports a module at its first call, and a fork meanwhile would leave the import lock held.
+        ascending = np.sort(mine)
+        if len(mine) and (ascending[0] < 0 or ascending[-1] >= self.n or (np.diff(ascending) == 0).any()):
             raise ValueError(f"positions must be distinct, of 0 to {self.n - 1}")
         if self.received[mine].any() or (self._lane_of[mine] != _NOBODY).any():
             raise ValueError("an entry has arrived already, or belongs to another lane")
@@ -220,7 +220,7 @@ class Reorder:
     def fail(self, positions: Sequence[int] | npt.NDArray[np.integer], status: int, fault: EntryFault) -> None:
         """Let these entries, which must belong to no lane, come out as failed."""
         at: I64 = np.sort(np.array(positions, np.int64))
-        begun: Mask = np.isin(at, list(self._partials))
+        begun: Mask = np.array([position in self._partials for position in at.tolist()], np.bool_)
         parts = [at[begun][k : k + 1] for k in range(int(begun.sum()))]
         parts += [at[~begun][k : k + MAX_ENTRIES_PER_FRAME] for k in range(0, len(at), MAX_ENTRIES_PER_FRAME)]
         for part in parts:
@@ -379,12 +379,12 @@ class Reorder:
             )
         ]
         payload = slices[0] if len(slices) == 1 else memoryview(b"".join(slices))
-        numbers, counts = np.unique(source, return_counts=True)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            held = self._held[number]
-            held.entries_left -= count
-            if not held.entries_left:
-                del self._held[number]
+        oldest = int(source.min())
+        for number, count in enumerate(np.bincount(source - oldest).tolist(), oldest):
+            if count:
+                self._held[number].entries_left -= count
+                if not self._held[number].entries_left:
+                    del self._held[number]
         taken = np.bincount(self._lane_of[first:stop], weights=size)
         for lane in np.flatnonzero(taken).tolist():
             self._hold(lane, -int(taken[lane]))

@@ -31,7 +31,8 @@ from ais_loader.transport.session import Broken, Event
 from ais_loader.transport.stream import StreamPolicy, damaged_entry
 from protos import ais_batch_pb2 as pb
 from protos.frame import EntryFault, Frame, FrameError, Response
-from protos.reorder import Mask, Reorder
+from protos.frame_edit import Mask
+from protos.reorder import Reorder
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _EVENTS_AT_ONCE = 16
@@ -201,7 +202,10 @@ class MergedStream:
         except FrameError as wrong:
             self._wrong(lane, wrong)
         lane.take(frame)
-        for status in np.unique(frame.status[again]).tolist():
+        if (waiting := again & self._not_yet(lane, frame)).any():
+            self._wait_for(lane.share, lane.node, frame, waiting)
+            again = again & ~waiting
+        for status in sorted(set(frame.status[again].tolist())):
             which = again & (frame.status == status)
             fault = frame.errors.get(int(frame.index[int(which.argmax())]), EntryFault(""))
             positions = np.array(lane.share.positions)[frame.index[which]].tolist()
@@ -209,6 +213,25 @@ class MergedStream:
                 self._assign(Share(positions, lane.share.tried | {lane.node}, (status, fault)))
             else:
                 self._assign(Share(positions, error=errors.NodeUnavailable(fault.message)))
+
+    def _not_yet(self, lane: Lane, frame: Frame) -> Mask:
+        """Entries that this holder will answer for when it has compared its copies with those of others."""
+        found: Mask = frame.status == pb.UNAVAILABLE
+        if not lane.share.direct:
+            return np.zeros(len(found), np.bool_)
+        for at in np.flatnonzero(found).tolist():
+            fault = frame.errors.get(int(frame.index[at]))
+            found[at] = fault is not None and fault.kind == errors.NodeUnavailable.kind
+        return found
+
+    def _wait_for(self, share: Share, node: bytes, frame: Frame, which: Mask) -> None:
+        """Ask the next holders of these entries, and this one again if need be."""
+        fault = frame.errors[int(frame.index[int(which.argmax())])]
+        since_s = time.monotonic() if share.failing_since_s is None else share.failing_since_s
+        self._assign(replace(
+            share, positions=np.array(share.positions)[frame.index[which]].tolist(), tried=share.tried | {node},
+            failing_since_s=since_s, error=errors.NodeUnavailable(fault.message),
+        ))  # fmt: skip
 
     def _wrong(self, lane: Lane, error: FrameError) -> NoReturn:
         raise errors.LoaderError(f"{self._name(lane.node)}: the node's answer does not add up: {error}") from error
@@ -223,8 +246,12 @@ class MergedStream:
 
     def _ask_elsewhere(self, lane: Lane, frame: Frame) -> Mask:
         """Entries that this node has not got whole, and another one may have."""
-        again: Mask = np.isin(frame.status, _ASK_ANOTHER if lane.share.direct else _ASK_HOLDERS)
-        if not again.any() or not lane.share.direct:
+        one, other = _ASK_ANOTHER if lane.share.direct else _ASK_HOLDERS
+        again: Mask = (frame.status == one) | (frame.status == other)
+        if not lane.share.direct:
+            return again
+        again = again | (frame.status == pb.UNAVAILABLE)
+        if not again.any():
             return again
         where = np.flatnonzero(again)
         if int(frame.index[where].max()) >= len(lane.share.positions):
@@ -234,7 +261,9 @@ class MergedStream:
         _, nobody = grouped(positions, self._candidates(positions, direct=True), tried)
         if nobody:
             again = again.copy()
-            again[where[np.isin(positions, nobody)]] = False
+            hopeless = set(nobody)
+            again[where[[at in hopeless for at in positions]]] = False
+            again |= self._not_yet(lane, frame)
         return again
 
     # -- who is asked

@@ -5,6 +5,7 @@ Each case is a program of its own: what a fork inherits must be what the case ha
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.testing import NodeProcess, throwaway_folder
+from ais_loader.testing.cluster import ClusterProcesses
 
 PROLOGUE = """
 import gc, multiprocessing, os, sys, threading, warnings
@@ -40,13 +42,17 @@ def in_child(work, leave=os._exit):
 """
 
 
-@pytest.fixture(scope="module")
-def filled() -> Iterator[str]:
-    with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
-        with connect(node.url) as client:
+@pytest.fixture(scope="module", params=["node", "cluster"])
+def filled(request: pytest.FixtureRequest) -> Iterator[str]:
+    with throwaway_folder() as folder, contextlib.ExitStack() as held:
+        if request.param == "node":
+            url = held.enter_context(NodeProcess(folder / "drive")).url
+        else:
+            url = held.enter_context(ClusterProcesses(folder, 3)).url
+        with connect(url) as client:
             bucket = client.create_bucket("b")
             list(bucket.put_many((name, name.encode() * 20_000) for name in (f"{at:03d}" for at in range(200))))
-        yield node.url
+        yield url
 
 
 def run(url: str, program: str) -> str:
