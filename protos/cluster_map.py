@@ -77,7 +77,7 @@ class Placement:
             firsts: I32 = self._only[hosts]
             return firsts
         found: I32 = np.empty(hosts.shape, np.int32)
-        for host in sorted(set(hosts.ravel().tolist())):  # not np.unique, whose first call imports: a fork may interrupt it
+        for host in sorted(set(hosts.ravel().tolist())):  # not np.unique: a fork may hit its lazy import
             nodes, keys, weights = self._members[host]
             rows, columns = np.nonzero(hosts == host)
             found[rows, columns] = nodes[_scores(hashes[rows], keys, weights).argmax(axis=1)]
