@@ -23,6 +23,7 @@ from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.replica import HeldWrite
 from storage_node.request_counts import ERROR_KIND_KEY
+from storage_node.store import errors
 from storage_node.store.errors import StoreError
 
 REACH_TIMEOUT_S = 2.0
@@ -39,7 +40,9 @@ class CopyLost(Exception):
         self.refusal = refusal
 
 
-_BY_KIND = {kind.kind: kind for kind in StoreError.__subclasses__()}
+_BY_KIND = {
+    cls.kind: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.StoreError)
+}
 
 
 def refused(who: str, error: pb.Error) -> CopyLost:

@@ -167,6 +167,50 @@ def reaches_all(
     return True
 
 
+# -- death at a given point of the commit
+
+
+@pytest.mark.parametrize("dying", [0, 1], ids=["coordinator", "owner"])
+@pytest.mark.parametrize("point", ["put.staged", "put.intended", "put.published", "put.committed", "delete.committed"])
+def test_a_node_that_dies_within_its_commit_has_the_old_or_the_new_object(folder: Path, point: str, dying: int) -> None:
+    with ClusterProcesses(folder, 2, buckets={BUCKET: 2}) as cluster:
+        old, new = content("a", 1, 300_000), None if point == "delete.committed" else content("a", 2, 600_000)
+        with Writer(cluster.nodes[0].url) as writer:
+            before = version_of(writer.put("a", old).version)
+        node = cluster.nodes[dying]
+        node._environment["AIS_LOADER_FAILPOINT"] = point
+        node.restart()
+        cluster.teach()
+        with Writer(cluster.nodes[0].url) as writer:
+
+            def write() -> None:
+                writer.put("a", new) if new is not None else writer.delete("a")
+
+            if dying == 1:
+                write()
+            else:
+                with pytest.raises(grpc.RpcError):
+                    write()
+        eventually(lambda: not node.alive)
+        dead, other = on_drive(cluster, dying)["a"], on_drive(cluster, 1 - dying)["a"]
+        assert dead[1] == (new if point.endswith("committed") else old)
+        if dying == 1:
+            assert other[1] == new and other[0] > before
+        assert other in [(before, old), (other[0], new)]
+        assert_copies_of_one_version_are_equal([{"a": dead}, {"a": other}])
+        del node._environment["AIS_LOADER_FAILPOINT"]
+        node.kill()
+        node.start()
+        cluster.teach()
+        with Writer(cluster.nodes[1].url) as writer:
+
+            def equal() -> bool:
+                info = writer.put("a", content("a", 3, 100))
+                return everywhere(cluster) == [{"a": (version_of(info.version), content("a", 3, 100))}] * 2
+
+            eventually(equal, 30, interval_s=0.2)
+
+
 # -- writers of one name
 
 
