@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal
+
+_NO_LIMITS = ("host", "port", "advertise", "metrics_port", "durability")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,18 @@ class ServerConfig:
     max_active_batches: int = 512
     """Batches being served; further ones are told to come back."""
     reject_retry_after_ms: int = 100
+    """The shortest time that they are told to stay away."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Tenants with batches waiting are served in proportion to these, 1 where none is given; "" is who names none."""
+    critical_memory_bytes: int = 0
+    """New batches are rejected while the process has more than this in memory; 0 stands for four fifths of the memory
+    that the machine, or the process's cgroup, has when the node starts."""
+    throttle_cpu_lag_s: float = 0.1
+    """By how much the event loop may come late before batches pause between their frames."""
+    throttle_drive_wait_s: float = 0.1
+    """How long reads may wait for a reader thread before they do."""
+    max_throttle_s: float = 0.05
+    """Longest such pause; 0: none."""
     max_buffered_bytes: int = 128 << 20
     """Answers that are collected before they are sent (streaming=False), all sessions together. One that would not fit
     beside the others is told to come back, a larger one is refused."""
@@ -70,16 +85,30 @@ class ServerConfig:
         for name in limits:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 1")
-        for name in ("max_recoveries", "max_soft_errors"):
+        # A copy: the caller's mapping may change.
+        object.__setattr__(self, "tenant_weights", dict(self.tenant_weights))
+        for tenant, weight in self.tenant_weights.items():
+            if not 1e-6 <= weight <= 1e6:
+                raise ValueError(f"tenant_weights: {tenant!r} has {weight}, need 0.000001 to 1000000")
+        for name in ("max_recoveries", "max_soft_errors", "critical_memory_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 0")
         for name in ("peer_timeout_s", "peer_idle_s", "reach_timeout_s", "repair_interval_s", "repair_bytes_per_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)}: need a finite number above 0")
-        for name in ("reconcile_patience_s", "tombstone_grace_s"):
+        for name in (
+            "throttle_cpu_lag_s", "throttle_drive_wait_s", "max_throttle_s", "reconcile_patience_s",
+            "tombstone_grace_s",
+        ):  # fmt: skip
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)}: need a number of seconds, at least 0")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port={self.port}: need 0 to 65535")
         if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
             raise ValueError(f"metrics_port={self.metrics_port}: need 0 to 65535, or None")
+
+    def limits(self) -> dict[str, str]:
+        """Everything that bounds what the node does, by the fields' names, as text."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NO_LIMITS}
+        values["tenant_weights"] = ",".join(f"{name}={weight:g}" for name, weight in self.tenant_weights.items())
+        return {name: f"{value:.15g}" if isinstance(value, float) else str(value) for name, value in values.items()}

@@ -62,7 +62,8 @@ METRICS = (
     Metric("ais_loader_peer_wait_seconds_total", "counter", (), "seconds",
            "Time that batches waited for entries from other nodes (rxwait)."),
     Metric("ais_loader_throttle_seconds_total", "counter", ("cause",), "seconds",
-           "Time that batches were held back by this node's own limits. cause: memory (frames on their way)."),
+           "Time that batches were held back by this node's own limits. cause: memory (of frames on their way), turn "
+           "(others came first), cpu and drives (pauses of a node that has too much to do)."),
     Metric("ais_loader_client_wait_seconds_total", "counter", (), "seconds",
            "Time that batches waited for their clients to take what they had been sent."),
     # Errors and recoveries.
@@ -77,7 +78,8 @@ METRICS = (
     Metric("ais_loader_request_errors_total", "counter", ("operation", "kind"), "requests",
            "Calls on single objects that failed, by the error's kind."),
     Metric("ais_loader_rejections_total", "counter", ("reason",), "batches",
-           "Batches told to come back. reason: batches (too many active), answers (no room to collect it), stopping."),
+           "Batches told to come back. reason: batches (too many active), answers (no room to collect it), memory "
+           "(over its critical mark, or of what other nodes have sent), stopping."),
     # Memory and admission.
     Metric("ais_loader_memory_held_bytes", "gauge", ("kind",), "bytes",
            "Payload in memory. kind: frames (on their way to the network), answers (collected before "
@@ -170,7 +172,8 @@ class NodeCollector:
                     yield name, (kind, label), number
         yield "ais_loader_session_sent_bytes_total", (), counts.sent_bytes
         yield "ais_loader_listed_objects_total", (), counts.listed_objects
-        yield "ais_loader_throttle_seconds_total", ("memory",), counts.memory_wait_s
+        for cause, waited_s in counts.throttle_s.items():
+            yield "ais_loader_throttle_seconds_total", (cause,), waited_s
         yield "ais_loader_client_wait_seconds_total", (), counts.client_wait_s
         yield "ais_loader_peer_wait_seconds_total", (), service.peer_wait_s
         yield "ais_loader_assembly_soft_errors_total", (), service.soft_errors

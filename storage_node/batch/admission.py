@@ -21,6 +21,10 @@ class MemoryBudget:
     def _fits(self, size_bytes: int) -> bool:
         return self.held_bytes == 0 or self.held_bytes + size_bytes <= self.limit_bytes
 
+    def is_full(self, size_bytes: int) -> bool:
+        """Whether this much has to wait."""
+        return bool(self._waiting) or (size_bytes > 0 and not self._fits(size_bytes))
+
     def acquire_now(self, size_bytes: int) -> bool:
         """Whether there was room, with nobody waiting for it; then it is held."""
         if self._waiting or not self._fits(size_bytes):

@@ -24,7 +24,8 @@ KINDS = ("single", "many", "part")
 A part is what one node of several contributes: its bytes may be delivered once more by the node that assembles."""
 OUTCOMES = ("complete", "stopped", "failed", "rejected", "abandoned")
 CONTENTS = ("object", "member")
-REASONS = ("batches", "answers", "stopping")
+REASONS = ("batches", "answers", "memory", "stopping")
+THROTTLES = ("memory", "turn", "cpu", "drives")
 OPERATIONS = ("put", "get", "head", "delete", "list")
 STATUSES = {status: name.lower() for name, status in pb.Status.items() if status != pb.OK}
 clock_s = time.perf_counter
@@ -70,8 +71,8 @@ class NodeCounts:
         self.hard_errors = _zeros(STATUSES.values())
         """Batches that an error ended, by the error's kind; the status of the entry where that ended it."""
         self.rejections = _zeros(REASONS)
-        self.memory_wait_s = 0.0
-        """Frames that could not be read yet because too many others were on their way."""
+        self.throttle_s = dict.fromkeys(THROTTLES, 0.0)
+        """Batches held back, by cause: frames that wait for a turn among tenants or for memory, and pauses."""
         self.client_wait_s = 0.0
         """Frames whose client had granted no credit for them yet."""
         self.sent_bytes = 0

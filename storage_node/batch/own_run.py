@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from protos import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.counts import BatchTally, clock_s
+from storage_node.batch.fairness import Slot
 from storage_node.batch.outcomes import Busy, retrieve, settled
 from storage_node.store.batch import StoreBatch
 from storage_node.store.batch_plan import FrameSpan
@@ -56,24 +57,25 @@ class OwnRun:
             batch.close()
 
     async def _run_streaming(self, batch: StoreBatch) -> pb.End | None:
-        budget = self._service.budget
+        service = self._service
         sending: asyncio.Task[None] | None = None
         entries, ended = 0, False
         try:
             for span in batch.spans():
                 await self._spend_credit(span.payload_bytes)
-                began_s = clock_s()
-                await budget.acquire(span.payload_bytes)
-                self._service.counts.memory_wait_s += clock_s() - began_s
+                await service.throttle()
+                slot = await service.turn(self._request.tenant, span.payload_bytes, span.payload_bytes)
                 try:
                     message, ended = await self._read(batch, span)
+                    slot.writing()
                     self._credit.add(span.payload_bytes - batch.bytes_in(span))
                     if sending is not None:
                         await asyncio.shield(sending)
                 except BaseException:
-                    budget.release(span.payload_bytes)
+                    slot.release()
+                    service.slots.release_memory(span.payload_bytes)
                     raise
-                sending = asyncio.create_task(self._send_and_release(message, span.payload_bytes))
+                sending = asyncio.create_task(self._send_and_release(message, slot, span.payload_bytes))
                 entries = span.stop
                 if self._request.fail_fast and batch.status[span.first : span.stop].any():
                     self._tally.stopped_at(batch.status[span.first : span.stop])
@@ -95,12 +97,13 @@ class OwnRun:
     async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
         return await self._service.read(batch.read_encoded, span, self._batch_id)
 
-    async def _send_and_release(self, message: bytes, payload_bytes: int) -> None:
+    async def _send_and_release(self, message: bytes, slot: Slot, payload_bytes: int) -> None:
         try:
             await self._send(message)
             self._tally.frame_sent()
         finally:
-            self._service.budget.release(payload_bytes)
+            slot.release()
+            self._service.slots.release_memory(payload_bytes)
 
     async def _run_buffered(self, batch: StoreBatch) -> pb.End | None:
         budget = self._service.buffered
@@ -115,7 +118,12 @@ class OwnRun:
             messages: list[tuple[int, bytes]] = []
             entries, ended = 0, False
             for span in batch.spans():
-                message, ended = await self._read(batch, span)
+                await self._service.throttle()
+                slot = await self._service.turn(self._request.tenant, span.payload_bytes)
+                try:
+                    message, ended = await self._read(batch, span)
+                finally:
+                    slot.release()
                 messages.append((span.payload_bytes, message))
                 entries = span.stop
                 if self._request.fail_fast and batch.status[span.first : span.stop].any():

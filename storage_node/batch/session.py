@@ -18,9 +18,11 @@ from protos import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit, MemoryBudget
 from storage_node.batch.assemble import AssembledRun
 from storage_node.batch.counts import BatchTally, NodeCounts, clock_s
+from storage_node.batch.fairness import FairSlots, Slot
 from storage_node.batch.outcomes import Busy, Gone, retrieve, settled
 from storage_node.batch.own_run import OwnRun
 from storage_node.batch.places import Places
+from storage_node.batch.pressure import Pressure, give_memory_back
 from storage_node.batch.small import answer_small
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.peers import PeerPool
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+MAX_TENANT = 128
+"""Characters of a tenant's name."""
 _PARTS_PER_BATCH = 16
 """As many nodes may each send a part for every batch that this node may serve."""
 
@@ -68,6 +72,8 @@ class BatchService:
         self.active_parts = 0
         """Answers that were asked of this node's own drives alone."""
         self.counts = NodeCounts()
+        self.slots = FairSlots(self.budget, config.tenant_weights, config.read_threads + 1)
+        self.pressure = Pressure(config, lambda: readers.submit(give_memory_back))
         self.stopping = False
         self._sessions: set[_Session] = set()
         self._readers = readers
@@ -87,6 +93,8 @@ class BatchService:
         Parts of a batch, which wait for no other node, are counted apart: nodes whose batches wait for each other's
         parts would otherwise turn them away for ever.
         """
+        if self.pressure.memory_is_critical():
+            raise Busy(f"{self.pressure.resident_bytes:,} bytes of memory are in use", "memory")
         limit = self.config.max_active_batches
         if request.local:
             if self.active_parts >= limit * _PARTS_PER_BATCH:
@@ -115,12 +123,32 @@ class BatchService:
 
         Cancelled, it still returns only when the function has, or never will be run: what it works on may be closed.
         """
-        work = self._readers.submit(function, *arguments)
+        work = self._readers.submit(self._begin, clock_s(), function, *arguments)
         self.counts.pending_reads += 1
         try:
             return await settled(asyncio.wrap_future(work), work.cancel)
         finally:
             self.counts.pending_reads -= 1
+
+    def _begin(self, submitted_s: float, function: Callable[..., T], *arguments: object) -> T:
+        """On a reader thread."""
+        self.pressure.reader_waited(clock_s() - submitted_s)
+        return function(*arguments)
+
+    async def turn(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> Slot:
+        """Wait for this tenant's turn to have a frame read and sent; see `FairSlots.acquire`."""
+        began_s, cause = clock_s(), "memory" if self.budget.is_full(memory_bytes) else "turn"
+        try:
+            return await self.slots.acquire(tenant, size_bytes, memory_bytes)
+        finally:
+            self.counts.throttle_s[cause] += clock_s() - began_s
+
+    async def throttle(self) -> None:
+        """Pause, before a batch's next frame, while the node has more to do than it can. Nothing may be held."""
+        pause_s, cause = self.pressure.pause()
+        if pause_s:
+            await asyncio.sleep(pause_s)
+            self.counts.throttle_s[cause] += pause_s
 
     async def serve(self, requests: AsyncIterator[pb.SessionRequest], stream: Outgoing) -> None:
         """One session, until the client ends it or its connection breaks; nothing of it is left afterwards."""
@@ -170,7 +198,7 @@ class _Session:
         batch_id, event = request.batch_id, request.WhichOneof("event")
         if event == "request":
             began_s = clock_s()
-            answer = answer_small(self._service.store, request.request, batch_id, self._service.membership)
+            answer = self._answer_small(batch_id, request.request)
             if answer is not None:
                 # Waits while the client does not read: it will not be asking for more then, either.
                 self._answering = True
@@ -190,6 +218,16 @@ class _Session:
                 batch[1].add(request.credit.payload_bytes)
             elif event == "cancel":
                 batch[0].cancel()
+
+    def _answer_small(self, batch_id: int, request: pb.BatchRequest) -> tuple[bytes, int] | None:
+        """See `small`. Not past others whose turn it is, nor while batches are rejected: those go the ordinary way."""
+        service, tenant = self._service, request.tenant
+        if not service.slots.may_pass(tenant) or service.pressure.memory_is_critical():
+            return None
+        answer = answer_small(service.store, request, batch_id, service.membership)
+        if answer is not None:
+            service.slots.charge(tenant, answer[1])
+        return answer
 
     def _forget(self, batch_id: int) -> None:
         self._batches.pop(batch_id, None)
@@ -234,7 +272,7 @@ class _Session:
             return
         except Busy as busy:
             response.reject.reason = str(busy)
-            response.reject.retry_after_ms = service.config.reject_retry_after_ms
+            response.reject.retry_after_ms = service.pressure.retry_after_ms()
             tally.rejected(busy.reason)
         except TimeoutError:
             response.end.CopyFrom(_refused("timeout", f"not done in {request.deadline_ms} ms"))
@@ -255,6 +293,8 @@ class _Session:
         service = self._service
         if request.first_index + len(request.name) > 1 << 32:
             raise InvalidRequest(f"first_index={request.first_index}: indexes have 32 bits")
+        if len(request.tenant) > MAX_TENANT:
+            raise InvalidRequest(f"tenant: {len(request.tenant)} characters, at most {MAX_TENANT}")
         membership = service.membership
         view = membership.view if membership is not None and not request.local else None
         if view is not None and membership is not None:
