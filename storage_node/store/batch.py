@@ -51,7 +51,7 @@ class StoreBatch(BatchTable):
     def spans(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[FrameSpan]:
         """The frames to read, in order."""
         offset = self._request.resume_offset
-        if offset and self.n and self.sizes[0] < offset:
+        if offset and self.n and not self.status[0] and self.sizes[0] < offset:
             self._fail(0, pb.NOT_FOUND, f"cannot resume at {offset:,}: the entry has {int(self.sizes[0]):,} bytes")
         resume_offset = 0 if self.n and self.status[0] else offset
         for span in plan_frames(self.sizes, target_bytes=target_bytes, resume_offset=resume_offset):
