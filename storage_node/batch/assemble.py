@@ -17,6 +17,7 @@ from protos import ais_batch_pb2 as pb
 from protos.frame import U8, Frame, encode_frame
 from storage_node.batch.admission import Credit
 from storage_node.batch.counts import BatchTally, clock_s
+from storage_node.batch.fairness import Slot
 from storage_node.batch.gather import Gather
 from storage_node.batch.outcomes import Busy, retrieve, settled
 from storage_node.batch.places import Places
@@ -76,12 +77,19 @@ class AssembledRun:
         end: pb.End | None = None
         try:
             while self._entries < self._n and end is None:
+                await self._service.throttle()
                 frame, held_bytes, end = await self._take()
                 await self._spend_credit(len(frame.payload))
-                if sending is not None:
-                    await asyncio.shield(sending)
-                message = encode_frame(self._batch_id, frame, end)
-                sending = asyncio.create_task(self._send_and_release(message, self._gather.memory.keep(held_bytes)))
+                slot = await self._turn(len(frame.payload))
+                try:
+                    if sending is not None:
+                        await asyncio.shield(sending)
+                    message = encode_frame(self._batch_id, frame, end)
+                except BaseException:
+                    slot.release()
+                    raise
+                release = self._gather.memory.keep(held_bytes)
+                sending = asyncio.create_task(self._send_and_release(message, slot, release))
             if sending is not None:
                 await asyncio.shield(sending)
         except BaseException:
@@ -112,7 +120,11 @@ class AssembledRun:
                 self._gather.memory.release(held_bytes)
             for size, message in messages:
                 await self._spend_credit(size)
-                await settled(asyncio.ensure_future(self._send(message)))
+                slot = await self._turn(size)
+                try:
+                    await settled(asyncio.ensure_future(self._send(message)))
+                finally:
+                    slot.release()
                 self._tally.frame_sent()
                 collected_bytes -= size
                 budget.release(size)
@@ -148,11 +160,18 @@ class AssembledRun:
         await self._credit.spend(payload_bytes)
         self._service.counts.client_wait_s += clock_s() - began_s
 
-    async def _send_and_release(self, message: bytes, release: Callable[[], None]) -> None:
+    async def _turn(self, payload_bytes: int) -> Slot:
+        """To send what has come: its slot is not held for long."""
+        slot = await self._service.turn(self._request.tenant, payload_bytes)
+        slot.writing()
+        return slot
+
+    async def _send_and_release(self, message: bytes, slot: Slot, release: Callable[[], None]) -> None:
         try:
             await self._send(message)
             self._tally.frame_sent()
         finally:
+            slot.release()
             release()
 
 

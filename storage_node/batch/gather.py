@@ -171,7 +171,11 @@ class Gather:
         try:
             for span in batch.spans():
                 await credit.spend(span.payload_bytes)
-                frame = await read(batch.read, span)
+                slot = await self._service.turn(self._request.tenant, 0)  # paid for when it is sent
+                try:
+                    frame = await read(batch.read, span)
+                finally:
+                    slot.release()
                 credit.add(span.payload_bytes - len(frame.payload))
                 self._take(lane, frame)
         finally:

@@ -24,19 +24,30 @@ _DELAYS_PER_EXCESS = 100
 """One per cent over the mark doubles the delay, two triple it."""
 _SHARE_OF_MACHINE = 0.8
 _SMOOTHING = 0.2
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CGROUPS = Path("/sys/fs/cgroup")
 log = logging.getLogger(__name__)
 
 
 def machine_memory_bytes() -> int:
     """What this process can have at most: the machine's memory, or its cgroup's if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in _CGROUP_LIMITS:
+    for path in (*_cgroup_limits(), _CGROUPS / "memory" / "memory.limit_in_bytes"):
         try:
-            total = min(total, int(Path(path).read_text()))
+            total = min(total, int(path.read_text()))
         except (OSError, ValueError):  # another kind of cgroup, or "max"
             continue
     return total
+
+
+def _cgroup_limits() -> list[Path]:
+    """Of this process's cgroup (version 2) and of those around it; inside a container its own is often the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    inside = next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), "")
+    folder = _CGROUPS / inside
+    return [one / "memory.max" for one in (folder, *folder.parents) if one.is_relative_to(_CGROUPS)]
 
 
 def resident_bytes() -> int:
