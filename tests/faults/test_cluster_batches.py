@@ -246,6 +246,7 @@ def test_a_client_with_an_old_map_is_told_and_asks_the_nodes_of_the_new_one(clus
         cluster.change()
         check(items + list(batch), MIXED)
         check(list(bucket.get_batch(MIXED, assembly="direct")), MIXED)
+        assert client.describe()["map_version"] == cluster.running.map.version
         assert bucket.get("l/1") == LARGE["l/1"]
         assert bucket.head("s/0007").size_bytes == len(SMALL["s/0007"])
 
