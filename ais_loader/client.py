@@ -17,6 +17,8 @@ from ais_loader.transport.base import BucketInfo, PutSpec, Transport
 from ais_loader.urls import split_url
 
 URL_VARIABLE = "AIS_LOADER_URL"
+MAX_TENANT = 128
+"""Characters of a tenant's name; nodes refuse longer ones."""
 
 
 def connect(
@@ -26,6 +28,7 @@ def connect(
     durability: Literal["process", "power"] = "process",
     retry_s: float = 10.0,
     verify_payload: bool = False,
+    tenant: str = "",
 ) -> Client:
     """A client of the store at `url`.
 
@@ -38,9 +41,11 @@ def connect(
         durability: embedded only: "process" (an acknowledged write survives this process) or "power" (and a power cut).
         retry_s: gRPC only: how long to go on trying to reach a node that does not answer.
         verify_payload: gRPC only: compare every entry with its checksum again where it arrives.
+        tenant: gRPC only: for whom batches are fetched. Nodes that have not enough for all serve tenants by weight,
+            however many clients and batches each has. At most 128 characters.
 
     Raises:
-        InvalidRequest: no URL, or one that says nothing.
+        InvalidRequest: no URL, or one that says nothing; a tenant's name that is too long or no text.
         StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: from an embedded store, at once. A gRPC connection is
             made at the first call.
     """
@@ -50,7 +55,9 @@ def connect(
     if text.startswith("grpc://"):
         from ais_loader.transport.cluster import ClusterTransport
 
-        return Client(ClusterTransport(text, retry_s=retry_s, verify_payload=verify_payload))
+        if len(tenant) > MAX_TENANT or not _is_text(tenant):
+            raise errors.InvalidRequest(f"tenant={tenant[:MAX_TENANT]!r}: need at most {MAX_TENANT} characters of text")
+        return Client(ClusterTransport(text, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant))
     if "://" in text and not text.startswith("file://"):
         scheme = text.partition("://")[0]
         raise errors.InvalidRequest(f"{text!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port")
@@ -266,6 +273,15 @@ class Bucket:
         """The columnar short form of `Client.get_batch`: whole objects of this bucket, no Entry per item."""
         chosen = BatchOptions(**options)
         return self.client._batch(names, requests_for_names(self.name, names, chosen), chosen, self.name)
+
+
+def _is_text(text: str) -> bool:
+    """Whether it has a UTF-8 form: lone surrogates have none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _put_spec(

@@ -289,6 +289,7 @@ class NodeService:
             open_sessions=self._service.open_sessions,
             active_batches=self._service.active_batches,
             reserved_bytes=self._service.reserved_bytes,
+            limits=self._service.limits(),
         )  # fmt: skip
 
 

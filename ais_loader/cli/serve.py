@@ -32,6 +32,19 @@ _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
               help="Threads that read from the drives.")  # fmt: skip
 @click.option("--memory-mib", metavar="MIB", type=click.IntRange(min=1), default=256, show_default=True,
               help="Memory for frames on their way to clients, in MiB.")  # fmt: skip
+@click.option("--critical-memory-mib", metavar="MIB", type=click.IntRange(min=0), default=0,
+              help="Turn new batches away while the process has more than this in memory.  "
+              "[default: four fifths of the machine's]")  # fmt: skip
+@click.option("--tenant-weight", "weights", metavar="NAME=WEIGHT", multiple=True,
+              help="Serve this tenant's batches with this weight, others have 1; once for each tenant.")  # fmt: skip
+@click.option("--max-batches", metavar="N", type=click.IntRange(min=1), default=512, show_default=True,
+              help="Batches served at once; further ones are told to come back.")  # fmt: skip
+@click.option("--max-throttle-ms", metavar="MS", type=click.IntRange(min=0), default=50, show_default=True,
+              help="Longest pause between a batch's frames while processor or drives cannot keep up.")  # fmt: skip
+@click.option("--max-recoveries", metavar="N", type=click.IntRange(min=0), default=20_000, show_default=True,
+              help="Entries of a batch that may be asked again, of another node, before it fails.")  # fmt: skip
+@click.option("--max-soft-errors", metavar="N", type=click.IntRange(min=0), default=10_000, show_default=True,
+              help="Entries of a batch gathered from other nodes that may fail before it does.")  # fmt: skip
 @click.option("--metrics-port", metavar="PORT", type=click.IntRange(0, 65535),
               help="Serve metrics for Prometheus on this port, at the same address; 0 picks a free one.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Announce the node as one line of JSON.")
@@ -42,6 +55,12 @@ def serve(
     durability: Literal["process", "power"],
     read_threads: int,
     memory_mib: int,
+    critical_memory_mib: int,
+    weights: tuple[str, ...],
+    max_batches: int,
+    max_throttle_ms: int,
+    max_recoveries: int,
+    max_soft_errors: int,
     metrics_port: int | None,
     as_json: bool,
 ) -> None:
@@ -70,14 +89,31 @@ def serve(
     _require_address(host.strip("[]"), port)
     if metrics_port is not None:
         _require_address(host.strip("[]"), metrics_port)
-    config = ServerConfig(
-        host=host, port=port, durability=durability, read_threads=read_threads, memory_bytes=memory_mib << 20,
-        metrics_port=metrics_port,
-    )  # fmt: skip
+    try:
+        config = ServerConfig(
+            host=host, port=port, durability=durability, read_threads=read_threads, memory_bytes=memory_mib << 20,
+            critical_memory_bytes=critical_memory_mib << 20, tenant_weights=_weights(weights),
+            max_active_batches=max_batches, max_throttle_s=max_throttle_ms / 1000, max_recoveries=max_recoveries,
+            max_soft_errors=max_soft_errors, metrics_port=metrics_port,
+        )  # fmt: skip
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     try:
         run_node(drives, config, announce)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
+
+
+def _weights(given: tuple[str, ...]) -> dict[str, float]:
+    weights = {}
+    for one in given:
+        name, _, weight = one.rpartition("=")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            message = f"{one!r}: need NAME=WEIGHT, as in team-a=2"
+            raise click.BadParameter(message, param_hint="'--tenant-weight'") from None
+    return weights
 
 
 def _require_address(host: str, port: int) -> None:

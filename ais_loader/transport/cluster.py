@@ -30,9 +30,11 @@ _ALL: weakref.WeakSet[ClusterTransport] = weakref.WeakSet()
 class ClusterTransport:
     """A `Transport` to whatever answers at the endpoints of `url`. Pickles as its address."""
 
-    def __init__(self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False) -> None:
+    def __init__(
+        self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False, tenant: str = ""
+    ) -> None:
         self.url = url
-        self._options: dict[str, Any] = {"retry_s": retry_s, "verify_payload": verify_payload}
+        self._options: dict[str, Any] = {"retry_s": retry_s, "verify_payload": verify_payload, "tenant": tenant}
         self._endpoints = GrpcTransport(url, **self._options)
         self._lock = threading.Lock()
         self._found: Transport | None = None

@@ -48,8 +48,11 @@ _INHERITED: list[Connection] = []
 class GrpcTransport:
     """A `Transport` to one storage node, by one endpoint or by the first of several that answers."""
 
-    def __init__(self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False) -> None:
+    def __init__(
+        self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False, tenant: str = ""
+    ) -> None:
         self.url = url
+        self._tenant = tenant
         self._endpoints = [part.removeprefix("grpc://") for part in url.split(",")]
         for endpoint in self._endpoints:
             host, colon, port = endpoint.rpartition(":")
@@ -64,7 +67,7 @@ class GrpcTransport:
         _TRANSPORTS.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _connect_again, (self.url, self._retry_s, self._verify_payload)
+        return _connect_again, (self.url, self._retry_s, self._verify_payload, self._tenant)
 
     def _here(self) -> Connection:
         """This process's connection; a new one is not made while the process is being forked."""
@@ -229,7 +232,9 @@ class GrpcTransport:
 
         Raises SilenceTimeout.
         """
-        request = batch_pb.BatchRequest(bucket=(bucket,), name=(name,), fail_fast=True, ordered=True, local=local)
+        request = batch_pb.BatchRequest(
+            bucket=(bucket,), name=(name,), fail_fast=True, ordered=True, local=local, tenant=self._tenant
+        )
         return self._here().exchange.get(request, timeout_s)
 
     def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
@@ -287,6 +292,7 @@ class GrpcTransport:
         self, request: batch_pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
     ) -> FrameStream:
         policy = StreamPolicy(timeout_s=timeout_s, retry_s=self._retry_s, verify_payload=self._verify_payload)
+        request.tenant = self._tenant
         return GrpcStream(request, self.session, policy)
 
     def cluster_map(self, known_version: int, *, timeout_s: float, retry: bool) -> cluster_pb.GetMapResponse:
@@ -303,6 +309,7 @@ class GrpcTransport:
             "url": self.url, "store_uuid": answer.store_uuid, "version": answer.version, "pid": answer.pid,
             "batch_reader": answer.batch_reader, "open_sessions": answer.open_sessions,
             "active_batches": answer.active_batches, "reserved_bytes": answer.reserved_bytes,
+            "limits": dict(answer.limits),
             "drives": [
                 {
                     "uuid": drive.uuid, "path": drive.path, "state": drive.state,
@@ -337,8 +344,8 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_GATE.open, after_in_child=_after_fork_in_child)
 
 
-def _connect_again(url: str, retry_s: float, verify_payload: bool) -> GrpcTransport:
-    return GrpcTransport(url, retry_s=retry_s, verify_payload=verify_payload)
+def _connect_again(url: str, retry_s: float, verify_payload: bool, tenant: str = "") -> GrpcTransport:
+    return GrpcTransport(url, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant)
 
 
 class _GroupAnswers:

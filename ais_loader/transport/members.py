@@ -32,11 +32,12 @@ _ALL: weakref.WeakSet[Members] = weakref.WeakSet()
 class Members:
     """The nodes of one cluster, by their uuids."""
 
-    def __init__(self, view: ClusterView, *, retry_s: float, verify_payload: bool) -> None:
+    def __init__(self, view: ClusterView, *, retry_s: float, verify_payload: bool, tenant: str = "") -> None:
         self.view = view
         """Replaced, never changed: take it once and work with that."""
         self.retry_s = retry_s
         self.verify_payload = verify_payload
+        self.tenant = tenant
         self._lock = threading.Lock()
         self._transports: dict[tuple[bytes, str], GrpcTransport] = {}  # guarded by _lock
         self._suspects: dict[bytes, float] = {}
@@ -65,7 +66,7 @@ class Members:
                 raise errors.Closed("the connection to the cluster has been closed")
             if key not in self._transports:
                 self._transports[key] = GrpcTransport(
-                    f"grpc://{key[1]}", retry_s=0.0, verify_payload=self.verify_payload
+                    f"grpc://{key[1]}", retry_s=0.0, verify_payload=self.verify_payload, tenant=self.tenant
                 )
             return self._transports[key]
 

@@ -39,9 +39,11 @@ for a session with each node."""
 class RoutedTransport:
     """A `Transport` over the nodes of a cluster. `url` is where the client began."""
 
-    def __init__(self, url: str, view: ClusterView, *, retry_s: float, verify_payload: bool) -> None:
+    def __init__(
+        self, url: str, view: ClusterView, *, retry_s: float, verify_payload: bool, tenant: str = ""
+    ) -> None:
         self.url = url
-        self.members = Members(view, retry_s=retry_s, verify_payload=verify_payload)
+        self.members = Members(view, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant)
         self._retry_s = retry_s
         self._verify_payload = verify_payload
 
@@ -247,6 +249,7 @@ class RoutedTransport:
         self, request: batch_pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
     ) -> FrameStream:
         policy = StreamPolicy(timeout_s=timeout_s, retry_s=self._retry_s, verify_payload=self._verify_payload)
+        request.tenant = self.members.tenant
         return MergedStream(request, self.members, policy, self._targets(request, assembly, colocation))
 
     def _targets(self, request: batch_pb.BatchRequest, assembly: str, colocation: str) -> list[bytes]:

@@ -86,6 +86,10 @@ class BatchService:
     def reserved_bytes(self) -> int:
         return self.budget.held_bytes + self.buffered.held_bytes + self.assembly.held_bytes
 
+    def limits(self) -> dict[str, str]:
+        """The configuration's, with those that were found at the start."""
+        return self.config.limits() | {"critical_memory_bytes": str(self.pressure.critical_bytes)}
+
     @contextlib.contextmanager
     def taken_on(self, request: pb.BatchRequest) -> Iterator[None]:
         """Count a batch while it is being served. Raises Busy when there are too many.

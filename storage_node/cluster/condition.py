@@ -72,6 +72,7 @@ def _node(
         "problem": problem,
         "member": pb.MapNode.State.Name(member.state).lower() if member is not None else "no",
         "map_version": answer.map.version if answer is not None and answer.map is not None else 0,
+        "limits": dict(described.limits) if described is not None else {},
         "drives": drives,
         "objects_estimate": sum(drive["objects_estimate"] for drive in drives),
         "free_bytes": sum(drive["free_bytes"] for drive in drives),
