@@ -38,6 +38,7 @@ class Failures:
         self._fail = fail
         self.said: dict[int, tuple[int, EntryFault]] = {}
         """By position, the worst that a node has said: status and reason."""
+        self._asked: dict[int, set[int]] = {}
         self._recoveries = self._soft_errors = 0
 
     def note(self, position: int, status: int, fault: EntryFault) -> None:
@@ -52,13 +53,15 @@ class Failures:
             again: `node` itself is, when all others have been asked.
         """
         left = self._places.left[position]
+        asked = self._asked.setdefault(position, set())
+        asked.add(node)
         if node in left:
             left.remove(node)
             if again:
                 left.append(node)
         if not left:
             return False
-        if left[0] != node:
+        if left[0] not in asked:  # going round among nodes that cannot be reached is limited by time
             self._recoveries += 1
             self._service.recoveries += 1
             if self._recoveries > self._service.config.max_recoveries:

@@ -89,7 +89,7 @@ def test_a_connection_that_breaks_costs_nothing_when_there_is_a_second_copy(
     assert_whole(pair.ask(NAMES))
 
 
-@pytest.mark.parametrize("after_bytes", [100_000, 5 * MiB, 20 * MiB])
+@pytest.mark.parametrize("after_bytes", [100_000, MiB])
 def test_a_connection_that_breaks_is_made_again_when_there_is_no_second_copy(
     single: LocalCluster, after_bytes: int
 ) -> None:
@@ -267,6 +267,15 @@ def test_what_nobody_can_say_is_unavailable_and_not_missing(pair: LocalCluster) 
     pair.links[1].refuse()
     answer = pair.ask(["nope/1", "s/0001", "nope/2"])
     assert [answer.status[at] for at in answer.order] == [pb.UNAVAILABLE, pb.OK, pb.UNAVAILABLE]
+
+
+def test_when_no_copy_can_be_reached_all_entries_are_unavailable_in_time(pair: LocalCluster) -> None:
+    pair.links[1].refuse()
+    pair.links[2].refuse()
+    answer = pair.ask(NAMES)
+    assert answer.order == list(range(len(NAMES)))
+    assert set(answer.status.values()) == {pb.UNAVAILABLE}
+    assert pair.service(0).recoveries == len(NAMES)
 
 
 # -- limits

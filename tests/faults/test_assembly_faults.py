@@ -1,0 +1,170 @@
+"""Real nodes that are killed, frozen or cut off while another one gathers a batch from them.
+
+The gathering node lives in this process, so that its patience can be short; the others are processes of their own, and
+it reaches each of them through a link.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing.cluster import ClusterProcesses
+from protos import ais_batch_pb2 as pb
+from protos.cluster_map import ClusterView
+from protos.frame import decode_response
+from storage_node.config import ServerConfig
+from storage_node.server import NodeServer
+from storage_node.store.errors import StoreError
+from storage_node.store.store import Store
+from storage_node.store.writes import stage_object
+from tests.node.cluster_kit import BUCKET, Answer
+from tests.node.node_kit import RawSession, batch_of
+
+MiB = 1 << 20
+BUCKET_UUID = uuid.uuid4().bytes
+LARGE = {f"l/{at}": seeded_bytes(12 * MiB + at, seed=1000 + at) for at in range(4)}
+SMALL = {f"s/{at:04d}": seeded_bytes(30_000 + at, seed=at) for at in range(600)}
+OBJECTS = {**LARGE, **SMALL}
+NAMES = [*list(SMALL)[:50], *LARGE, *list(SMALL)[50:]]
+PEERS = 2
+TIMEOUT_S = 4.0
+
+
+class Gathering:
+    """Processes 0 and 1 have every object, in the same versions; `target` owns none and gathers."""
+
+    def __init__(self, folder: Path, held: ExitStack) -> None:
+        for number in range(PEERS):
+            fill(folder / f"node-{number}" / "drive-0")
+        self.cluster = held.enter_context(ClusterProcesses(folder, PEERS))
+        self.nodes: list[NodeProcess] = self.cluster.nodes
+        self.links = [held.enter_context(FaultyLink(node.url)) for node in self.nodes]
+        config = ServerConfig(port=0, peer_timeout_s=TIMEOUT_S)
+        self.target = held.enter_context(NodeServer([folder / "target"], config))
+        known = self.cluster.map
+        for node, link in zip(known.node, self.links, strict=True):
+            node.endpoint = link.url.removeprefix("grpc://")
+        known.node.add(
+            uuid=self.target.membership.node_uuid, host="target", endpoint=self.target.url.removeprefix("grpc://"),
+            weight=1e-9, number=9,
+        )  # fmt: skip
+        known.bucket.add(name=BUCKET, uuid=BUCKET_UUID, copies=1, min_copies=1)
+
+    def with_copies(self, copies: int) -> None:
+        known = self.cluster.map
+        known.version += 1
+        known.bucket[0].copies = copies
+        self.cluster.teach()
+        self.target.membership.learn(known)
+        self.view = ClusterView(known)
+
+    def owners(self, name: str) -> list[int]:
+        return self.view.owners(self.view.buckets[BUCKET], name)
+
+    def left(self) -> int:
+        service = self.target.service
+        assert service is not None
+        return service.reserved_bytes + service.active_batches
+
+
+def fill(drive: Path) -> None:
+    with Store.open([drive], mode="a") as store:
+        store.create_bucket(BUCKET, bucket_uuid=BUCKET_UUID.hex())
+        done = store.commit_many([stage_object(store, BUCKET, name, [data], {}) for name, data in OBJECTS.items()])
+        assert not any(isinstance(result, StoreError) for result in done)
+
+
+@pytest.fixture
+def gathering() -> Iterator[Gathering]:
+    with throwaway_folder() as folder, ExitStack() as held:
+        gathering = Gathering(folder, held)
+        yield gathering
+        for node in gathering.nodes:
+            if node.alive:
+                node.resume()
+        eventually(lambda: gathering.left() == 0)
+
+
+def kill(gathering: Gathering, number: int) -> None:
+    gathering.nodes[number].kill()
+
+
+def freeze(gathering: Gathering, number: int) -> None:
+    gathering.nodes[number].pause()
+
+
+def cut_off(gathering: Gathering, number: int) -> None:
+    gathering.links[number].refuse()
+
+
+def silence(gathering: Gathering, number: int) -> None:
+    gathering.links[number].stall()
+
+
+FAULTS = [kill, freeze, cut_off, silence]
+
+
+def ask_with_a_fault(gathering: Gathering, harm: object, number: int, *, early: bool) -> Answer:
+    """The whole answer to a batch during which something happens to a node: before it is asked, or in the middle."""
+    assert callable(harm)
+    with RawSession(gathering.target.url) as session:
+        if early:
+            harm(gathering, number)
+        session.send(1, batch_of(NAMES, ordered=True, credit=1))
+        first = decode_response(next(session.call))
+        assert first.frame is not None, first
+        answer = Answer.of([first.frame])
+        if not early:
+            harm(gathering, number)
+        session.send(1, pb.Credit(payload_bytes=1 << 40))
+        frames, end = session.answer(1) if first.end is None else ([], first.end)
+        for frame in frames:
+            answer.take(frame)
+        assert (end.outcome, end.entries) == (pb.End.COMPLETE, len(NAMES))
+        assert end.failed_entries == sum(map(bool, answer.status.values()))
+        return answer
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["in the middle", "from the start"])
+@pytest.mark.parametrize("harm", FAULTS)
+def test_with_two_copies_nothing_is_lost(gathering: Gathering, harm: object, early: bool) -> None:
+    gathering.with_copies(2)
+    answer = ask_with_a_fault(gathering, harm, 0, early=early)
+    assert answer.order == list(range(len(NAMES)))
+    assert not any(answer.status.values())
+    for at, name in enumerate(NAMES):
+        assert answer.data[at] == OBJECTS[name], name
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["in the middle", "from the start"])
+@pytest.mark.parametrize("harm", FAULTS)
+def test_with_one_copy_its_entries_are_unavailable_in_their_place_and_in_time(
+    gathering: Gathering, harm: object, early: bool
+) -> None:
+    gathering.with_copies(1)
+    began_s = time.monotonic()
+    answer = ask_with_a_fault(gathering, harm, 1, early=early)
+    assert time.monotonic() - began_s < 2 * TIMEOUT_S + 5
+    assert answer.order == list(range(len(NAMES)))
+    failed = {at for at in answer.order if answer.status[at]}
+    of_lost_node = {at for at, name in enumerate(NAMES) if gathering.owners(name) == [1]}
+    assert failed == of_lost_node if early else failed and failed < of_lost_node
+    assert {answer.status[at] for at in failed} == {pb.UNAVAILABLE}
+    assert all(answer.faults[at].message for at in failed)
+    for at in set(answer.order) - failed:
+        assert answer.data[at] == OBJECTS[NAMES[at]]
+
+
+def test_when_all_copies_are_gone_the_batch_still_ends(gathering: Gathering) -> None:
+    gathering.with_copies(2)
+    kill(gathering, 0)
+    answer = ask_with_a_fault(gathering, kill, 1, early=True)
+    assert answer.order == list(range(len(NAMES)))
+    assert set(answer.status.values()) == {pb.UNAVAILABLE}
