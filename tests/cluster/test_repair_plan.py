@@ -1,0 +1,165 @@
+"""What repair decides from versions alone."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos import ais_cluster_pb2 as pb
+from protos.cluster_map import ClusterView
+from storage_node.cluster.repair_plan import (
+    UNKNOWN,
+    Page,
+    State,
+    batches,
+    compare,
+    finish_changes,
+    owned_by,
+    page_of,
+    plan,
+    questions,
+)
+from storage_node.store.format import Record, Version, tombstone
+
+NODES = 4
+
+
+def state(counter: int, *, dead: bool = False) -> State:
+    return State(Version(1, counter), dead, 0 if dead else 10)
+
+
+def page(mine: State, owners: list[int], *, ripe: bool = False) -> Page:
+    return Page(["a"], [mine], [owners], [ripe])
+
+
+def test_what_another_owner_lacks_or_has_older_is_pushed_to_it() -> None:
+    work = plan(page(state(5), [0, 1, 2]), 0, NODES, {1: {"a": None}, 2: {"a": state(4)}})
+    assert work.push == {1: ["a"], 2: ["a"]}
+    assert not work.is_clean and not work.drop and not work.older_here
+
+
+def test_equal_copies_need_nothing() -> None:
+    work = plan(page(state(5), [0, 1]), 0, NODES, {1: {"a": state(5)}})
+    assert work.is_clean and not work.drop
+
+
+def test_an_owner_with_an_older_copy_learns_who_has_the_newest() -> None:
+    work = plan(page(state(5), [0, 1, 2]), 0, NODES, {1: {"a": state(6)}, 2: {"a": state(7)}})
+    assert work.older_here == {"a": (2, state(7))}
+    assert not work.push and not work.is_clean
+
+
+def test_a_copy_that_belongs_elsewhere_goes_when_all_owners_have_it() -> None:
+    answers = {1: {"a": state(5)}, 2: {"a": state(6)}}
+    assert plan(page(state(5), [1, 2]), 0, NODES, answers).drop == [("a", state(5))]
+
+
+@pytest.mark.parametrize("missing", [None, state(4), UNKNOWN, "silent"])
+def test_a_copy_that_belongs_elsewhere_stays_while_one_owner_may_not_have_it(missing: State | str | None) -> None:
+    answers = {1: {"a": state(5)}}
+    if not isinstance(missing, str):
+        answers[2] = {"a": missing}  # type: ignore[dict-item]
+    work = plan(page(state(5), [1, 2]), 0, NODES, answers)
+    assert not work.drop and not work.is_clean
+
+
+def test_silence_of_an_owner_is_not_clean_and_pushes_nothing() -> None:
+    work = plan(page(state(5), [0, 1]), 0, NODES, {})
+    assert work.unknown == 1 and not work.push and not work.is_clean
+
+
+def test_a_tombstone_is_pushed_like_an_object_until_its_time_is_over() -> None:
+    grave = state(5, dead=True)
+    assert plan(page(grave, [0, 1]), 0, NODES, {1: {"a": state(4)}}).push == {1: ["a"]}
+    assert plan(page(grave, [0, 1]), 0, NODES, {1: {"a": None}}).push == {1: ["a"]}
+
+
+def test_a_ripe_tombstone_is_forgotten_when_every_node_has_said_that_it_has_nothing_older() -> None:
+    grave = state(5, dead=True)
+    ripe = page(grave, [0, 1], ripe=True)
+    assert questions(ripe, 0, NODES) == {1: ["a"], 2: ["a"], 3: ["a"]}
+    work = plan(ripe, 0, NODES, {1: {"a": None}, 2: {"a": None}, 3: {"a": grave}})
+    assert work.forget == [("a", grave)] and not work.push
+
+
+@pytest.mark.parametrize("third", [state(4), UNKNOWN, "silent"])
+def test_a_ripe_tombstone_stays_while_a_node_may_have_what_it_guards_against(third: State | str) -> None:
+    answers = {1: {"a": None}, 2: {"a": None}}
+    if not isinstance(third, str):
+        answers[3] = {"a": third}  # type: ignore[dict-item]
+    assert not plan(page(state(5, dead=True), [0, 1], ripe=True), 0, NODES, answers).forget
+
+
+def test_a_ripe_tombstone_is_not_brought_back_to_an_owner_that_has_forgotten_it() -> None:
+    work = plan(page(state(5, dead=True), [0, 1], ripe=True), 0, NODES, {1: {"a": None}})
+    assert not work.push
+
+
+def test_an_object_that_is_newer_than_a_tombstone_is_never_dropped_for_it() -> None:
+    work = plan(page(state(6), [1, 2]), 0, NODES, {1: {"a": state(5, dead=True)}, 2: {"a": state(6)}})
+    assert work.push == {1: ["a"]} and not work.drop
+
+
+def test_comparing_finds_what_is_owned_and_missing_and_whatever_is_older() -> None:
+    theirs = [("new", state(3)), ("other", state(3)), ("old", state(3)), ("same", state(3)), ("lost", state(3)),
+              ("gone", state(4, dead=True))]  # fmt: skip
+    mine = {"new": None, "other": None, "old": state(2), "same": state(3), "lost": UNKNOWN, "gone": state(3)}
+    found = compare(theirs, mine, {"new", "same", "lost"})
+    assert set(found.fetch) == {"new", "old"}
+    assert found.bury == {"gone": state(4, dead=True)}
+
+
+def a_map(states: list[pb.MapNode.State]) -> pb.ClusterMap:
+    map_ = pb.ClusterMap(cluster_uuid=b"c" * 16, version=7)
+    for number, node_state in enumerate(states):
+        map_.node.add(
+            uuid=uuid.UUID(int=number).bytes, host=f"host-{number}", endpoint=f"127.0.0.1:{number}", weight=1.0,
+            state=node_state, number=number + 1,
+        )  # fmt: skip
+    map_.bucket.add(name="b", uuid=b"b" * 16, copies=2)
+    return map_
+
+
+def test_owners_are_those_of_the_map() -> None:
+    view = ClusterView(a_map([pb.MapNode.ACTIVE] * NODES))
+    bucket = view.buckets["b"]
+    names = [f"n{at}" for at in range(100)]
+    record = Record(1, 5, 0, 10, 0, 10**9, 0, b"x", b"")
+    held = [(name, record) for name in names]
+    held[3] = names[3], tombstone(Version(1, 9), 10**9)
+    found = page_of(view, bucket, held, now_ns=20 * 10**9, grace_s=10)
+    assert [list(owners) for owners in found.owners] == [view.owners(bucket, name) for name in names]
+    assert [at for at, ripe in enumerate(found.ripe) if ripe] == [3]
+    assert not any(page_of(view, bucket, held, now_ns=2 * 10**9, grace_s=10).ripe)
+    for here in range(NODES):
+        assert owned_by(view, bucket, names, here) == {n for n in names if here in view.owners(bucket, n)}
+
+
+def test_a_finished_change_leaves_active_nodes_alone() -> None:
+    before = a_map([pb.MapNode.ACTIVE, pb.MapNode.JOINING, pb.MapNode.LEAVING, pb.MapNode.JOINING])
+    done = finish_changes(7)(_copy(before))
+    assert [node.state for node in done.node] == [pb.MapNode.ACTIVE] * 3
+    assert [node.number for node in done.node] == [1, 2, 4]
+
+
+def test_a_change_is_not_finished_under_another_version_of_the_map() -> None:
+    before = a_map([pb.MapNode.ACTIVE, pb.MapNode.JOINING])
+    assert finish_changes(6)(_copy(before)) == before
+
+
+def _copy(map_: pb.ClusterMap) -> pb.ClusterMap:
+    copy = pb.ClusterMap()
+    copy.CopyFrom(map_)
+    return copy
+
+
+@given(st.lists(st.integers(0, 50)), st.integers(1, 5), st.integers(1, 60))
+def test_batches_take_everything_once_and_stay_within_their_limits(sizes: list[int], names: int, most: int) -> None:
+    groups = batches([str(at) for at in range(len(sizes))], sizes, most_names=names, most_bytes=most)
+    assert [at for group in groups for at in group] == list(range(len(sizes)))
+    for group in groups:
+        assert len(group) <= names
+        assert len(group) == 1 or sum(sizes[at] for at in group) <= most
