@@ -1,0 +1,254 @@
+"""Several nodes in one process make their copies equal: what was lost, missed, moved or deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ais_loader import Bucket, Client, connect, errors
+from ais_loader.testing import eventually
+from protos import ais_batch_pb2 as batch_pb
+from protos import ais_cluster_pb2 as cluster_pb
+from protos.cluster_map import ClusterView
+from storage_node.config import ServerConfig
+from storage_node.server import NodeServer
+from storage_node.store.copies import StoredVersion
+from storage_node.store.doubts import CopyInDoubt
+from storage_node.store.format import Version
+from storage_node.store.store import Store
+from tests.node.cluster_kit import BUCKET, LocalCluster
+
+TIMEOUT_S = 40.0
+LARGE = bytes(range(256)) * 2000
+
+
+@contextmanager
+def client_of(cluster: LocalCluster) -> Iterator[tuple[Client, Bucket]]:
+    with connect(",".join(node.url for node in cluster.nodes)) as client:
+        yield client, client.bucket(BUCKET)
+
+
+def store_of(node: NodeServer) -> Store:
+    assert node.service is not None
+    return node.service.store
+
+
+def held(node: NodeServer) -> dict[str, StoredVersion]:
+    return {found.name: found for found in store_of(node).versions(BUCKET)}
+
+
+def everything_in_place(nodes: list[NodeServer], names: set[str], dead: set[str] = frozenset()) -> bool:  # type: ignore[assignment]
+    """Whether each of these names is on its owners, and nowhere else, in one version; the dead ones as tombstones."""
+    view = nodes[0].membership.view
+    assert view is not None
+    by_uuid = {node.membership.node_uuid: held(node) for node in nodes}
+    for name in names | dead:
+        owners = {view.nodes[at].uuid for at in view.owners(view.buckets[BUCKET], name)}
+        found = {uuid: versions[name] for uuid, versions in by_uuid.items() if name in versions}
+        if set(found) != owners or len(set(found.values())) != 1:
+            return False
+        if any(one.is_tombstone != (name in dead) for one in found.values()):
+            return False
+    return True
+
+
+def stopped(cluster: LocalCluster, number: int) -> ServerConfig:
+    """Stop a node; what to start it with again."""
+    node = cluster.nodes[number]
+    config = replace(node.config, port=node.port)
+    node.stop(grace_s=0.2)
+    return config
+
+
+@contextmanager
+def back(root: Path, cluster: LocalCluster, number: int, config: ServerConfig) -> Iterator[NodeServer]:
+    with NodeServer([root / f"node-{number}"], config) as node:
+        cluster.nodes[number] = node
+        yield node
+
+
+def content(name: str, version: str) -> bytes:
+    data = f"{name} {version} ".encode()
+    return data + LARGE if name.endswith("7") else data
+
+
+NAMES = {f"k{at}" for at in range(60)}
+
+
+def test_lost_copies_come_back_with_their_bytes_metadata_and_versions(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.5) as cluster, client_of(cluster) as (_, bucket):
+        for name in NAMES:
+            bucket.put(name, content(name, "1"), metadata={"of": name})
+        store = store_of(cluster.nodes[1])
+        before = dict(store.objects(BUCKET))
+        assert before
+        for name in before:
+            store.delete(BUCKET, name)
+        eventually(lambda: everything_in_place(cluster.nodes, NAMES), TIMEOUT_S)
+        after = dict(store.objects(BUCKET))
+        assert {name: (one.version, one.checksum, one.modified_ns, one.metadata) for name, one in after.items()} == {
+            name: (one.version, one.checksum, one.modified_ns, one.metadata) for name, one in before.items()
+        }
+        assert cluster.ask(sorted(before), local=True, initial_credit_bytes=1 << 30).status.keys() == set(
+            range(len(before))
+        )
+        assert sum(node.repair.counts.objects_pushed for node in cluster.nodes) >= len(before)
+
+
+def test_a_node_that_returns_has_all_it_missed_and_serves_none_of_what_is_old(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.5) as cluster, client_of(cluster) as (_, bucket):
+        for name in NAMES:
+            bucket.put(name, content(name, "1"))
+        config = stopped(cluster, 1)
+        names = sorted(NAMES)
+        changed, dead = set(names[:20]), set(names[20:40])
+        for name in changed:
+            bucket.put(name, content(name, "2"))
+        for name in dead:
+            bucket.delete(name)
+        bucket.put("born", b"while it was away")
+        with back(tmp_path, cluster, 1, config) as node:
+            with connect(node.url) as alone:
+                for name in names:
+                    try:
+                        data = alone.bucket(BUCKET).get(name)
+                    except errors.NotFound:
+                        assert name in dead
+                    else:
+                        assert name not in dead
+                        assert data == content(name, "2" if name in changed else "1")
+            eventually(lambda: not store_of(node).doubts.any, TIMEOUT_S)
+            eventually(lambda: everything_in_place(cluster.nodes, (NAMES - dead) | {"born"}, dead), TIMEOUT_S)
+            assert node.repair.counts.silent == ()
+
+
+def test_copies_in_doubt_are_refused_by_the_node_and_found_at_another(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 2, copies=2) as cluster, client_of(cluster) as (_, bucket):
+        bucket.put("k", b"right")
+        eventually(lambda: all(node.repair.counts.clean_version == 1 for node in cluster.nodes), TIMEOUT_S)
+        store, uuid = store_of(cluster.nodes[0]), cluster.map.bucket[0].uuid
+        announced = Version(99, 1)
+        store.doubts.doubt_names(uuid, {"k": announced})
+        answer = cluster.ask(["k"], local=True, initial_credit_bytes=1 << 20)
+        assert (answer.status, answer.data) == ({0: batch_pb.UNAVAILABLE}, {0: b""})
+        assert cluster.ask(["k"], initial_credit_bytes=1 << 20).data == {0: b"right"}
+        with pytest.raises(CopyInDoubt):
+            store.head(BUCKET, "k")
+        assert list(store.trusted_objects(BUCKET, "", "", 10)) == []
+        assert bucket.get("k") == b"right"
+        assert bucket.head("k").size_bytes == 5
+        for assembly in ("direct", "target"):
+            items = list(bucket.get_batch(["k", "k", "none"], on_error="placeholder", assembly=assembly))
+            assert [item.tobytes() for item in items[:2]] == [b"right", b"right"]
+            assert items[2].status.name == "NOT_FOUND"
+        assert [info.name for info in bucket.objects()] == ["k"]
+        store.doubts.trust_name(uuid, "k", announced)
+        assert cluster.ask(["k"], local=True, initial_credit_bytes=1 << 20).data == {0: b"right"}
+
+
+def test_copies_all_of_which_are_in_doubt_are_waited_for(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 2, copies=2) as cluster, client_of(cluster) as (_, bucket):
+        bucket.put("k", b"right")
+        for assembly in ("direct", "target"):
+            for node in cluster.nodes:
+                store_of(node).doubts.doubt_buckets([cluster.map.bucket[0].uuid])
+            assert [item.tobytes() for item in bucket.get_batch(["k"], assembly=assembly)] == [b"right"]
+        for node in cluster.nodes:
+            store_of(node).doubts.doubt_buckets([cluster.map.bucket[0].uuid])
+        assert bucket.head("k").size_bytes == 5
+
+
+def test_a_node_alone_waits_for_the_others_and_then_serves_what_it_has(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 2, copies=2, reconcile_patience_s=1.0) as cluster:
+        with client_of(cluster) as (_, bucket):
+            bucket.put("k", b"data")
+        config = stopped(cluster, 1)
+        stopped(cluster, 0)
+        with back(tmp_path, cluster, 1, config) as node:
+            store = store_of(node)
+            assert store.doubts.whole(cluster.map.bucket[0].uuid)
+            eventually(lambda: not store.doubts.any, TIMEOUT_S)
+            assert node.repair.counts.silent == (cluster.map.node[0].endpoint,)
+            assert store.head(BUCKET, "k").size_bytes == 4
+
+
+def test_a_bucket_of_single_copies_is_never_in_doubt(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 2, copies=1) as cluster:
+        config = stopped(cluster, 1)
+        stopped(cluster, 0)
+        with back(tmp_path, cluster, 1, config) as node:
+            assert not store_of(node).doubts.any
+
+
+def test_a_node_that_joins_gets_its_objects_and_the_others_let_go_of_them(tmp_path: Path) -> None:
+    joining = {2: cluster_pb.MapNode.JOINING}
+    with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.5, states=joining) as cluster:
+        before = ClusterView(cluster.map)
+        assert before.former is not None
+        # As they were before it joined.
+        for number in (0, 1):
+            cluster.put_on(number, {name: content(name, "1") for name in NAMES})
+        eventually(lambda: _states(cluster) == [cluster_pb.MapNode.ACTIVE] * 3, TIMEOUT_S)
+        assert everything_in_place(cluster.nodes, NAMES)
+        with client_of(cluster) as (_, bucket):
+            assert {name: bucket.get(name) for name in NAMES} == {name: content(name, "1") for name in NAMES}
+
+
+def test_a_node_that_leaves_gives_everything_away_and_goes(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.5) as cluster, client_of(cluster) as (_, bucket):
+        for name in NAMES:
+            bucket.put(name, content(name, "1"))
+        cluster.map.node[1].state = cluster_pb.MapNode.LEAVING
+        cluster.learn()
+        eventually(lambda: len(_states(cluster)) == 2, TIMEOUT_S)
+        assert held(cluster.nodes[1]) == {}
+        assert everything_in_place([cluster.nodes[0], cluster.nodes[2]], NAMES)
+        assert {name: bucket.get(name) for name in NAMES} == {name: content(name, "1") for name in NAMES}
+
+
+def _states(cluster: LocalCluster) -> list[int]:
+    """As all nodes that are in the map see them; empty while they differ."""
+    views = [node.membership.view for node in cluster.nodes]
+    newest = max((view for view in views if view is not None), key=lambda view: view.version)
+    there = [view for node, view in zip(cluster.nodes, views, strict=True)
+             if view is not None and node.membership.node_uuid in newest.position]  # fmt: skip
+    if any(view.version != newest.version for view in there):
+        return []
+    return [node.state for node in newest.nodes]
+
+
+def test_tombstones_are_forgotten_when_all_have_them_and_their_time_is_over(tmp_path: Path) -> None:
+    with (
+        LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.3, tombstone_grace_s=0.5) as cluster,
+        client_of(cluster) as (_, bucket),
+    ):
+        for name in NAMES:
+            bucket.put(name, content(name, "1"))
+        for name in sorted(NAMES)[:30]:
+            bucket.delete(name)
+        left = set(sorted(NAMES)[30:])
+        eventually(lambda: {name for node in cluster.nodes for name in held(node)} == left, TIMEOUT_S)
+        assert everything_in_place(cluster.nodes, left)
+
+
+def test_a_tombstone_stays_while_a_node_is_away(tmp_path: Path) -> None:
+    with (
+        LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.3, tombstone_grace_s=0.1) as cluster,
+        client_of(cluster) as (_, bucket),
+    ):
+        for name in NAMES:
+            bucket.put(name, content(name, "1"))
+        config = stopped(cluster, 1)
+        for name in NAMES:
+            bucket.delete(name)
+        passes = cluster.nodes[0].repair.counts.passes
+        eventually(lambda: cluster.nodes[0].repair.counts.passes > passes + 2, TIMEOUT_S)
+        left = [node for at, node in enumerate(cluster.nodes) if at != 1]
+        assert {name for node in left for name in held(node)} == NAMES
+        with back(tmp_path, cluster, 1, config):
+            eventually(lambda: all(held(node) == {} for node in cluster.nodes), TIMEOUT_S)
+            assert list(bucket.objects()) == []
