@@ -18,6 +18,7 @@ from ais_loader.testing.cluster import ClusterProcesses
 from protos import ais_cluster_pb2 as pb
 from protos import ais_cluster_pb2_grpc as rpc
 from protos.cluster_map import ClusterView
+from tests.node.node_kit import RawSession, batch_of
 
 MiB = 1 << 20
 SMALL = {f"s/{at:04d}": seeded_bytes(60_000 + at, seed=at) for at in range(300)}
@@ -63,11 +64,25 @@ class Cluster:
         self.running.nodes[node].kill()
 
     def start(self, node: int) -> None:
-        """A node that comes back puts its own address into the map; returns when it is behind its link again."""
+        """A node that comes back puts its own address into the map, and compares its copies with those of others before
+        it serves them; returns when it has done both, and is behind its link again."""
         self.running.nodes[node].start()
         own = self.running.nodes[node].url.removeprefix("grpc://")
         eventually(lambda: self._newest().node[node].endpoint == own, timeout_s=30)
         self.change()
+        eventually(lambda: self._serves(node), timeout_s=60, interval_s=0.1)
+
+    def _serves(self, node: int) -> bool:
+        """All that it has, asked of itself alone."""
+        view = self.view()
+        for bucket in view.buckets.values():
+            holders = zip(OBJECTS, view.holders(bucket, list(OBJECTS)), strict=True)
+            names = [name for name, nodes in holders if node in nodes]
+            request = batch_of(names, bucket=bucket.name, local=True, start=[0] * len(names), length=[1] * len(names))
+            with RawSession(self.running.nodes[node].url) as session:
+                if session.ask(1, request)[1].failed_entries:
+                    return False
+        return True
 
 
 @pytest.fixture(scope="module")
