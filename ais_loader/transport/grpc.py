@@ -292,7 +292,7 @@ class GrpcTransport:
         self, request: batch_pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
     ) -> FrameStream:
         policy = StreamPolicy(timeout_s=timeout_s, retry_s=self._retry_s, verify_payload=self._verify_payload)
-        request.tenant = self._tenant
+        request.tenant = self._tenant or request.tenant
         return GrpcStream(request, self.session, policy)
 
     def cluster_map(self, known_version: int, *, timeout_s: float, retry: bool) -> cluster_pb.GetMapResponse:

@@ -249,7 +249,7 @@ class RoutedTransport:
         self, request: batch_pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
     ) -> FrameStream:
         policy = StreamPolicy(timeout_s=timeout_s, retry_s=self._retry_s, verify_payload=self._verify_payload)
-        request.tenant = self.members.tenant
+        request.tenant = self.members.tenant or request.tenant
         return MergedStream(request, self.members, policy, self._targets(request, assembly, colocation))
 
     def _targets(self, request: batch_pb.BatchRequest, assembly: str, colocation: str) -> list[bytes]:
