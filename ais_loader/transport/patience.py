@@ -38,5 +38,6 @@ class Patience:
             raise type(error)(f"{error}; gave up after {self._failures + 1} tries in {failing_s:.1f} s") from error
         longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._failures)
         self._failures += 1
-        # Full jitter: the workers of a job, which failed together, must not come back together.
-        time.sleep(at_least_s + random.uniform(0, longest_s))
+        # Full jitter: the workers of a job, which failed together, must not come back together. Those that were all
+        # sent away for the same long time are spread over more of it.
+        time.sleep(at_least_s + random.uniform(0, max(longest_s, at_least_s / 2)))
