@@ -18,12 +18,13 @@ from protos import ais_replica_pb2_grpc
 from protos.cluster_map import ClusterView
 from storage_node.cluster.copies import REACH_TIMEOUT_S, CopyLost, reporting
 from storage_node.cluster.replica import to_wire
+from storage_node.cluster.targets import Candidates, Target, TooFewCopies
+from storage_node.store.errors import StoreError
 from storage_node.store.format import Version
 
 if TYPE_CHECKING:
     from storage_node.cluster.nodes import Nodes
     from storage_node.cluster.staged import Staged
-    from storage_node.cluster.targets import Target
 
 
 def holders(nodes: Nodes, target: Target, names: Sequence[str]) -> tuple[ClusterView, pb.MapBucket, list[list[int]]]:
@@ -62,6 +63,18 @@ async def tell_absent(nodes: Nodes, entries: Sequence[Staged], versions: Sequenc
             return
 
     await asyncio.gather(*(tell(endpoint, request) for (endpoint, _), request in missed.items()))
+
+
+def outdated(nodes: Nodes, entry: Candidates) -> StoreError | None:
+    """What is wrong with a write whose nodes all have stopped being owners since it began: they may be about to go."""
+    target, name, membership = entry.target, entry.name, nodes.service.membership
+    if membership is None or membership.view is None or membership.view.version == target.view.version:
+        return None
+    view, bucket, _ = holders(nodes, target, [])
+    owners = {view.nodes[at].uuid for at in view.owners(bucket, name)}
+    if owners.isdisjoint(target.view.nodes[node].uuid for node in entry.taking):
+        return TooFewCopies(f"{bucket.name}/{name}: its owners have changed meanwhile; try again, nothing was changed")
+    return None
 
 
 def absent(nodes: Nodes, target: Target, name: str, taking: Iterable[int]) -> list[int]:

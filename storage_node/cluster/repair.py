@@ -23,10 +23,10 @@ from storage_node.batch.session import BatchService
 from storage_node.cluster import replica
 from storage_node.cluster.change import change_map_async
 from storage_node.cluster.channels import Channels
-from storage_node.cluster.copies import CopyLost
+from storage_node.cluster.copies import REACH_TIMEOUT_S, CopyLost
 from storage_node.cluster.errors import ChangeFailed
 from storage_node.cluster.membership import Membership
-from storage_node.cluster.reconcile import Reconciler
+from storage_node.cluster.reconcile import Reconciler, copied_buckets
 from storage_node.cluster.repair_peers import PAGE_NAMES, RepairPeers, reach
 from storage_node.cluster.repair_plan import Page, State, Work, finish_changes, is_changing, page_of, plan, questions
 from storage_node.cluster.replica import from_wire
@@ -43,6 +43,9 @@ _FEW = 64
 BUSY_INTERVAL_S = 0.5
 LONGEST_RETRY_S = 5.0
 POLL_S = 0.1
+RETURN_S = 2.0
+AWAKE_S = REACH_TIMEOUT_S - 0.5
+"""Others write without a node that keeps silent for REACH_TIMEOUT_S."""
 CHANGE_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
@@ -73,7 +76,7 @@ class Repair:
         self._reconciler.doubt_everything()
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._reconciler.run()), asyncio.create_task(self._run())]
+        self._tasks = [asyncio.create_task(step) for step in (self._reconciler.run(), self._run(), self._stay_awake())]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -84,6 +87,15 @@ class Repair:
     def wake(self) -> None:
         """Begin the next pass now."""
         self._wake.set()
+
+    async def _stay_awake(self) -> None:
+        """A process that was stopped for so long that others may have written without it has been away."""
+        while True:
+            view = self._membership.view
+            guarded = copied_buckets(view) if view is not None and len(view.nodes) > 1 else []
+            if not self._store.doubts.awake(AWAKE_S, [bucket.uuid for bucket in guarded]):
+                log.warning("this node stood still for more than %g s: its copies are compared with others", AWAKE_S)
+            await asyncio.sleep(POLL_S)
 
     # -- passes
 
@@ -243,6 +255,8 @@ class Repair:
         await reach(self._peers.channels, endpoint)
         # Those that begin to commit from now on find the node there; the others are done when it begins to compare.
         await self._writes.settle()
+        # Others have stood in for it: what they have goes where it belongs, after it has fetched what it needs first.
+        asyncio.get_running_loop().call_later(RETURN_S, self.wake)
         return wire.ReturnedResponse(map_version=view.version)
 
     async def push(self, request: wire.PushRequest) -> wire.PushResponse:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
-from storage_node.cluster.absent import tell_absent
+from storage_node.cluster.absent import outdated, tell_absent
 from storage_node.cluster.ahead import Ahead
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
 from storage_node.cluster.nodes import Nodes, close_all, outcome
@@ -82,7 +82,7 @@ class Commits:
 
     async def _commit_and_close(self, entries: Sequence[Staged], copies: Sequence[Copy]) -> list[Result]:
         try:
-            shortages = [entry.shortage() for entry in entries]
+            shortages = [entry.shortage() or outdated(self._nodes, entry) for entry in entries]
             going = [entry for entry, shortage in zip(entries, shortages, strict=True) if shortage is None]
             done = iter(await self._commit_all(going, copies) if going else [])
             return [next(done) if shortage is None else shortage for shortage in shortages]

@@ -36,13 +36,21 @@ class Doubts:
         self._lock = threading.Lock()
         self._buckets: frozenset[bytes] = frozenset()
         self._names: dict[bytes, dict[str, Doubt]] = {}
-        self.any = False
-        """Whether there is anything to ask for: the common case costs one look."""
+        self._guarded: frozenset[bytes] = frozenset()
+        self._awake_until_s = float("inf")
+        self._any = False
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to ask for."""
+        return self._any or time.monotonic() > self._awake_until_s
 
     # -- asked by readers
 
     def whole(self, bucket_uuid: bytes) -> bool:
-        return bucket_uuid in self._buckets
+        return bucket_uuid in self._buckets or (
+            time.monotonic() > self._awake_until_s and bucket_uuid in self._guarded
+        )
 
     def wanted(self, bucket_uuid: bytes, name: str) -> Version | None:
         """The version that has to be there for the name to be read; None when any may be."""
@@ -83,6 +91,22 @@ class Doubts:
                     del self._names[bucket_uuid]
             self._note()
 
+    def awake(self, for_s: float, guarded: Iterable[bytes]) -> bool:
+        """Say that this process runs, and will say so again within `for_s`; whether it has kept the last promise.
+
+        A process that was stopped for longer missed what others did in the meantime: until it says that it is awake,
+        `guarded` buckets are in doubt.
+        """
+        now = time.monotonic()
+        with self._lock:
+            kept = now <= self._awake_until_s
+            self._guarded = frozenset(guarded)
+            if not kept:
+                self._buckets |= self._guarded
+                self._note()
+            self._awake_until_s = now + for_s
+        return kept
+
     def forget_bucket(self, bucket_uuid: bytes) -> None:
         """It has been deleted."""
         with self._lock:
@@ -107,7 +131,7 @@ class Doubts:
             return {*self._buckets, *self._names}
 
     def _note(self) -> None:
-        self.any = bool(self._buckets or self._names)
+        self._any = bool(self._buckets or self._names)
 
 
 def in_doubt_message(name: str) -> str:
