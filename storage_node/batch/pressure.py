@@ -24,6 +24,8 @@ _DELAYS_PER_EXCESS = 100
 """One per cent over the mark doubles the delay, two triple it."""
 _SHARE_OF_MACHINE = 0.8
 _SMOOTHING = 0.2
+_MAX_SAMPLE_S = 1.0
+"""A process that stood still for a minute must not make up for it for as long."""
 _CGROUPS = Path("/sys/fs/cgroup")
 log = logging.getLogger(__name__)
 
@@ -127,7 +129,7 @@ class Pressure:
 
     def reader_waited(self, wait_s: float) -> None:
         """By reader threads: two that come at once may leave one of their measurements out."""
-        self.reader_wait_s += _SMOOTHING * (wait_s - self.reader_wait_s)
+        self.reader_wait_s += _SMOOTHING * (min(wait_s, _MAX_SAMPLE_S) - self.reader_wait_s)
 
     def pause(self) -> tuple[float, str]:
         """As `pause_s`, of now."""
@@ -139,4 +141,4 @@ class Pressure:
         while True:
             due_s = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)
-            self.lag_s += _SMOOTHING * (max(0.0, loop.time() - due_s) - self.lag_s)
+            self.lag_s += _SMOOTHING * (min(max(0.0, loop.time() - due_s), _MAX_SAMPLE_S) - self.lag_s)
