@@ -18,12 +18,14 @@ from contextlib import contextmanager, suppress
 WAIT_S = 5.0
 """Longest wait for running calls before a fork: a call to a node that is silent must not stall the trainer."""
 
-SHUTDOWN_S = 1.0
-"""Longest wait for gRPC to shut down before a fork; it takes some hundredths of a second where only we use it."""
+SHUTDOWN_S = 4.0
+"""Longest wait for gRPC to shut down before a fork; it takes some hundredths of a second where only we use it and the
+machine is not overloaded."""
 
 _GRPC_THREADS = {"grpc_global_tim", "event_engine", "lifeguard", "grpc_shutdown"}
 """Names of gRPC's own threads, as Linux cuts them."""
 _TICK_S = 0.005
+_COLLECT_AFTER_S = 0.25
 
 
 class ForkGate:
@@ -76,7 +78,7 @@ def wait_for_shutdown(timeout_s: float) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(_TICK_S)
-        if not collected and time.monotonic() > deadline - timeout_s / 2:
+        if not collected and time.monotonic() > deadline - timeout_s + _COLLECT_AFTER_S:
             gc.collect()  # a call that is kept by a cycle, such as an exception's, keeps gRPC
             collected = True
     return True
