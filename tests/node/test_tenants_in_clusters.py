@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,7 +37,7 @@ def test_a_client_says_for_whom_it_fetches_and_so_does_a_node_that_gathers(
     with LocalCluster(tmp_path, 2, spread=names) as cluster:
         cluster.put(objects)
         queues = {id(cluster.service(number).slots._queue) for number in range(2)}
-        with connect(cluster.nodes[0].url, tenant="team") as client:
+        with connect(cluster.nodes[0].url, tenant="team") as here, pickle.loads(pickle.dumps(here)) as client:
             for assembly in ("target", "direct"):
                 charged.clear()
                 entries = [f"ais://{BUCKET}/{name}" for name in names]
