@@ -313,7 +313,6 @@ def test_a_node_is_killed_while_objects_move(tmp_path: Path, victim: int) -> Non
         nodes[victim].kill()
         put(bucket, ledger, KEYS[:30])
         delete(bucket, ledger, KEYS[30:45])
-        clients.round()
         nodes[victim].start()
         put(bucket, ledger, KEYS[20:40])
         eventually(lambda: settled(nodes, 4), TIMEOUT_S, interval_s=0.2)
