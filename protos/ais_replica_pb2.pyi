@@ -56,20 +56,28 @@ class ProgressRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ProgressResponse(_message.Message):
-    __slots__ = ("map_version", "clean_version", "names_seen", "names_before", "doubtful_names", "doubtful_bucket")
+    __slots__ = ("map_version", "clean_version", "names_seen", "names_before", "doubtful_names", "doubtful_bucket", "silent", "objects_pushed", "bytes_pushed", "names_fetched")
     MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLEAN_VERSION_FIELD_NUMBER: _ClassVar[int]
     NAMES_SEEN_FIELD_NUMBER: _ClassVar[int]
     NAMES_BEFORE_FIELD_NUMBER: _ClassVar[int]
     DOUBTFUL_NAMES_FIELD_NUMBER: _ClassVar[int]
     DOUBTFUL_BUCKET_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_PUSHED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PUSHED_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FETCHED_FIELD_NUMBER: _ClassVar[int]
     map_version: int
     clean_version: int
     names_seen: int
     names_before: int
     doubtful_names: int
     doubtful_bucket: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, map_version: _Optional[int] = ..., clean_version: _Optional[int] = ..., names_seen: _Optional[int] = ..., names_before: _Optional[int] = ..., doubtful_names: _Optional[int] = ..., doubtful_bucket: _Optional[_Iterable[str]] = ...) -> None: ...
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    objects_pushed: int
+    bytes_pushed: int
+    names_fetched: int
+    def __init__(self, map_version: _Optional[int] = ..., clean_version: _Optional[int] = ..., names_seen: _Optional[int] = ..., names_before: _Optional[int] = ..., doubtful_names: _Optional[int] = ..., doubtful_bucket: _Optional[_Iterable[str]] = ..., silent: _Optional[_Iterable[str]] = ..., objects_pushed: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., names_fetched: _Optional[int] = ...) -> None: ...
 
 class ObjectVersion(_message.Message):
     __slots__ = ("epoch", "counter", "node")

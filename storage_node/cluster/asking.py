@@ -12,6 +12,8 @@ from protos import ais_cluster_pb2 as cluster_pb
 from protos import ais_cluster_pb2_grpc as cluster_rpc
 from protos import ais_objects_pb2 as objects_pb
 from protos import ais_objects_pb2_grpc as objects_rpc
+from protos import ais_replica_pb2 as replica_pb
+from protos import ais_replica_pb2_grpc as replica_rpc
 
 CALL_TIMEOUT_S = 3.0
 _AT_ONCE = 32
@@ -26,6 +28,8 @@ class Answer:
     map: cluster_pb.ClusterMap | None = None
     described: objects_pb.DescribeResponse | None = None
     problem: str = ""
+    progress: replica_pb.ProgressResponse | None = None
+    """How far it is with making copies equal; None also of a node of a version that does not say."""
 
 
 def ask_nodes(endpoints: Iterable[str], timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Answer]:
@@ -45,8 +49,12 @@ def ask_node(endpoint: str, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
         except grpc.RpcError as error:
             reason = (error.details() or "").rpartition(": ")[2]
             return Answer(endpoint, problem=f"{error.code().name.lower().replace('_', ' ')}: {reason}")
+        try:
+            progress = replica_rpc.RepairStub(channel).Progress(replica_pb.ProgressRequest(), timeout=timeout_s)
+        except grpc.RpcError:
+            progress = None
     map_ = known.map if known.HasField("map") else None
-    return Answer(endpoint, known.node_uuid.hex(), map_, described)
+    return Answer(endpoint, known.node_uuid.hex(), map_, described, progress=progress)
 
 
 def newest_map(answers: Iterable[Answer]) -> cluster_pb.ClusterMap | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from protos import ais_cluster_pb2 as pb
 from protos import ais_objects_pb2 as objects_pb
+from protos import ais_replica_pb2 as replica_pb
 from storage_node.cluster import head as heads
 from storage_node.cluster.asking import Answer, ask_nodes, newest_map
 from storage_node.cluster.drives import Found, find_nodes
@@ -74,10 +75,23 @@ def _node(
         "map_version": answer.map.version if answer is not None and answer.map is not None else 0,
         "limits": dict(described.limits) if described is not None else {},
         "drives": drives,
+        "repair": _repair(answer.progress) if answer is not None and answer.progress is not None else None,
         "objects_estimate": sum(drive["objects_estimate"] for drive in drives),
         "free_bytes": sum(drive["free_bytes"] for drive in drives),
         "size_bytes": sum(drive["size_bytes"] for drive in drives),
     }
+
+
+def _repair(progress: replica_pb.ProgressResponse) -> dict[str, Any]:
+    """`clean_version`: the newest map under which the node has found nothing to move; `doubtful_*`: copies that it
+    does not serve before they are up to date; `silent`: nodes that may have newer copies than those it serves."""
+    return {
+        "clean_version": progress.clean_version, "names_seen": progress.names_seen,
+        "names_before": progress.names_before, "doubtful_names": progress.doubtful_names,
+        "doubtful_buckets": list(progress.doubtful_bucket), "silent": list(progress.silent),
+        "objects_pushed": progress.objects_pushed, "bytes_pushed": progress.bytes_pushed,
+        "names_fetched": progress.names_fetched,
+    }  # fmt: skip
 
 
 def _map_on_drives(found: Found) -> pb.ClusterMap | None:

@@ -277,6 +277,8 @@ class Repair:
             map_version=view.version if view is not None else 0, clean_version=counts.clean_version,
             names_seen=counts.names_seen, names_before=counts.names_before, doubtful_names=doubts.count(),
             doubtful_bucket=[] if view is None else [name for name, one in view.buckets.items() if one.uuid in whole],
+            silent=counts.silent, objects_pushed=counts.objects_pushed, bytes_pushed=counts.bytes_pushed,
+            names_fetched=counts.names_fetched,
         )  # fmt: skip
 
 
