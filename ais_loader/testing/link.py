@@ -139,8 +139,13 @@ class FaultyLink:
             return
         self._ways.add(way)
         try:
-            node_reader, node_writer = await asyncio.open_connection(*self._target)
-            way.writers.append(node_writer)
+            # Shielded: a cancelled open_connection leaves its socket to the garbage collector.
+            connecting = asyncio.ensure_future(asyncio.open_connection(*self._target))
+            try:
+                await asyncio.shield(connecting)
+            finally:
+                node_reader, node_writer = await connecting
+                way.writers.append(node_writer)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._forward(way, reader, node_writer, to_client=False))
                 tasks.create_task(self._forward(way, node_reader, writer, to_client=True))
