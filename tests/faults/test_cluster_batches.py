@@ -69,8 +69,9 @@ class Cluster:
         self.running.nodes[node].start()
         own = self.running.nodes[node].url.removeprefix("grpc://")
         eventually(lambda: self._newest().node[node].endpoint == own, timeout_s=30)
-        self.change()
+        # Before its link is in the map again: it tells its peers that it is back under the address that it listens on.
         eventually(lambda: self._serves(node), timeout_s=60, interval_s=0.1)
+        self.change()
 
     def _serves(self, node: int) -> bool:
         """All that it has, asked of itself alone."""
