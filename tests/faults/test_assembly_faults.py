@@ -27,6 +27,8 @@ from storage_node.store.writes import stage_object
 from tests.node.cluster_kit import BUCKET, Answer
 from tests.node.node_kit import RawSession, batch_of
 
+pytestmark = pytest.mark.slow  # real processes, killed and awaited
+
 MiB = 1 << 20
 BUCKET_UUID = uuid.uuid4().bytes
 LARGE = {f"l/{at}": seeded_bytes(12 * MiB + at, seed=1000 + at) for at in range(4)}

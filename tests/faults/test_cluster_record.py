@@ -22,6 +22,8 @@ from storage_node.cluster.edits import create_bucket, create_cluster, delete_buc
 from storage_node.cluster.errors import NoMajority
 from tests.faults.changing_process import STEPS
 
+pytestmark = pytest.mark.slow  # real processes, killed and awaited
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
 TELLING = ("prepared:3", "accepted:1", "accepted:2", "learned:1")

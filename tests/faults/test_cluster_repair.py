@@ -21,6 +21,8 @@ from storage_node.cluster.asking import ask_nodes, newest_map
 from storage_node.cluster.change import change_map
 from storage_node.cluster.edits import add_node, begin_leave
 
+pytestmark = pytest.mark.slow  # real processes, killed and awaited
+
 BUCKET = "b"
 TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 20.0

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ais_loader.testing import eventually
 from protos.cluster_map import ClusterView
 from tests.faults.test_cluster_repair import BUCKET, KEYS, TIMEOUT_S, delete, equal, put, reading, three
+
+pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
 
 def test_a_node_that_stood_still_serves_nothing_old_when_it_goes_on(tmp_path: Path) -> None:

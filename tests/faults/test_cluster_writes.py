@@ -22,6 +22,8 @@ from tests.faults.crash_kit import content, state_of
 from tests.node.cluster_kit import BUCKET
 from tests.node.write_kit import CALL_TIMEOUT_S, Writer, held, put_messages
 
+pytestmark = pytest.mark.slow  # real processes, killed and awaited
+
 Copies = dict[str, tuple[Version, bytes | None]]
 
 
