@@ -164,9 +164,21 @@ class Repair:
         if work.older_here:
             await self._service.read(self._doubt, bucket, {name: state for name, (_, state) in work.older_here.items()})
         await asyncio.gather(*(self._push(view, node, bucket, names) for node, names in work.push.items()))
+        clean = work.is_clean
+        if work.drop and not await self._all_know(view):
+            work.drop = []  # under another map the copies that this one relies on may be dropped as well
         if self._membership.view is view:
             await self._service.read(self._take_away, bucket, work)
-        return work.is_clean
+        return clean
+
+    async def _all_know(self, view: ClusterView) -> bool:
+        """Whether every node places objects by this very map."""
+        others = [node.endpoint for node in view.nodes if node.uuid != self._membership.node_uuid]
+        try:
+            answers = await asyncio.gather(*(self._peers.progress(endpoint) for endpoint in others))
+        except CopyLost:
+            return False
+        return all(answer.map_version == view.version for answer in answers)
 
     async def _plan(
         self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]
