@@ -15,24 +15,10 @@ from ais_loader.transport.exchange import Exchange
 from ais_loader.transport.session import Session
 from protos import ais_cluster_pb2_grpc as cluster_rpc
 from protos import ais_objects_pb2_grpc as rpc
+from protos.channel_options import CHANNEL_OPTIONS
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
 _ERROR_KIND_KEY = "ais-error-kind"
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # gRPC's own default leaves a client waiting for up to 17 s after a node is back.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_retries", 0),
-    # A node whose machine has gone without a word is found out while a call or a session is open.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    # Each client has a connection of its own, as each process of a training job has.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
 class Connection:
@@ -42,7 +28,7 @@ class Connection:
         self.endpoint = endpoint
         self.abandoned = self.closed = False
         self.lock = threading.Lock()
-        self.channel = grpc.insecure_channel(endpoint, options=_OPTIONS)
+        self.channel = grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
         self.buckets = rpc.BucketsStub(self.channel)
         self.objects = rpc.ObjectsStub(self.channel)
         self.node = rpc.NodeStub(self.channel)

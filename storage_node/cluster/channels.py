@@ -5,26 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-import grpc
 import grpc.aio
+
+from protos.channel_options import CHANNEL_OPTIONS
 
 AVOID_S = 0.5
 """A node that could not be reached is not the first choice for this time."""
 AVOID_SILENT_S = 5.0
 """The same for one that was waited for in vain: every attempt costs the whole time-out."""
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # A node that comes back is found within a second.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_retries", 0),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    # Writes do not wait behind the batches that this node gathers.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
 class Channels:
@@ -36,7 +24,7 @@ class Channels:
         """Connects when it is used; stays open until `close`."""
         channel = self._channels.get(endpoint)
         if channel is None:
-            channel = self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+            channel = self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
         return channel
 
     def failed(self, endpoint: str, *, silent: bool = False) -> None:

@@ -8,7 +8,6 @@ not vote. See FORMAT.md.
 from __future__ import annotations
 
 import base64
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +19,10 @@ from protos import ais_cluster_pb2 as pb
 from storage_node.cluster import acceptor
 from storage_node.cluster.acceptor import AcceptorState
 from storage_node.store import record as records
-from storage_node.store.checksum import crc32c
 from storage_node.store.errors import DriveFailed, FormatError, StoreError
 from storage_node.store.identity import CLUSTER_FILE_NAME
 from storage_node.store.raw_files import drive_error
+from storage_node.store.sealed import seal, unseal
 from storage_node.store.store import Store
 
 FORMAT_VERSION = 1
@@ -121,27 +120,19 @@ def encode(store_uuid: str, state: AcceptorState) -> bytes:
     def text(message: pb.ClusterMap | pb.Ballot | None) -> str | None:
         return None if message is None else base64.b64encode(message.SerializeToString(deterministic=True)).decode()
 
-    body = json.dumps(
-        {
-            "store_uuid": store_uuid,
-            "promise": text(state.promise),
-            "accepted": text(state.accepted),
-            "committed": text(state.committed),
-        },
-        sort_keys=True,
-    )
-    return json.dumps({"format": FORMAT_VERSION, "checksum": crc32c(body.encode()), "cluster": body}).encode()
+    fields = {
+        "store_uuid": store_uuid,
+        "promise": text(state.promise),
+        "accepted": text(state.accepted),
+        "committed": text(state.committed),
+    }
+    return seal("cluster", FORMAT_VERSION, fields)
 
 
 def decode(data: bytes, source: Path, store_uuid: str) -> AcceptorState:
     """Raises FormatError on anything that `encode` did not write for this store."""
     try:
-        outer = json.loads(data)
-        if outer["format"] != FORMAT_VERSION:
-            raise FormatError(f"{source}: format {outer['format']}; this version reads format {FORMAT_VERSION}")
-        if crc32c(outer["cluster"].encode()) != outer["checksum"]:
-            raise FormatError(f"{source}: the checksum does not match, the file is damaged")
-        fields = json.loads(outer["cluster"])
+        fields = unseal("cluster", FORMAT_VERSION, data, source)
         if fields["store_uuid"] != store_uuid:
             raise FormatError(f"{source}: written by the node with store {fields['store_uuid']}")
         promise, accepted, committed = (

@@ -25,6 +25,7 @@ import grpc.aio
 
 from protos import ais_batch_pb2 as pb
 from protos import ais_cluster_pb2 as cluster_pb
+from protos.channel_options import CHANNEL_OPTIONS
 from protos.frame import FrameError, decode_response
 from storage_node.cluster.peer_lane import PeerAnswerWrong, PeerError, PeerLane, PeerUnavailable
 
@@ -32,18 +33,8 @@ _SESSION = "/ais_loader.v1.GetBatch/Session"
 _GET_MAP = "/ais_loader.v1.Cluster/GetMap"
 _PROBE_S = 0.5
 """A peer that has failed is asked for nothing, again and again after this time, until it answers or nobody cares."""
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),  # how long one attempt may take, in truth; a refusal ends it at once
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_retries", 0),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-)
+# How long one attempt to connect may take, in truth; a refusal ends it at once.
+_OPTIONS = tuple({**dict(CHANNEL_OPTIONS), "grpc.min_reconnect_backoff_ms": 1000}.items())
 
 
 class PeerPool:

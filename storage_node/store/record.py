@@ -7,17 +7,16 @@ file per drive, replaced atomically and synced, with a checksum of its own.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from storage_node.store.checksum import crc32c
 from storage_node.store.errors import FormatError
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import FORMAT_VERSION
+from storage_node.store.sealed import seal, unseal
 
 FILE_NAME = "record.json"
 
@@ -88,19 +87,13 @@ def recovered_name(bucket_uuid: bytes) -> str:
 
 
 def encode(record: ClusterRecord) -> bytes:
-    body = json.dumps(asdict(record), sort_keys=True)
-    return json.dumps({"format": FORMAT_VERSION, "checksum": crc32c(body.encode()), "record": body}).encode()
+    return seal("record", FORMAT_VERSION, asdict(record))
 
 
 def decode(data: bytes, source: Path) -> ClusterRecord:
     """Raises FormatError on anything that `encode` did not write."""
     try:
-        outer = json.loads(data)
-        if outer["format"] != FORMAT_VERSION:
-            raise FormatError(f"{source}: format {outer['format']}; this version reads format {FORMAT_VERSION}")
-        if crc32c(outer["record"].encode()) != outer["checksum"]:
-            raise FormatError(f"{source}: the checksum does not match, the file is damaged")
-        fields = json.loads(outer["record"])
+        fields = unseal("record", FORMAT_VERSION, data, source)
         fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
         fields["drives"], fields["purging"] = tuple(fields["drives"]), tuple(fields["purging"])
         return ClusterRecord(**fields)

@@ -1,0 +1,19 @@
+"""How every gRPC channel to a storage node is set up, a client's and another node's alike."""
+
+from __future__ import annotations
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # gRPC's own default leaves a caller waiting for up to 17 s after a node is back.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_retries", 0),
+    # A node whose machine has gone without a word is found out while a call or a session is open.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A connection of its own for each channel: writes do not wait behind batches, nor one client behind another.
+    ("grpc.use_local_subchannel_pool", 1),
+)

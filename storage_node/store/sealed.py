@@ -1,0 +1,28 @@
+"""Small JSON files that are whole and ours, or are not read at all: a text, its checksum, the format's version."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from storage_node.store.checksum import crc32c
+from storage_node.store.errors import FormatError
+
+
+def seal(kind: str, version: int, fields: dict[str, Any]) -> bytes:
+    """`kind` is the key under which the fields stand."""
+    body = json.dumps(fields, sort_keys=True)
+    return json.dumps({"format": version, "checksum": crc32c(body.encode()), kind: body}).encode()
+
+
+def unseal(kind: str, version: int, data: bytes, source: Path) -> dict[str, Any]:
+    """Raises FormatError for another version or a damaged file; ValueError, KeyError, TypeError, AttributeError for
+    what `seal` never wrote."""
+    outer = json.loads(data)
+    if outer["format"] != version:
+        raise FormatError(f"{source}: format {outer['format']}; this version reads format {version}")
+    if crc32c(outer[kind].encode()) != outer["checksum"]:
+        raise FormatError(f"{source}: the checksum does not match, the file is damaged")
+    fields: dict[str, Any] = json.loads(outer[kind])
+    return fields
