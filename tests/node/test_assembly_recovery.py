@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,10 @@ def gathering(folder: Path, copies: int, **config: float) -> Iterator[LocalClust
     settings = {"peer_timeout_s": TIMEOUT_S, **config}
     with LocalCluster(folder, 3, copies=copies, linked=True, **settings) as cluster:
         cluster.map.node[0].weight = 1e-9
+        cluster.view = ClusterView(cluster.map)
+        while {cluster.owners(name)[0] for name in LARGE} != {1, 2}:  # what a sender may send at once is no middle
+            cluster.map.bucket[0].uuid = uuid.uuid4().bytes
+            cluster.view = ClusterView(cluster.map)
         cluster.learn()
         cluster.put(OBJECTS)
         assert {owner for name in NAMES for owner in cluster.owners(name)} == {1, 2}
