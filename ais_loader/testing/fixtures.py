@@ -37,8 +37,9 @@ def shared_cluster() -> Iterator[ClusterProcesses]:
 
 @pytest.fixture(scope="session")
 def embedded_path() -> Iterator[Path]:
-    """The folder of an embedded store that all tests share. Opened by one client at a time."""
+    """The folder of an embedded store that all tests share, made already. Opened by one client at a time."""
     with throwaway_folder() as folder:
+        connect(folder / "store").close()
         yield folder / "store"
 
 
