@@ -83,6 +83,21 @@ class Frame:
         piece = self.piece
         return piece is None or self.status[0] != pb.OK or piece.offset + len(self.payload) == piece.entry_size
 
+    def continues(self, before: Frame | None, due_bytes: int = 0) -> bool:
+        """Whether this piece goes on where `before`, the piece before it, ended, or begins at `due_bytes` if none was.
+
+        A whole entry in its place fits when it is a failure: only that may stand for what is still to come.
+        """
+        piece = self.piece
+        if piece is None:
+            return bool(len(self.status)) and bool(self.status[0] != pb.OK)
+        if before is None or before.piece is None:
+            return piece.offset == due_bytes
+        due_bytes = before.piece.offset + len(before.payload)
+        return (piece.offset, piece.entry_size, piece.version) == (
+            due_bytes, before.piece.entry_size, before.piece.version,
+        )  # fmt: skip
+
 
 def encode_varint(value: int) -> bytes:
     out = bytearray()

@@ -177,17 +177,9 @@ class GrpcStream:
         self._received = stop
 
     def _check_piece(self, frame: Frame) -> None:
-        """A piece goes on where the one before it ended; only a failure may take the place of what is still to come."""
-        before = self._partial.piece if self._partial is not None else None
-        due = before.offset + len(self._partial.payload) if before is not None and self._partial is not None else 0
-        piece = frame.piece
-        if piece is None:
-            fits = bool(len(frame.status)) and frame.status[0] != pb.OK
-        else:
-            fits = piece.offset == due
-            fits = fits and (before is None or (piece.entry_size, piece.version) == (before.entry_size, before.version))
-        if not fits:
-            self._fail(f"entry {self._received}: {piece or 'a whole entry'} arrived where the piece at {due:,} was due")
+        if not frame.continues(self._partial):
+            after = self._partial.piece if self._partial is not None else "nothing"
+            self._fail(f"entry {self._received}: {frame.piece or 'a whole entry'} arrived after {after}")
 
     def _verify(self, frame: Frame) -> None:
         # A piece's checksum covers the entry from its beginning.

@@ -167,22 +167,10 @@ class PeerLane:
         self._received = stop
 
     def _check_piece(self, frame: Frame) -> None:
-        before, piece = self._partial, frame.piece
-        if before is not None:
-            assert before.piece is not None
-            due = before.piece.offset + len(before.payload)
-        else:
-            due = self._resume_offset if self._received == 0 else 0
-        if piece is None:
-            fits = bool(frame.status[0] != pb.OK)
-        else:
-            fits = piece.offset == due
-            if fits and before is not None and before.piece is not None:
-                fits = (piece.entry_size, piece.version) == (before.piece.entry_size, before.piece.version)
-        if not fits:
-            raise PeerAnswerWrong(
-                f"{self.endpoint}: {piece or 'a whole entry'} came where the piece at {due:,} was due"
-            )
+        due = self._resume_offset if self._received == 0 else 0
+        if not frame.continues(self._partial, due):
+            after = self._partial.piece if self._partial is not None else f"nothing, at {due:,}"
+            raise PeerAnswerWrong(f"{self.endpoint}: {frame.piece or 'a whole entry'} came after {after}")
 
     def _finish(self, end: pb.End) -> None:
         self._ended = True
