@@ -78,19 +78,7 @@ class RoutedTransport:
 
     def _write(self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool) -> T:
         """The answer of the first owner that has one; `again` says whether the call can be made twice."""
-        members, patience = self.members, Patience(self._retry_s)
-        while True:
-            failure: errors.LoaderError | None = None
-            for node in self._owners(bucket, name):
-                try:
-                    return call(members.transport(node))
-                except errors.NodeUnavailable as error:
-                    members.suspect(node)
-                    failure = error
-                    if not again:
-                        raise
-            members.refresh()
-            self._pause(patience, failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}"))
+        return self._first(lambda: self._owners(bucket, name), call, again=again)
 
     def _owners(self, bucket: str, name: str) -> list[bytes]:
         members = self.members
@@ -101,10 +89,13 @@ class RoutedTransport:
 
     def _any(self, call: Callable[[GrpcTransport], T], *, again: bool = True) -> T:
         """The answer of whichever node has one."""
+        return self._first(self.members.anybody, call, again=again)
+
+    def _first(self, nodes: Callable[[], list[bytes]], call: Callable[[GrpcTransport], T], *, again: bool) -> T:
         members, patience = self.members, Patience(self._retry_s)
         while True:
-            failure: errors.LoaderError = errors.NodeUnavailable(f"{self.url}: the map has no node")
-            for node in members.anybody():
+            failure: errors.LoaderError = errors.NodeUnavailable(f"{self.url}: the map has no node for this")
+            for node in nodes():
                 try:
                     return call(members.transport(node))
                 except errors.NodeUnavailable as error:
