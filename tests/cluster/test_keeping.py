@@ -99,6 +99,69 @@ def test_what_is_meant_for_another_node_is_refused(roots: list[Path | None]) -> 
     assert keeper.prepare(ask(5, node_uuid=bytes.fromhex(STORE))).promised
 
 
+def test_a_committed_map_is_learned_with_one_drive_left_but_nothing_is_promised(
+    roots: list[Path | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(STORE, roots)
+    keeper.prepare(ask(1))
+    map_ = pb.ClusterMap(cluster_uuid=b"c" * 16, version=3, ballot=ask(1).ballot)
+    fail_on(monkeypatch, *roots[:2])
+    keeper.learn(map_)
+    assert keeper.state.committed == map_
+    with pytest.raises(DriveFailed):
+        keeper.prepare(pb.PrepareRequest(ballot=ask(9).ballot, cluster_uuid=map_.cluster_uuid))
+
+
+def test_a_drive_that_joins_has_what_was_promised_before_it_counts(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    keeper = Keeper(STORE, [one])
+    keeper.prepare(ask(5))
+    keeper.change_drives(two.mkdir, lambda: [one, two])
+    assert not Keeper(STORE, [two, None]).prepare(ask(4)).promised
+    assert keeper.prepare(ask(6)).promised
+    assert Keeper(STORE, [None, two]).state.promise == ask(6).ballot
+
+
+def test_no_drive_goes_while_another_cannot_be_told_what_was_promised(
+    roots: list[Path | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(STORE, roots)
+    keeper.prepare(ask(1))
+    fail_on(monkeypatch, roots[1])
+    assert keeper.prepare(ask(5)).promised, "two of three are a majority"
+    gone: list[bool] = []
+    with pytest.raises(DriveFailed):
+        keeper.change_drives(lambda: gone.append(True), lambda: roots[1:])
+    assert not gone
+    monkeypatch.undo()
+    keeper.change_drives(lambda: gone.append(True), lambda: roots[1:])
+    for left in ([roots[1], None], [None, roots[2]]):
+        assert not Keeper(STORE, left).prepare(ask(4)).promised
+
+
+def test_a_promise_counts_when_most_of_the_drives_that_stay_have_it(
+    roots: list[Path | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(STORE, roots)
+    assert roots[0] is not None
+    keeper.follow(roots, leaving=[roots[0]])
+    with monkeypatch.context() as patch:
+        fail_on(patch, roots[1])
+        with pytest.raises(DriveFailed):
+            keeper.prepare(ask(5))
+    assert keeper.prepare(ask(6)).promised
+
+
+def test_a_drive_that_comes_back_says_what_was_promised_and_the_node_votes_again(roots: list[Path | None]) -> None:
+    Keeper(STORE, roots).prepare(ask(5))
+    few = Keeper(STORE, [roots[0], None, None])
+    assert not few.may_vote
+    few.follow([roots[0], roots[1], None])
+    assert not few.prepare(ask(4)).promised
+    assert few.prepare(ask(6)).promised
+
+
 def test_a_node_with_most_of_its_drives_away_serves_its_map_and_changes_none(tmp_path: Path) -> None:
     with nodes_at(tmp_path, 1, drives=3) as nodes:
         map_ = make_cluster(nodes)
