@@ -128,3 +128,89 @@ class AcceptResponse(_message.Message):
     accepted: bool
     promise: Ballot
     def __init__(self, accepted: bool = ..., promise: _Optional[_Union[Ballot, _Mapping]] = ...) -> None: ...
+
+class ListDrivesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AddDriveRequest(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class DriveRequest(_message.Message):
+    __slots__ = ("drive",)
+    DRIVE_FIELD_NUMBER: _ClassVar[int]
+    drive: str
+    def __init__(self, drive: _Optional[str] = ...) -> None: ...
+
+class ForgetDriveRequest(_message.Message):
+    __slots__ = ("drive", "lost")
+    DRIVE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    drive: str
+    lost: bool
+    def __init__(self, drive: _Optional[str] = ..., lost: bool = ...) -> None: ...
+
+class EnableDriveRequest(_message.Message):
+    __slots__ = ("drive", "path")
+    DRIVE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    drive: str
+    path: str
+    def __init__(self, drive: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class DriveCondition(_message.Message):
+    __slots__ = ("uuid", "path", "state", "problem", "objects_estimate", "free_bytes", "size_bytes", "io_errors", "forgotten_in_s", "kept_because", "bad_checksums")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ACTIVE: _ClassVar[DriveCondition.State]
+        RETIRING: _ClassVar[DriveCondition.State]
+        DISABLED: _ClassVar[DriveCondition.State]
+        MISSING: _ClassVar[DriveCondition.State]
+        FAILING: _ClassVar[DriveCondition.State]
+    ACTIVE: DriveCondition.State
+    RETIRING: DriveCondition.State
+    DISABLED: DriveCondition.State
+    MISSING: DriveCondition.State
+    FAILING: DriveCondition.State
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IO_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_IN_S_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    BAD_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    uuid: str
+    path: str
+    state: DriveCondition.State
+    problem: str
+    objects_estimate: int
+    free_bytes: int
+    size_bytes: int
+    io_errors: int
+    forgotten_in_s: float
+    kept_because: str
+    bad_checksums: int
+    def __init__(self, uuid: _Optional[str] = ..., path: _Optional[str] = ..., state: _Optional[_Union[DriveCondition.State, str]] = ..., problem: _Optional[str] = ..., objects_estimate: _Optional[int] = ..., free_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ..., io_errors: _Optional[int] = ..., forgotten_in_s: _Optional[float] = ..., kept_because: _Optional[str] = ..., bad_checksums: _Optional[int] = ...) -> None: ...
+
+class ListDrivesResponse(_message.Message):
+    __slots__ = ("drive", "moving", "objects_left", "objects_moved", "bytes_moved", "refilling")
+    DRIVE_FIELD_NUMBER: _ClassVar[int]
+    MOVING_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_MOVED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
+    REFILLING_FIELD_NUMBER: _ClassVar[int]
+    drive: _containers.RepeatedCompositeFieldContainer[DriveCondition]
+    moving: bool
+    objects_left: int
+    objects_moved: int
+    bytes_moved: int
+    refilling: bool
+    def __init__(self, drive: _Optional[_Iterable[_Union[DriveCondition, _Mapping]]] = ..., moving: bool = ..., objects_left: _Optional[int] = ..., objects_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., refilling: bool = ...) -> None: ...

@@ -228,3 +228,340 @@ class Cluster(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class DrivesStub(object):
+    """The drives of one node, changed while it serves. Every answer is how all of them are afterwards. `drive` is a uuid.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListDrives = channel.unary_unary(
+                '/ais_loader.v1.Drives/ListDrives',
+                request_serializer=protos_dot_ais__cluster__pb2.ListDrivesRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+                _registered_method=True)
+        self.AddDrive = channel.unary_unary(
+                '/ais_loader.v1.Drives/AddDrive',
+                request_serializer=protos_dot_ais__cluster__pb2.AddDriveRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+                _registered_method=True)
+        self.RetireDrive = channel.unary_unary(
+                '/ais_loader.v1.Drives/RetireDrive',
+                request_serializer=protos_dot_ais__cluster__pb2.DriveRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+                _registered_method=True)
+        self.ReinstateDrive = channel.unary_unary(
+                '/ais_loader.v1.Drives/ReinstateDrive',
+                request_serializer=protos_dot_ais__cluster__pb2.DriveRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+                _registered_method=True)
+        self.ForgetDrive = channel.unary_unary(
+                '/ais_loader.v1.Drives/ForgetDrive',
+                request_serializer=protos_dot_ais__cluster__pb2.ForgetDriveRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+                _registered_method=True)
+        self.DisableDrive = channel.unary_unary(
+                '/ais_loader.v1.Drives/DisableDrive',
+                request_serializer=protos_dot_ais__cluster__pb2.DriveRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+                _registered_method=True)
+        self.EnableDrive = channel.unary_unary(
+                '/ais_loader.v1.Drives/EnableDrive',
+                request_serializer=protos_dot_ais__cluster__pb2.EnableDriveRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+                _registered_method=True)
+
+
+class DrivesServicer(object):
+    """The drives of one node, changed while it serves. Every answer is how all of them are afterwards. `drive` is a uuid.
+    """
+
+    def ListDrives(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddDrive(self, request, context):
+        """An empty or new folder becomes a drive of the node; objects move there in the background.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetireDrive(self, request, context):
+        """What is on the drive moves to the others; then it is the node's no longer. A retiring drive that is reinstated stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReinstateDrive(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetDrive(self, request, context):
+        """A drive that does not work is given up: what was on it is made again, from the copies on other nodes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DisableDrive(self, request, context):
+        """The node reads and writes it no more, until it is enabled or the node starts again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EnableDrive(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DrivesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListDrives': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDrives,
+                    request_deserializer=protos_dot_ais__cluster__pb2.ListDrivesRequest.FromString,
+                    response_serializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.SerializeToString,
+            ),
+            'AddDrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddDrive,
+                    request_deserializer=protos_dot_ais__cluster__pb2.AddDriveRequest.FromString,
+                    response_serializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.SerializeToString,
+            ),
+            'RetireDrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetireDrive,
+                    request_deserializer=protos_dot_ais__cluster__pb2.DriveRequest.FromString,
+                    response_serializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.SerializeToString,
+            ),
+            'ReinstateDrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReinstateDrive,
+                    request_deserializer=protos_dot_ais__cluster__pb2.DriveRequest.FromString,
+                    response_serializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.SerializeToString,
+            ),
+            'ForgetDrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetDrive,
+                    request_deserializer=protos_dot_ais__cluster__pb2.ForgetDriveRequest.FromString,
+                    response_serializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.SerializeToString,
+            ),
+            'DisableDrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.DisableDrive,
+                    request_deserializer=protos_dot_ais__cluster__pb2.DriveRequest.FromString,
+                    response_serializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.SerializeToString,
+            ),
+            'EnableDrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.EnableDrive,
+                    request_deserializer=protos_dot_ais__cluster__pb2.EnableDriveRequest.FromString,
+                    response_serializer=protos_dot_ais__cluster__pb2.ListDrivesResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'ais_loader.v1.Drives', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('ais_loader.v1.Drives', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Drives(object):
+    """The drives of one node, changed while it serves. Every answer is how all of them are afterwards. `drive` is a uuid.
+    """
+
+    @staticmethod
+    def ListDrives(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Drives/ListDrives',
+            protos_dot_ais__cluster__pb2.ListDrivesRequest.SerializeToString,
+            protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddDrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Drives/AddDrive',
+            protos_dot_ais__cluster__pb2.AddDriveRequest.SerializeToString,
+            protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetireDrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Drives/RetireDrive',
+            protos_dot_ais__cluster__pb2.DriveRequest.SerializeToString,
+            protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReinstateDrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Drives/ReinstateDrive',
+            protos_dot_ais__cluster__pb2.DriveRequest.SerializeToString,
+            protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetDrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Drives/ForgetDrive',
+            protos_dot_ais__cluster__pb2.ForgetDriveRequest.SerializeToString,
+            protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DisableDrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Drives/DisableDrive',
+            protos_dot_ais__cluster__pb2.DriveRequest.SerializeToString,
+            protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EnableDrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Drives/EnableDrive',
+            protos_dot_ais__cluster__pb2.EnableDriveRequest.SerializeToString,
+            protos_dot_ais__cluster__pb2.ListDrivesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
