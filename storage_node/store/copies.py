@@ -57,10 +57,12 @@ class Copies(ABC):
         if self.doubts.whole(bucket_uuid):
             return True
         wanted = self.doubts.wanted(bucket_uuid, name)
-        if wanted is None:
+        if wanted is None and (found is not None or not self.doubts.gaps(bucket_uuid)):
             return False
         if found is None:
             found = self._drive_of(bucket_uuid, name).newest(bucket_uuid, [name])[0]
+        if wanted is None:
+            return found is None  # a tombstone is an answer
         if found is None or found.version < wanted:
             return True
         self.doubts.trust_name(bucket_uuid, name, found.version)
@@ -73,7 +75,7 @@ class Copies(ABC):
         bucket_uuid = self.bucket(bucket).uuid_bytes
         found = self._scans(bucket, prefix, start_after, tombstones=False)
         if self.doubts.any:
-            if self.doubts.whole(bucket_uuid):
+            if self.doubts.whole(bucket_uuid) or self.doubts.gaps(bucket_uuid):
                 raise CopyInDoubt(f"bucket {bucket!r}: copies here may be old, and are being compared with others")
             found = (pair for pair in found if not self.in_doubt(bucket_uuid, *pair))
         return itertools.islice(found, page_size)

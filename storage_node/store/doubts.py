@@ -2,7 +2,9 @@
 
 Reads of them are refused, so that whoever asks goes on to another copy; writes are not, since a newer version ends the
 doubt. A name is in doubt until the store has at least the version that is said to exist, a whole bucket until somebody
-has compared it with its other copies. Nothing of it is kept on the drives: a node that starts doubts whole buckets.
+has compared it with its other copies. After a drive was given up, what the store has is as good as ever, but that it
+lacks a name means nothing until the bucket has been compared. Nothing of all this is kept on the drives: a node that
+starts doubts whole buckets.
 
 Thread-safe.
 """
@@ -35,6 +37,7 @@ class Doubts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buckets: frozenset[bytes] = frozenset()
+        self._gaps: frozenset[bytes] = frozenset()
         self._names: dict[bytes, dict[str, Doubt]] = {}
         self._guarded: frozenset[bytes] = frozenset()
         self._awake_until_s = float("inf")
@@ -51,6 +54,10 @@ class Doubts:
         return bucket_uuid in self._buckets or (
             time.monotonic() > self._awake_until_s and bucket_uuid in self._guarded
         )
+
+    def gaps(self, bucket_uuid: bytes) -> bool:
+        """Whether names that the store lacks may be on other nodes all the same."""
+        return bucket_uuid in self._gaps
 
     def wanted(self, bucket_uuid: bytes, name: str) -> Version | None:
         """The version that has to be there for the name to be read; None when any may be."""
@@ -69,6 +76,16 @@ class Doubts:
         """But for the names in doubt."""
         with self._lock:
             self._buckets -= {bucket_uuid}
+            self._note()
+
+    def doubt_gaps(self, bucket_uuids: Iterable[bytes]) -> None:
+        with self._lock:
+            self._gaps |= frozenset(bucket_uuids)
+            self._note()
+
+    def trust_gaps(self, bucket_uuid: bytes) -> None:
+        with self._lock:
+            self._gaps -= {bucket_uuid}
             self._note()
 
     def doubt_names(self, bucket_uuid: bytes, names: Mapping[str, Version]) -> None:
@@ -111,11 +128,15 @@ class Doubts:
         """It has been deleted."""
         with self._lock:
             self._buckets -= {bucket_uuid}
+            self._gaps -= {bucket_uuid}
             self._names.pop(bucket_uuid, None)
             self._note()
 
     def buckets(self) -> frozenset[bytes]:
         return self._buckets
+
+    def buckets_with_gaps(self) -> frozenset[bytes]:
+        return self._gaps
 
     def names(self, bucket_uuid: bytes) -> dict[str, Doubt]:
         with self._lock:
@@ -128,10 +149,10 @@ class Doubts:
     def bucket_uuids(self) -> set[bytes]:
         """Of all buckets of which anything is in doubt."""
         with self._lock:
-            return {*self._buckets, *self._names}
+            return {*self._buckets, *self._gaps, *self._names}
 
     def _note(self) -> None:
-        self._any = bool(self._buckets or self._names)
+        self._any = bool(self._buckets or self._gaps or self._names)
 
 
 def in_doubt_message(name: str) -> str:
