@@ -207,12 +207,14 @@ class NewestRequest(_message.Message):
     def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., allow_unknown: bool = ...) -> None: ...
 
 class NewestResponse(_message.Message):
-    __slots__ = ("object", "clock")
+    __slots__ = ("object", "clock", "map_version")
     OBJECT_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
     object: _containers.RepeatedCompositeFieldContainer[ObjectState]
     clock: int
-    def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., clock: _Optional[int] = ...) -> None: ...
+    map_version: int
+    def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., clock: _Optional[int] = ..., map_version: _Optional[int] = ...) -> None: ...
 
 class ObjectState(_message.Message):
     __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown")

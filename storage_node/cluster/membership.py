@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from protos import ais_cluster_pb2 as pb
 from protos.cluster_map import ClusterView
+from storage_node.cluster.map_in_use import MapInUse
 
 
 class Membership:
@@ -16,6 +17,7 @@ class Membership:
         self.node_uuid = node_uuid
         self.view = view
         """Replaced, never changed: take it once and work with that."""
+        self.in_use = MapInUse(self)
         self._lock = threading.Lock()
         self._listeners: list[Callable[[ClusterView], None]] = []
 

@@ -5,6 +5,9 @@ that it takes no part in. Then it goes through what the others have. What it has
 name by name, until the newer version has arrived; all the rest is served as soon as the comparison is done. Other
 nodes' silence holds it up for `reconcile_patience_s` at most: after that it serves what it has, and says so.
 
+A node that has given a drive up serves what it has on the others, and finds out what it lacks in the same way. Silence
+of other nodes only means that it goes on finding out.
+
 Belongs to the node's event loop.
 """
 
@@ -28,10 +31,11 @@ from storage_node.store.errors import BucketNotFound, DriveFailed, StoreError
 from storage_node.store.format import Version
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
+LONGEST_RETRY_S = 5.0
 RESOLVE_INTERVAL_S = 0.25
 MAX_MISSING = 100_000
-"""Names that this node lacks and remembers as such; of further ones it says that it has no such object, which sends
-readers to the other holders as well."""
+"""Names that this node lacks and remembers as such. While there are more, whatever it lacks in that bucket is in doubt,
+and it compares again when it has those."""
 GIVEN_UP_S = 30.0
 """A write that was announced and cannot be found anywhere after this time has not come to pass."""
 _HIGHEST = Version(2**32, 0)
@@ -51,18 +55,33 @@ class Reconciler:
         self._counts = counts
         self._endpoint = endpoint
         self._missing = 0
+        self._asked = 0
+        self._filled: set[bytes] = set()
+        """Nodes whose objects have been compared, since a drive was given up, with what is left here."""
+        self._retry_s, self._pause_s = 0.0, FIRST_PAUSE_S
 
     def doubt_everything(self) -> None:
-        """Of what has several copies."""
+        """Of what has several copies. Also while a comparison is under way: it has to be made anew."""
+        self._asked += 1
         view = self._membership.view
         if view is not None and len(view.nodes) > 1:
             self._store.doubts.doubt_buckets(bucket.uuid for bucket in copied_buckets(view))
+
+    def doubt_gaps(self) -> None:
+        """What this node lacks it may have lost with a drive. To be called before that and, again, afterwards."""
+        self._asked += 1
+        self._filled.clear()
+        view = self._membership.view
+        if view is not None and len(view.nodes) > 1:
+            self._store.doubts.doubt_gaps(bucket.uuid for bucket in copied_buckets(view))
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             if self._store.doubts.buckets():
                 await self._return()
+            elif self._store.doubts.buckets_with_gaps():
+                await self._fill_gaps()
             if self._store.doubts.any:
                 try:
                     await self.resolve()
@@ -74,7 +93,7 @@ class Reconciler:
 
     async def _return(self) -> None:
         """Compare this node with all others; afterwards no bucket is in doubt as a whole."""
-        began_s = time.monotonic()
+        began_s, asked = time.monotonic(), self._asked
         deadline_s = began_s + self._service.config.reconcile_patience_s
         view, silent = await self._announce(deadline_s)
         if view is None:
@@ -96,6 +115,8 @@ class Reconciler:
             if left:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        if self._asked != asked:
+            return
         self._counts.silent = tuple(silent)
         if silent:
             log.warning(
@@ -129,6 +150,36 @@ class Reconciler:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
+    async def _fill_gaps(self) -> None:
+        """Compare with the next node what this one lacks; when all have had their turn, nothing is in doubt as lacking
+        but the names that are known by then. Names are fetched between one node and the next."""
+        view, asked = self._membership.view, self._asked
+        here = self._membership.position
+        if view is None or here is None or self._missing >= MAX_MISSING or time.monotonic() < self._retry_s:
+            return
+        doubts, gaps = self._store.doubts, self._store.doubts.buckets_with_gaps()
+        # While this node joins, readers ask the former owners as well.
+        joining = view.nodes[here].state == pb.MapNode.JOINING
+        left = [node for node in self._others(view) if node.uuid not in self._filled and not joining]
+        for node in left:
+            try:
+                for bucket in copied_buckets(view):
+                    if bucket.uuid in gaps:
+                        await self._compare_existing(view, bucket, node.endpoint)
+            except (CopyLost, StoreError) as error:
+                log.info("looking for what was lost with a drive at %s: %s", node.endpoint, error)
+                continue
+            if self._missing < MAX_MISSING and self._asked == asked:
+                self._filled.add(node.uuid)
+                self._pause_s = FIRST_PAUSE_S
+            return
+        if left:
+            self._retry_s = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
+        elif self._membership.view is view and self._asked == asked:
+            for bucket_uuid in gaps:
+                doubts.trust_gaps(bucket_uuid)
+
     def _others(self, view: ClusterView) -> list[pb.MapNode]:
         return [node for node in view.nodes if node.uuid != self._membership.node_uuid]
 
@@ -160,8 +211,12 @@ class Reconciler:
             wanted: dict[str, Version] = {}
             for name, state in found.fetch.items():
                 if mine[name] is None:
-                    if joining or self._missing >= MAX_MISSING:
+                    if joining:
                         continue  # repair brings it
+                    if self._missing >= MAX_MISSING:
+                        self._filled.clear()
+                        self._store.doubts.doubt_gaps([bucket.uuid])
+                        continue
                     self._missing += 1
                 wanted[name] = state.version
             if wanted:
@@ -200,7 +255,8 @@ class Reconciler:
             self._missing = 0
 
     async def _resolve(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> None:
-        left = await self._service.read(self._still_older, bucket, names)
+        found = await self._service.read(self._still_older, bucket, names)
+        left = {name: mine for name, mine in found.items() if mine is not UNKNOWN}  # nothing can be put on its drive
         here = self._membership.position
         owned = await self._service.read(owned_by, view, bucket, names, here) if here is not None else set()
         for name in [name for name, mine in left.items() if name not in owned]:
@@ -211,7 +267,7 @@ class Reconciler:
         if not left:
             return
         others = [at for at, node in enumerate(view.nodes) if node.uuid != self._membership.node_uuid]
-        answers = await self._peers.newest(view, bucket, {node: list(left) for node in others})
+        answers, _ = await self._peers.newest(view, bucket, {node: list(left) for node in others})
         sources: dict[int, list[tuple[str, State]]] = {}
         doubts = self._store.doubts.names(bucket.uuid)
         for name, mine in left.items():

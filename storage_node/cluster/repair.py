@@ -28,10 +28,20 @@ from storage_node.cluster.errors import ChangeFailed
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.reconcile import Reconciler, copied_buckets
 from storage_node.cluster.repair_peers import PAGE_NAMES, RepairPeers, reach
-from storage_node.cluster.repair_plan import Page, State, Work, finish_changes, is_changing, page_of, plan, questions
+from storage_node.cluster.repair_plan import (
+    Page,
+    State,
+    Work,
+    batches,
+    finish_changes,
+    is_changing,
+    page_of,
+    plan,
+    questions,
+)
 from storage_node.cluster.replica import from_wire
 from storage_node.cluster.replicate import Replication
-from storage_node.cluster.transfers import RepairCounts, Transfers
+from storage_node.cluster.transfers import GROUP_NAMES, RepairCounts, Transfers, chunks
 from storage_node.store.drive import Drive
 from storage_node.store.errors import BucketNotFound, StoreError
 from storage_node.store.format import Record
@@ -47,6 +57,9 @@ RETURN_S = 2.0
 AWAKE_S = REACH_TIMEOUT_S - 0.5
 """Others write without a node that keeps silent for REACH_TIMEOUT_S."""
 CHANGE_TIMEOUT_S = 10.0
+_TAKEN_AT_ONCE = 64
+_MOST_BYTES_BETWEEN_CHECKS = 64 << 20
+"""Of what is pushed before the map is looked at again."""
 log = logging.getLogger(__name__)
 
 
@@ -108,15 +121,17 @@ class Repair:
             if view is not None and self._membership.position is not None:
                 try:
                     clean = await self._pass(view)
+                    counted = clean and self.counts.clean_version == view.version
                 except StoreError as error:
                     log.warning("a pass of repair ended early: %s", error)
-                    clean = False
+                    clean = counted = False
                 retry_s = BUSY_INTERVAL_S if clean else min(2 * retry_s, LONGEST_RETRY_S)
                 if not clean:
                     wait_s = min(wait_s, retry_s)
                 elif is_changing(view):
                     wait_s = min(wait_s, BUSY_INTERVAL_S)
-                    await self._finish(view)
+                    if counted:
+                        await self._finish(view)
             await self._wait(view, wait_s)
 
     async def _wait(self, view: ClusterView | None, wait_s: float) -> None:
@@ -127,6 +142,7 @@ class Repair:
 
     async def _pass(self, view: ClusterView) -> bool:
         """Go through everything on this node's drives; whether there was nothing to do. Raises StoreError."""
+        agreed = not is_changing(view) or await self._all_act_by(view)
         clean = all(drive is not None for drive in self._store.drives)
         counts = self.counts
         counts.names_seen = 0
@@ -143,13 +159,14 @@ class Repair:
                 counts.names_seen += len(held)
         counts.passes += 1
         counts.names_before = counts.names_seen
-        if clean and not self._store.doubts.any and self._membership.view is view:
+        if clean and agreed and not self._store.doubts.any and self._membership.view is view:
             counts.clean_version = view.version
         return clean
 
     async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]) -> bool:
         """Do what one page asks for; whether that was nothing."""
         page, work = await self._plan(view, bucket, held)
+        sizes = {name: state.size_bytes for name, state in zip(page.names, page.states, strict=True)}
         differing = {*itertools.chain.from_iterable(work.push.values()), *work.older_here}
         if differing and len(differing) <= _FEW:
             await asyncio.sleep(SETTLE_S)
@@ -159,26 +176,29 @@ class Repair:
                 _, still = await self._plan(view, bucket, again)
                 work.push, work.older_here, work.unknown = still.push, still.older_here, work.unknown + still.unknown
                 work.drop += still.drop
+                work.forget += still.forget
             else:
                 work.push, work.older_here = {}, {}
         if work.older_here:
             await self._service.read(self._doubt, bucket, {name: state for name, (_, state) in work.older_here.items()})
-        await asyncio.gather(*(self._push(view, node, bucket, names) for node, names in work.push.items()))
+        await asyncio.gather(*(self._push(view, node, bucket, names, sizes) for node, names in work.push.items()))
         clean = work.is_clean
-        if work.drop and not await self._all_know(view):
-            work.drop = []  # under another map the copies that this one relies on may be dropped as well
-        if self._membership.view is view:
-            await self._service.read(self._take_away, bucket, work)
+        await self._take_away(view, bucket, await self._surely_forgotten(view, bucket, held, work))
         return clean
 
-    async def _all_know(self, view: ClusterView) -> bool:
-        """Whether every node places objects by this very map."""
-        others = [node.endpoint for node in view.nodes if node.uuid != self._membership.node_uuid]
-        try:
-            answers = await asyncio.gather(*(self._peers.progress(endpoint) for endpoint in others))
-        except CopyLost:
-            return False
-        return all(answer.map_version == view.version for answer in answers)
+    async def _surely_forgotten(
+        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]], work: Work
+    ) -> Work:
+        """Without tombstones that something was left for when all nodes were asked once more.
+
+        An old copy on its way from one node to another may escape those who ask both at the same time: it comes where
+        they have looked, and goes where they look next.
+        """
+        if work.forget:
+            names = {name for name, _ in work.forget}
+            _, again = await self._plan(view, bucket, [one for one in held if one[0] in names])
+            work.forget = [one for one in work.forget if one in again.forget]
+        return work
 
     async def _plan(
         self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]
@@ -190,16 +210,24 @@ class Repair:
             return page_of(view, bucket, held, now_ns=time.time_ns(), grace_s=grace_s)
 
         page = await self._service.read(place)
-        answers = await self._peers.newest(view, bucket, questions(page, here, nodes))
-        return page, plan(page, here, nodes, answers)
+        answers, by_this_map = await self._peers.newest(view, bucket, questions(page, here, nodes))
+        return page, plan(page, here, nodes, answers, by_this_map)
 
     def _records(self, bucket: str, names: Sequence[str]) -> list[tuple[str, Record]]:
         records = zip(names, self._store.newest(bucket, names), strict=True)
         return [(name, record) for name, record in records if record is not None]
 
-    async def _push(self, view: ClusterView, node: int, bucket: pb.MapBucket, names: Sequence[str]) -> None:
+    async def _push(
+        self, view: ClusterView, node: int, bucket: pb.MapBucket, names: Sequence[str], sizes: Mapping[str, int]
+    ) -> None:
+        groups = batches(
+            names, [sizes[name] for name in names], most_names=GROUP_NAMES, most_bytes=_MOST_BYTES_BETWEEN_CHECKS
+        )
         try:
-            await self._transfers.push(view.nodes[node].endpoint, bucket, names)
+            for group in groups:
+                if self._membership.view is not view:
+                    return  # they may belong elsewhere
+                await self._transfers.push(view.nodes[node].endpoint, bucket, [names[at] for at in group])
         except (CopyLost, StoreError) as error:
             log.info("%d names cannot be copied to %s for now: %s", len(names), view.nodes[node].endpoint, error)
 
@@ -212,27 +240,56 @@ class Repair:
              if name not in mine or mine[name].version < state.version},
         )  # fmt: skip
 
-    def _take_away(self, bucket: pb.MapBucket, work: Work) -> None:
-        for name, state in work.drop:
-            if state.is_tombstone:
-                self._store.forget_tombstone(bucket.name, name, state.version)
-            else:
-                self._store.delete(bucket.name, name, state.version)
-            self.counts.copies_dropped += 1
-        for name, state in work.forget:
-            self.counts.tombstones_forgotten += self._store.forget_tombstone(bucket.name, name, state.version)
+    async def _take_away(self, view: ClusterView, bucket: pb.MapBucket, work: Work) -> None:
+        """Only while the map is the one by which that was decided, and without holding up a new one for long."""
+        in_use = self._membership.in_use
+        steps = [*((self._drop, *one) for one in work.drop), *((self._forget, *one) for one in work.forget)]
+        for part in chunks(steps, _TAKEN_AT_ONCE):
+            if not in_use.begin(view):
+                return
+            try:
+                await self._service.read(self._do, bucket, part)
+            finally:
+                in_use.end(view.version)  # cancelled or not, by now nothing is running
+
+    def _do(self, bucket: pb.MapBucket, steps: Sequence[tuple[Callable[[str, str, State], None], str, State]]) -> None:
+        replica.require_bucket(self._store, bucket.name, bucket.uuid)
+        for step, name, state in steps:
+            step(bucket.name, name, state)
+
+    def _drop(self, bucket: str, name: str, state: State) -> None:
+        if state.is_tombstone:
+            self._store.forget_tombstone(bucket, name, state.version)
+        else:
+            self._store.delete(bucket, name, state.version)
+        self.counts.copies_dropped += 1
+
+    def _forget(self, bucket: str, name: str, state: State) -> None:
+        self.counts.tombstones_forgotten += self._store.forget_tombstone(bucket, name, state.version)
 
     # -- finishing a change of the map
 
+    async def _others_progress(self, view: ClusterView) -> Sequence[wire.ProgressResponse]:
+        """Of all others; one that does not answer acts by no map."""
+
+        async def ask(endpoint: str) -> wire.ProgressResponse:
+            try:
+                return await self._peers.progress(endpoint)
+            except CopyLost:
+                return wire.ProgressResponse()
+
+        others = [node.endpoint for node in view.nodes if node.uuid != self._membership.node_uuid]
+        return await asyncio.gather(*map(ask, others))
+
+    async def _all_act_by(self, view: ClusterView) -> bool:
+        """Whether nothing comes to any node any more by an older map."""
+        answers = await self._others_progress(view)
+        mine = self._membership.in_use.version
+        return mine == view.version and all(answer.map_version == view.version for answer in answers)
+
     async def _finish(self, view: ClusterView) -> None:
         """If all nodes are clean under this map, nobody needs to join or leave any more."""
-        if self.counts.clean_version != view.version:
-            return
-        others = [node.endpoint for node in view.nodes if node.uuid != self._membership.node_uuid]
-        try:
-            answers = await asyncio.gather(*(self._peers.progress(endpoint) for endpoint in others))
-        except CopyLost:
-            return
+        answers = await self._others_progress(view)
         if any(answer.clean_version != view.version or answer.map_version != view.version for answer in answers):
             return
         await asyncio.sleep(random.uniform(0, BUSY_INTERVAL_S))  # all of them find out at the same time
@@ -286,7 +343,7 @@ class Repair:
         view, counts, doubts = self._membership.view, self.counts, self._store.doubts
         whole = doubts.buckets()
         return wire.ProgressResponse(
-            map_version=view.version if view is not None else 0, clean_version=counts.clean_version,
+            map_version=self._membership.in_use.version, clean_version=counts.clean_version,
             names_seen=counts.names_seen, names_before=counts.names_before, doubtful_names=doubts.count(),
             doubtful_bucket=[] if view is None else [name for name, one in view.buckets.items() if one.uuid in whole],
             silent=counts.silent, objects_pushed=counts.objects_pushed, bytes_pushed=counts.bytes_pushed,

@@ -26,8 +26,12 @@ class RepairPeers:
 
     async def newest(
         self, view: ClusterView, bucket: pb.MapBucket, asked: Mapping[int, Sequence[str]]
-    ) -> dict[int, Answer]:
-        """What each of these nodes has of its names; nodes that do not answer are not in it."""
+    ) -> tuple[dict[int, Answer], set[int]]:
+        """What each of these nodes has of its names, without those that do not answer; and who answers by this map.
+
+        Only what these say of themselves is to be relied on when a copy is taken away; see `map_in_use`.
+        """
+        by_this_map: set[int] = set()
 
         async def ask(node: int, names: Sequence[str]) -> tuple[int, Answer] | None:
             endpoint = view.nodes[node].endpoint
@@ -38,10 +42,12 @@ class RepairPeers:
                     found: wire.NewestResponse = await stub.Newest(request, timeout=STEP_TIMEOUT_S)
             except CopyLost:
                 return None
+            if found.map_version == view.version:
+                by_this_map.add(node)
             return node, {state.name: state_of(state) for state in found.object}
 
         answers = await asyncio.gather(*(ask(node, names) for node, names in asked.items()))
-        return dict(answer for answer in answers if answer is not None)
+        return dict(answer for answer in answers if answer is not None), by_this_map
 
     async def versions(
         self, endpoint: str, bucket: pb.MapBucket, start_after: str

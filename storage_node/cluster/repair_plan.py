@@ -3,7 +3,8 @@
 A node goes through what it has, page by page, and asks the other owners of each name what they have of it. What they
 lack or have older, it pushes; a copy that it keeps without owning it goes once all owners have it; a tombstone goes
 once its grace time is over and no node has anything older. So one node that works is enough to bring a copy back,
-whoever lost it, and a node that holds the last copy never lets go of it.
+whoever lost it, and a node that holds the last copy never lets go of it. Nothing goes on the word of a node that acts
+by another map; see `map_in_use`.
 """
 
 from __future__ import annotations
@@ -84,29 +85,41 @@ def questions(page: Page, here: int, nodes: int) -> dict[int, list[str]]:
     return asked
 
 
-def plan(page: Page, here: int, nodes: int, answers: Mapping[int, Answer]) -> Work:
-    """What to do, given what the nodes that answered have."""
+def plan(page: Page, here: int, nodes: int, answers: Mapping[int, Answer], by_this_map: Collection[int]) -> Work:
+    """What to do, given what the nodes that answered have.
+
+    Args:
+        by_this_map: those that answered by the map by which the page was made.
+    """
     work = Work()
     for name, mine, owners, ripe in zip(page.names, page.states, page.owners, page.ripe, strict=True):
-        complete, known = True, True
+        complete, known, newest = True, True, True
+        behind: list[int] = []
         for node in owners:
             if node == here:
                 continue
             theirs = answers.get(node, {}).get(name, UNKNOWN)
-            if theirs is UNKNOWN:
+            if theirs is UNKNOWN or node not in by_this_map:
                 complete = known = False
-            elif theirs is None or theirs.version < mine.version:
+            if theirs is UNKNOWN:
+                continue
+            if theirs is None or theirs.version < mine.version:
                 complete = False
                 if theirs is not None or not ripe:
-                    work.push.setdefault(node, []).append(name)
-            elif theirs.version > max(mine.version, _version(work.older_here.get(name))) and here in owners:
-                work.older_here[name] = node, theirs
+                    behind.append(node)
+            elif theirs.version > mine.version:
+                newest = False
+                if here in owners and theirs.version > _version(work.older_here.get(name)):
+                    work.older_here[name] = node, theirs
         if not known:
             work.unknown += 1
+        for node in behind if newest else ():  # otherwise the one that has a newer one pushes that
+            work.push.setdefault(node, []).append(name)
         if here not in owners and complete and owners:
             work.drop.append((name, mine))
         elif ripe and name not in work.older_here and _nothing_older(
-            mine, (answers.get(node, {}).get(name, UNKNOWN) for node in range(nodes) if node != here)
+            mine, (answers.get(node, {}).get(name, UNKNOWN) if node in by_this_map else UNKNOWN
+                   for node in range(nodes) if node != here),
         ):  # fmt: skip
             work.forget.append((name, mine))
     return work

@@ -160,14 +160,15 @@ def require_bucket(store: Store, name: str, uuid: bytes) -> None:
 # -- calls with one answer; all raise StoreError
 
 
-def newest(store: Store, request: wire.NewestRequest) -> wire.NewestResponse:
+def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> wire.NewestResponse:
+    """`map_version`: noted before this is called; see `map_in_use`."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     if request.allow_unknown:
         states = [_state_or_unknown(store, request.bucket.name, name) for name in request.name]
     else:
         found = store.newest(request.bucket.name, list(request.name))
         states = [_state(name, record) for name, record in zip(request.name, found, strict=True)]
-    return wire.NewestResponse(object=states, clock=store.clock)
+    return wire.NewestResponse(object=states, clock=store.clock, map_version=map_version)
 
 
 def bury(store: Store, request: wire.BuryRequest) -> wire.BuryResponse:

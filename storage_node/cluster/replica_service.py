@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -40,7 +41,9 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
             await asyncio.shield(self._service.read(held.abort))
 
     async def Newest(self, request: wire.NewestRequest, context: Context) -> wire.NewestResponse:
-        return await self._answer(replica.newest, request, context)
+        membership = self._service.membership
+        map_version = membership.in_use.version if membership is not None else 0
+        return await self._answer(functools.partial(replica.newest, map_version=map_version), request, context)
 
     async def Bury(self, request: wire.BuryRequest, context: Context) -> wire.BuryResponse:
         return await self._answer(replica.bury, request, context)

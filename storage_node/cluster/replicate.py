@@ -251,8 +251,11 @@ class Replication:
                 return False
             return node in asked.taking
 
+        in_use = self._membership.in_use
+        in_use.hold(target.epoch)
         nodes = [*nodes, *absent(self._nodes, target, asked.name, nodes)]
         burying = asyncio.gather(*(bury(node) for node in nodes))
+        burying.add_done_callback(lambda _: in_use.end(target.epoch))
         self._commits.track(burying)
         buried = sum(await asyncio.shield(burying))
         if buried < target.min_copies:

@@ -81,12 +81,18 @@ class Commits:
         return await asyncio.shield(task)
 
     async def _commit_and_close(self, entries: Sequence[Staged], copies: Sequence[Copy]) -> list[Result]:
+        membership = self._nodes.service.membership
+        version = min(entry.target.epoch for entry in entries) if entries else 0
+        if membership is not None:
+            membership.in_use.hold(version)
         try:
             shortages = [entry.shortage() or outdated(self._nodes, entry) for entry in entries]
             going = [entry for entry, shortage in zip(entries, shortages, strict=True) if shortage is None]
             done = iter(await self._commit_all(going, copies) if going else [])
             return [next(done) if shortage is None else shortage for shortage in shortages]
         finally:
+            if membership is not None:
+                membership.in_use.end(version)
             await close_all(copies)
 
     async def _commit_all(self, entries: Sequence[Staged], copies: Sequence[Copy]) -> list[Result]:

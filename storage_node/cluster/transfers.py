@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from protos import ais_cluster_pb2 as cluster_pb
 from protos import ais_objects_pb2 as pb
@@ -30,6 +31,7 @@ SMALL_BYTES = 256 << 10
 """Larger objects are streamed, each by a write of its own."""
 GROUP_BYTES, GROUP_NAMES = 4 << 20, 256
 _TOMBSTONES_AT_ONCE = 16
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -212,6 +214,6 @@ async def _all(*steps: Awaitable[None]) -> None:
             raise result
 
 
-def chunks(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    for at in range(0, len(names), size):
-        yield names[at : at + size]
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]

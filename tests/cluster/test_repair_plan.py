@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -10,16 +11,18 @@ from hypothesis import strategies as st
 
 from protos import ais_cluster_pb2 as pb
 from protos.cluster_map import ClusterView
+from storage_node.cluster import repair_plan
 from storage_node.cluster.repair_plan import (
     UNKNOWN,
+    Answer,
     Page,
     State,
+    Work,
     batches,
     compare,
     finish_changes,
     owned_by,
     page_of,
-    plan,
     questions,
 )
 from storage_node.store.format import Record, Version, tombstone
@@ -33,6 +36,11 @@ def state(counter: int, *, dead: bool = False) -> State:
 
 def page(mine: State, owners: list[int], *, ripe: bool = False) -> Page:
     return Page(["a"], [mine], [owners], [ripe])
+
+
+def plan(page: Page, here: int, nodes: int, answers: Mapping[int, Answer]) -> Work:
+    """All that answer do so by this map."""
+    return repair_plan.plan(page, here, nodes, answers, answers.keys())
 
 
 def test_what_another_owner_lacks_or_has_older_is_pushed_to_it() -> None:
@@ -83,6 +91,33 @@ def test_a_ripe_tombstone_is_forgotten_when_every_node_has_said_that_it_has_noth
     assert questions(ripe, 0, NODES) == {1: ["a"], 2: ["a"], 3: ["a"]}
     work = plan(ripe, 0, NODES, {1: {"a": None}, 2: {"a": None}, 3: {"a": grave}})
     assert work.forget == [("a", grave)] and not work.push
+
+
+@pytest.mark.parametrize("lagging", [1, 2])
+def test_what_an_owner_says_by_another_map_lets_no_copy_go_and_is_not_clean(lagging: int) -> None:
+    answers = {1: {"a": state(5)}, 2: {"a": state(5)}}
+    work = repair_plan.plan(page(state(5), [1, 2]), 0, NODES, answers, answers.keys() - {lagging})
+    assert not work.drop and not work.push and not work.is_clean
+    work = repair_plan.plan(page(state(5), [0, lagging]), 0, NODES, answers, answers.keys() - {lagging})
+    assert not work.is_clean
+
+
+def test_what_an_owner_lacks_by_another_map_is_pushed_to_it_all_the_same() -> None:
+    assert repair_plan.plan(page(state(5), [1, 2]), 0, NODES, {1: {"a": None}}, ()).push == {1: ["a"]}
+
+
+@pytest.mark.parametrize("lagging", [1, 2, 3])
+def test_a_ripe_tombstone_stays_while_a_node_places_objects_by_another_map(lagging: int) -> None:
+    answers: dict[int, Answer] = {1: {"a": None}, 2: {"a": None}, 3: {"a": None}}
+    ripe = page(state(5, dead=True), [0, 1], ripe=True)
+    assert not repair_plan.plan(ripe, 0, NODES, answers, answers.keys() - {lagging}).forget
+
+
+def test_an_old_version_is_not_pushed_where_another_owner_has_a_newer_one() -> None:
+    for owners in ([0, 1, 2], [1, 2]):
+        work = plan(page(state(5), owners), 0, NODES, {1: {"a": None}, 2: {"a": state(6, dead=True)}})
+        assert not work.push and not work.drop
+        assert bool(work.older_here) == (0 in owners)
 
 
 @pytest.mark.parametrize("third", [state(4), UNKNOWN, "silent"])

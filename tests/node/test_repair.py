@@ -185,13 +185,14 @@ def test_a_bucket_of_single_copies_is_never_in_doubt(tmp_path: Path) -> None:
 
 
 def test_a_node_that_joins_gets_its_objects_and_the_others_let_go_of_them(tmp_path: Path) -> None:
-    joining = {2: cluster_pb.MapNode.JOINING}
-    with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.5, states=joining) as cluster:
-        before = ClusterView(cluster.map)
-        assert before.former is not None
-        # As they were before it joined.
+    with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=600.0) as cluster:
+        eventually(lambda: all(node.repair.counts.clean_version == 1 for node in cluster.nodes), TIMEOUT_S)
+        # As they were before it joined; had it begun to, it might have finished without them.
         for number in (0, 1):
             cluster.put_on(number, {name: content(name, "1") for name in NAMES})
+        cluster.map.node[2].state = cluster_pb.MapNode.JOINING
+        cluster.learn()
+        assert ClusterView(cluster.map).former is not None
         eventually(lambda: _states(cluster) == [cluster_pb.MapNode.ACTIVE] * 3, TIMEOUT_S)
         assert everything_in_place(cluster.nodes, NAMES)
         with client_of(cluster) as (_, bucket):
