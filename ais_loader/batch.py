@@ -141,15 +141,14 @@ class Batch:
             raise LoaderError(f"the answer ended after {self._expected:,} of {len(self._entries):,} entries")
 
     def _done_with(self, stream: FrameStream) -> None:
-        # Not every stream has anything to ask again.
-        self._retries += getattr(stream, "retries", 0)
-        self._paused_s += getattr(stream, "paused_s", 0.0)
+        self._retries += stream.retries
+        self._paused_s += stream.paused_s
 
     @property
     def timing(self) -> BatchTiming:
         """Where this batch's time went; final when it has been consumed or closed, and so far before."""
-        retries = self._retries + sum(getattr(stream, "retries", 0) for stream in self._streams)
-        paused_s = self._paused_s + sum(getattr(stream, "paused_s", 0.0) for stream in self._streams)
+        retries = self._retries + sum(stream.retries for stream in self._streams)
+        paused_s = self._paused_s + sum(stream.paused_s for stream in self._streams)
         return self._watch.read(paused_s=paused_s, retries=retries)
 
     def _join(self, frame: Frame) -> Frame | None:

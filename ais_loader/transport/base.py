@@ -43,6 +43,14 @@ class FrameStream(Protocol):
     `__next__` blocks, for `timeout_s` at most. Raises LoaderError; entries received before stay valid.
     """
 
+    @property
+    def retries(self) -> int:
+        """How often something was asked for again."""
+
+    @property
+    def paused_s(self) -> float:
+        """Time spent between a failure and the next try."""
+
     def __iter__(self) -> Iterator[Frame]: ...
     def __next__(self) -> Frame: ...
     def read_all(self) -> list[bytes] | None:

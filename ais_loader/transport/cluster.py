@@ -152,6 +152,14 @@ class _LateStream:
         self._stream: FrameStream | None = None
         self._closed = False
 
+    @property
+    def retries(self) -> int:
+        return 0 if self._stream is None else self._stream.retries
+
+    @property
+    def paused_s(self) -> float:
+        return 0.0 if self._stream is None else self._stream.paused_s
+
     def __iter__(self) -> Iterator[Frame]:
         return self
 
