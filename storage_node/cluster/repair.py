@@ -101,6 +101,20 @@ class Repair:
         """Begin the next pass now."""
         self._wake.set()
 
+    def compare_again(self) -> None:
+        """A drive comes back: copies on it may be old. To be called before and after that."""
+        self._reconciler.doubt_everything()
+        self.counts.clean_version = 0
+
+    def refill(self) -> None:
+        """A drive is given up: what was on it has to come from other nodes. To be called before and after that."""
+        self._reconciler.doubt_gaps()
+        self.counts.clean_version = 0
+
+    async def progress_of(self, endpoint: str) -> wire.ProgressResponse:
+        """Raises CopyLost."""
+        return await self._peers.progress(endpoint)
+
     async def _stay_awake(self) -> None:
         """A process that was stopped for so long that others may have written without it has been away."""
         while True:
@@ -143,10 +157,10 @@ class Repair:
     async def _pass(self, view: ClusterView) -> bool:
         """Go through everything on this node's drives; whether there was nothing to do. Raises StoreError."""
         agreed = not is_changing(view) or await self._all_act_by(view)
-        clean = all(drive is not None for drive in self._store.drives)
+        clean, record, drives = self._all_in_place(), self._store.record, self._store.drives
         counts = self.counts
         counts.names_seen = 0
-        for bucket, drive in itertools.product(view.buckets.values(), self._store.drives):
+        for bucket, drive in itertools.product(view.buckets.values(), drives):
             after = ""
             while drive is not None and (held := await self._service.read(_held, drive, bucket.uuid, after)):
                 if self._membership.view is not view:
@@ -159,9 +173,14 @@ class Repair:
                 counts.names_seen += len(held)
         counts.passes += 1
         counts.names_before = counts.names_seen
+        clean = clean and self._all_in_place() and self._store.record is record
         if clean and agreed and not self._store.doubts.any and self._membership.view is view:
             counts.clean_version = view.version
         return clean
+
+    def _all_in_place(self) -> bool:
+        """Whether going through all drives, one by one, comes past all objects: none is away, none moves."""
+        return all(drive is not None for drive in self._store.drives)
 
     async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]) -> bool:
         """Do what one page asks for; whether that was nothing."""
