@@ -1,7 +1,8 @@
-"""Frames made from others, or from nothing: a part of one, and entries that failed before anybody sent them."""
+"""Frames made from others, or from nothing: parts of one, and entries that failed before anybody sent them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -10,6 +11,21 @@ import numpy.typing as npt
 from protos.frame import WIRE_U32, EntryFault, Frame
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+_FIRST_SEARCH = 1024
+
+
+def first_unset(mask: Mask, at: int) -> int:
+    """The first place from `at` on where the mask is not set; its length when it is set everywhere."""
+    width = _FIRST_SEARCH
+    while at < len(mask):
+        window = mask[at : at + width]
+        first = int(window.argmin())
+        if not window[first]:
+            return at + first
+        at, width = at + len(window), width * 2
+    return len(mask)
 
 
 def subset(frame: Frame, keep: Mask) -> Frame | None:
@@ -22,6 +38,17 @@ def subset(frame: Frame, keep: Mask) -> Frame | None:
         index, frame.size[keep], frame.checksum[keep], frame.status[keep], frame.checksum_kind[keep], frame.payload,
         frame.piece, errors,
     )  # fmt: skip
+
+
+def without(frame: Frame, drop: Mask) -> Frame | None:
+    """A frame without some of its entries and their bytes; None when nothing is left."""
+    if drop.all():
+        return None
+    stops = frame.size.astype(np.int64).cumsum().tolist()
+    sizes = frame.size.tolist()
+    kept = [frame.payload[stops[k] - sizes[k] : stops[k]] for k in np.flatnonzero(~drop).tolist()]
+    payload = kept[0] if len(kept) == 1 else memoryview(b"".join(kept))
+    return subset(replace(frame, payload=payload), ~drop)
 
 
 def failures(count: int, status: int, fault: EntryFault) -> Frame:

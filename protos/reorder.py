@@ -1,10 +1,11 @@
 """Frames of several senders in, one stream of frames out: the heart of a batch that several nodes answer.
 
 Each sender is a lane, which delivers the entries given to it. Ordered, a frame comes out when all entries before it
-have; otherwise frames come out as they came in, with only their indexes changed. Small entries of several lanes are
-gathered into frames of about `target_bytes`, since a frame per entry would cost more than copying its bytes does; what
-is contiguous in one incoming frame already is passed on as a view of it. A large entry, which comes in pieces, goes out
-in the same pieces, one such entry at a time.
+have, gathered into frames of a good size (see `arrived`); otherwise frames come out as they came in, with only their
+indexes changed. A large entry, which comes in pieces, goes out in the same pieces, one such entry at a time.
+
+Two lanes may race for an entry (see `claims`), the one that was asked first and a rival. A failure that does not count
+yet leaves the race to the other one.
 
 Pure bookkeeping: no I/O, no threads. Memory is bounded by whoever lets lanes send (`held_bytes_of`). In ordered mode
 the lane that is waited for never has anything held, so a window for each lane cannot lead to a standstill.
@@ -23,16 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from protos import ais_batch_pb2 as pb
+from protos.arrived import MAX_ENTRIES_PER_FRAME, Arrived
+from protos.claims import I64, NOBODY, Claims
 from protos.frame import TARGET_PAYLOAD_BYTES, U8, U32, WIRE_U32, EntryFault, Frame, FrameError
-from protos.frame_edit import Mask, failures, subset
+from protos.frame_edit import Mask, failures, first_unset, subset, without
 
-I64: TypeAlias = npt.NDArray[np.int64]
-I32: TypeAlias = npt.NDArray[np.int32]
 Resume: TypeAlias = tuple[int, int, str]
 """Offset in the entry, CRC-32C of what lies before it, version."""
 
-MAX_ENTRIES_PER_FRAME = 4096
-_NOBODY, _FIRST_SEARCH = -1, 1024
 
 
 @dataclass(slots=True)
@@ -53,14 +52,6 @@ class _Partial:
     checksum: int
 
 
-@dataclass(slots=True)
-class _Held:
-    """A payload of which some entries have not been taken out yet."""
-
-    payload: memoryview
-    entries_left: int
-
-
 class Reorder:
     """Frames of several lanes in; one ordered (or any-order) stream of frames out. Belongs to one thread.
 
@@ -68,11 +59,13 @@ class Reorder:
         n: entries of the batch.
         first_index: the index of entry 0 in frames that come out.
         ordered: False lets frames out as they come.
+        begun: the consumer has the beginning of entry 0, and gets no piece of another entry before the rest of it.
 
-    Each entry must be given to one lane at a time, see `add_lane`; it comes out exactly once, whole or failed.
+    Each entry must be given to one lane at a time, or to two, see `add_lane`; it comes out exactly once, whole or
+    failed.
     """
 
-    def __init__(self, n: int, first_index: int = 0, *, ordered: bool = True) -> None:
+    def __init__(self, n: int, first_index: int = 0, *, ordered: bool = True, begun: bool = False) -> None:
         self.n = n
         self.first_index = first_index
         self.ordered = ordered
@@ -83,63 +76,98 @@ class Reorder:
         """Of received entries, as END's digest counts them: shape (n,)."""
         self.held_bytes = 0
         """Payload that has been pushed and not popped."""
-        self._kind: U8 = np.zeros(n, np.uint8)
-        self._size: I64 = np.zeros(n, np.int64)
-        self._start: I64 = np.zeros(n, np.int64)
-        self._source: I64 = np.zeros(n, np.int64)  # number of the payload that has the entry
-        self._lane_of: I32 = np.full(n, _NOBODY, np.int32)
+        self._arrived = Arrived(n)
+        self._claims = Claims(n)
         self._lanes: list[_Lane] = []
-        self._held: dict[int, _Held] = {}
-        self._sources = 0
         self._errors: dict[int, EntryFault] = {}
         self._partials: dict[int, _Partial] = {}
         self._pieces: dict[int, deque[tuple[int, Frame]]] = {}  # by position, until the entry has come out
         self._pieced: Mask = np.zeros(n, np.bool_)
         self._any_order: deque[tuple[int, Frame]] = deque()
-        self._streaming: int | None = None  # any order: the large entry that is coming out
+        # Any order: the large entry that is coming out.
+        self._streaming: int | None = 0 if begun and n else None
         self._next = 0
         self._missing = 0
 
     # -- lanes
 
-    def add_lane(self, positions: Sequence[int] | npt.NDArray[np.integer]) -> int:
+    def add_lane(self, positions: Sequence[int] | npt.NDArray[np.integer], *, rival: bool = False) -> int:
         """A new lane, which will deliver these entries as its entries 0, 1, ...; returns its number.
 
+        With `rival`, entries that one other lane is to deliver, as before: see `hedgeable`.
+
         Ordered, positions must ascend. An entry of which pieces have arrived must be the first: the lane goes on where
-        they ended, see `close_lane`. Raises ValueError for entries that have arrived or belong to another lane.
+        they ended, see `close_lane`. Raises ValueError for entries that have arrived or belong to other lanes.
         """
         mine: I64 = np.array(positions, np.int64)
         # Not np.unique: it imports a module at its first call, and a fork meanwhile would leave the import lock held.
         ascending = np.sort(mine)
         if len(mine) and (ascending[0] < 0 or ascending[-1] >= self.n or (np.diff(ascending) == 0).any()):
             raise ValueError(f"positions must be distinct, of 0 to {self.n - 1}")
-        if self.received[mine].any() or (self._lane_of[mine] != _NOBODY).any():
-            raise ValueError("an entry has arrived already, or belongs to another lane")
+        if self.received[mine].any():
+            raise ValueError("an entry has arrived already")
         if self.ordered and (np.diff(mine) < 0).any():
             raise ValueError("positions must ascend in ordered mode")
         begun = [at for at in self._partials if at in mine] if self._partials else []
         if begun and begun != [mine[0]]:
             raise ValueError("an entry that goes on in the middle must be the first of its lane")
-        self._lane_of[mine] = len(self._lanes)
+        self._claims.give(len(self._lanes), mine, rival=rival)
         self._lanes.append(_Lane(mine, begun[0] if begun else None))
         return len(self._lanes) - 1
 
     def close_lane(self, lane: int) -> tuple[I64, Resume | None]:
         """The lane delivers nothing more; what has arrived stays.
 
-        Returns its positions that have not arrived whole, free to be given to other lanes, and where to go on in the
-        first of them if it is a large entry of which some pieces have arrived.
+        Returns its positions that have not arrived whole and that no other lane is to deliver, free to be given to
+        others, and where to go on in the first of them if it is a large entry of which some pieces have arrived.
         """
         it = self._lanes[lane]
-        mine = it.positions
-        left: I64 = mine[(self._lane_of[mine] == lane) & ~self.received[mine]]
-        self._lane_of[left] = _NOBODY
-        resume: Resume | None = None
-        if it.partial is not None:
-            resume = self.resume_of(it.partial)
-            left = np.concatenate([np.array([it.partial], np.int64), left[left != it.partial]])
-            it.partial = None
+        left = self._begun_first(lane, self._claims.release(lane, self._missing_of(lane)))
+        resume = self.resume_of(it.partial) if it.partial is not None and it.partial in left[:1].tolist() else None
+        it.partial = None
         return left, resume
+
+    def _missing_of(self, lane: int) -> I64:
+        mine = self._lanes[lane].positions
+        missing: I64 = mine[self._claims.has(lane, mine) & ~self.received[mine]]
+        return missing
+
+    # -- races
+
+    def hedgeable(self, lane: int) -> I64:
+        """What this lane alone is still to deliver, in an order in which a rival may be asked for it."""
+        missing = self._missing_of(lane)
+        return self._begun_first(lane, missing[~self._claims.contested(missing)])
+
+    def _begun_first(self, lane: int, positions: I64) -> I64:
+        begun = self._lanes[lane].partial
+        if begun is None or begun not in positions.tolist():
+            return positions
+        return np.concatenate([np.array([begun], np.int64), positions[positions != begun]])
+
+    def contested(self, lane: int, frame: Frame) -> Mask:
+        """Which entries of a frame of this lane another lane is to deliver, too: shape (k,)."""
+        return self._claims.contested(self._positions(lane, frame))
+
+    def is_beaten(self, lane: int) -> bool:
+        """Whether all that this lane has not delivered has come from others: nobody waits for it any more."""
+        return bool(self._claims.lost_by(lane)) and not len(self._missing_of(lane))
+
+    def wanted(self, lane: int, frame: Frame) -> Frame | None:
+        """A frame of a lane without entries that another one has delivered, or begun to; None when nothing is left.
+
+        Raises FrameError for entries that the lane does not have.
+        """
+        lost = self._claims.lost_by(lane)
+        if not lost:
+            return frame
+        positions = self._positions(lane, frame).tolist()
+        late: Mask = np.array([at in lost for at in positions], np.bool_)
+        if not late.any():
+            return frame
+        if frame.completes_entry:
+            self._claims.answered_late(lane, set(positions))
+        return without(frame, late)
 
     def resume_of(self, position: int) -> Resume | None:
         """Where to go on in an entry of which pieces have arrived; None for one that has to be sent from its start."""
@@ -153,23 +181,24 @@ class Reorder:
     @property
     def next_lane(self) -> int | None:
         """The lane that has the first entry that has not arrived; -1 if no lane has it, None when all have arrived."""
-        at = self._missing = self._first_missing(self._missing)
-        return None if at == self.n else int(self._lane_of[at])
+        at = self._missing = first_unset(self.received, self._missing)
+        return None if at == self.n else int(self._claims.lane_of[at])
+
+    @property
+    def next_rival(self) -> int:
+        """The lane that races with that one for the entry; -1 if none does."""
+        at = self._missing = first_unset(self.received, self._missing)
+        return NOBODY if at == self.n else int(self._claims.rival_of[at])
+
+    @property
+    def streaming_lane(self) -> int | None:
+        """Any order: the lane of the large entry that is coming out, without which pieces of no other can."""
+        return None if self._streaming is None else int(self._claims.lane_of[self._streaming])
 
     @property
     def complete(self) -> bool:
         """Whether all entries have arrived; some may wait to be popped."""
         return self.next_lane is None
-
-    def _first_missing(self, at: int) -> int:
-        width = _FIRST_SEARCH
-        while at < self.n:
-            window = self.received[at : at + width]
-            first = int(window.argmin())
-            if not window[first]:
-                return at + first
-            at, width = at + len(window), width * 2
-        return self.n
 
     # -- in
 
@@ -185,37 +214,38 @@ class Reorder:
         it = self._lanes[lane]
         if not len(frame.index):
             return np.empty(0, np.int64)
-        if int(frame.index.max()) >= len(it.positions):
-            raise FrameError(f"entry {int(frame.index.max())} of a lane that has {len(it.positions)}")
-        positions: I64 = it.positions[frame.index]
-        if (self._lane_of[positions] != lane).any() or self.received[positions].any():
+        positions = self._positions(lane, frame)
+        if not self._claims.has(lane, positions).all() or self.received[positions].any():
             raise FrameError(f"entry {int(frame.index[0])} of a lane came again, or was not asked for any more")
         if len(positions) > 1 and (np.diff(frame.index.astype(np.int64)) <= 0).any():
             raise FrameError("the entries of a frame do not ascend")
         if again is not None and again.any():
             return self._push_without(lane, frame, positions, again)
+        for loser, at in self._claims.win(lane, positions):
+            if self._lanes[loser].partial == at:
+                self._lanes[loser].partial = None
         errors = self._moved_errors(frame, positions)
         if frame.piece is not None or it.partial is not None:
             positions, frame = self._push_begun(lane, frame, positions, errors)
             if not len(positions):
                 return positions
-        count, payload_bytes = len(positions), len(frame.payload)
         self.status[positions] = frame.status
         self.checksum[positions] = frame.checksum
         self.received[positions] = True
-        self._hold(lane, payload_bytes)
+        self._hold(lane, len(frame.payload))
         if not self.ordered:
             self._any_order.append((lane, self._moved(frame, positions, errors)))
             return np.empty(0, np.int64)
-        size = frame.size.astype(np.int64)
-        self._kind[positions] = frame.checksum_kind
-        self._size[positions] = size
-        self._start[positions] = size.cumsum() - size
-        self._source[positions] = self._sources
-        self._held[self._sources] = _Held(frame.payload, count)
-        self._sources += 1
+        self._arrived.put(positions, frame)
         self._errors.update(errors)
         return np.empty(0, np.int64)
+
+    def _positions(self, lane: int, frame: Frame) -> I64:
+        mine = self._lanes[lane].positions
+        if len(frame.index) and int(frame.index.max()) >= len(mine):
+            raise FrameError(f"entry {int(frame.index.max())} of a lane that has {len(mine)}")
+        positions: I64 = mine[frame.index]
+        return positions
 
     def fail(self, positions: Sequence[int] | npt.NDArray[np.integer], status: int, fault: EntryFault) -> None:
         """Let these entries, which must belong to no lane, come out as failed."""
@@ -234,7 +264,7 @@ class Reorder:
         it = self._lanes[lane]
         if it.partial in left.tolist():
             it.partial = None
-        self._lane_of[left] = _NOBODY
+        left = self._claims.release(lane, left)
         kept = subset(frame, ~again)
         if kept is not None:
             self.push(lane, kept)
@@ -305,10 +335,14 @@ class Reorder:
         return self._pop_ordered(target_bytes) if self.ordered else self._pop_any()
 
     def _pop_any(self) -> Frame | None:
-        if self._streaming is None and not self._any_order and self._pieces:
-            self._streaming = next(iter(self._pieces))
-        if self._streaming is not None and self._pieces[self._streaming]:
-            frame = self._pop_piece(self._streaming)
+        at = self._streaming
+        if at is not None and at not in self._pieces and self.received[at]:
+            at = None  # it has come as a whole, as failed: no pieces of it will
+        if at is None and not self._any_order and self._pieces:
+            at = next(iter(self._pieces))
+        self._streaming = at
+        if at is not None and self._pieces.get(at):
+            frame = self._pop_piece(at)
             if frame.completes_entry:
                 self._streaming = None
             return frame
@@ -336,56 +370,17 @@ class Reorder:
             if frame.completes_entry:
                 self._next += 1
             return frame
-        stop = self._run_stop(first, target_bytes)
+        window = slice(first, min(first + MAX_ENTRIES_PER_FRAME, self.n))
+        stop = self._arrived.run_stop(first, self.received[window] & ~self._pieced[window], target_bytes)
         if stop == first:
             return None
         self._next = stop
         return self._gather(first, stop)
 
-    def _run_stop(self, first: int, target_bytes: int) -> int:
-        """The end of the run of whole entries that goes out as one frame."""
-        window = slice(first, min(first + MAX_ENTRIES_PER_FRAME, self.n))
-        ready = self.received[window] & ~self._pieced[window]
-        count = len(ready) if ready.all() else int(ready.argmin())
-        if count <= 1:
-            return first + count
-        ends = self._size[first : first + count].cumsum()
-        # The frame ends with the entry that fills it, or before one that fills a frame by itself.
-        count = min(count, int(np.searchsorted(ends, target_bytes, side="left")) + 1)
-        large = np.flatnonzero(self._size[first + 1 : first + count] > target_bytes)
-        if len(large):
-            count = 1 + int(large[0])
-        # What one incoming frame has of it is passed on without a copy, where that makes a frame worth its price.
-        begins = self._slices(first, first + count)
-        if len(begins) > 1 and int(ends[begins[1] - 1]) * 2 >= target_bytes:
-            count = int(begins[1])
-        return first + count
-
-    def _slices(self, first: int, stop: int) -> I64:
-        """Where, counted from `first`, slices begin: neighbours in one payload are one slice of it."""
-        source, start = self._source[first:stop], self._start[first:stop]
-        begins: Mask = np.ones(stop - first, np.bool_)
-        begins[1:] = (source[1:] != source[:-1]) | (start[1:] != start[:-1] + self._size[first : stop - 1])
-        return np.flatnonzero(begins)
-
     def _gather(self, first: int, stop: int) -> Frame:
-        size, start, source = self._size[first:stop], self._start[first:stop], self._source[first:stop]
-        begins = self._slices(first, stop)
-        closes = np.append(begins[1:], len(size)) - 1
-        slices = [
-            self._held[number].payload[begin:end]
-            for number, begin, end in zip(
-                source[begins].tolist(), start[begins].tolist(), (start + size)[closes].tolist(), strict=True
-            )
-        ]
-        payload = slices[0] if len(slices) == 1 else memoryview(b"".join(slices))
-        oldest = int(source.min())
-        for number, count in enumerate(np.bincount(source - oldest).tolist(), oldest):
-            if count:
-                self._held[number].entries_left -= count
-                if not self._held[number].entries_left:
-                    del self._held[number]
-        taken = np.bincount(self._lane_of[first:stop], weights=size)
+        size = self._arrived.size[first:stop]
+        payload = self._arrived.take(first, stop)
+        taken = np.bincount(self._claims.lane_of[first:stop], weights=size)
         for lane in np.flatnonzero(taken).tolist():
             self._hold(lane, -int(taken[lane]))
         errors: dict[int, EntryFault] = {}
@@ -395,6 +390,6 @@ class Reorder:
                     errors[at] = fault
         return Frame(
             np.arange(self.first_index + first, self.first_index + stop).astype(WIRE_U32), size.astype(WIRE_U32),
-            self.checksum[first:stop].copy(), self.status[first:stop].copy(), self._kind[first:stop].copy(),
+            self.checksum[first:stop].copy(), self.status[first:stop].copy(), self._arrived.kind[first:stop].copy(),
             payload, None, errors,
         )  # fmt: skip

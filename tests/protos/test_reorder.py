@@ -19,8 +19,8 @@ TARGET_BYTES = 40
 PIECE_BYTES = 30
 
 
-def content(at: int, size_bytes: int) -> bytes:
-    return bytes((at * 31 + k * 7) % 251 for k in range(size_bytes))
+def content(at: int, size_bytes: int, edition: int = 0) -> bytes:
+    return bytes((at * 31 + k * 7 + edition) % 251 for k in range(size_bytes))
 
 
 def frame_of(entries: list[tuple[int, int, bytes, int]], piece: Piece | None = None) -> Frame:
@@ -46,6 +46,8 @@ class Sender:
     failed: set[int]
     cuts: list[int]
     resume: Resume | None = None
+    edition: int = 0
+    """Of the objects that this node has; what has begun goes on as it began."""
     frames: deque[Frame] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,15 +61,17 @@ class Sender:
                 if group:
                     self.frames.append(frame_of(group))
                 group = []
-                whole = content(at, size)
+                edition = int(self.resume[2]) if self.resume and index == 0 else self.edition
+                whole = content(at, size, edition)
                 for begin in range(offset, size, PIECE_BYTES):
                     data = whole[begin : begin + PIECE_BYTES]
-                    piece = frame_of([(index, at, data, pb.OK)], Piece(begin, size, f"v{at}"))
+                    piece = frame_of([(index, at, data, pb.OK)], Piece(begin, size, str(edition)))
                     piece.checksum = np.array([zlib.crc32(whole[: begin + len(data)])], np.uint32)
                     self.frames.append(piece)
                 continue
             failed = at in self.failed
-            group.append((index, at, b"" if failed else content(at, size), pb.FAILED if failed else pb.OK))
+            data = b"" if failed else content(at, size, self.edition)
+            group.append((index, at, data, pb.FAILED if failed else pb.OK))
             if len(group) >= self.cuts[cut % len(self.cuts)]:
                 self.frames.append(frame_of(group))
                 group, cut = [], cut + 1
@@ -130,13 +134,21 @@ def test_every_entry_comes_out_once_with_its_bytes_whatever_the_lanes_do(data: s
         for number, part in parts.items():
             lane = reorder.add_lane(part)
             cuts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
-            senders[lane] = Sender(part, sizes, failed, cuts, resume if number == 0 else None)
+            edition = data.draw(st.integers(0, 2))
+            senders[lane] = Sender(part, sizes, failed, cuts, resume if number == 0 else None, edition)
+
+    def race(lane: int) -> None:
+        """A second lane for some of what one lane is still to deliver."""
+        part = [at for at in reorder.hedgeable(lane).tolist() if data.draw(st.booleans())]
+        if part:
+            rival = reorder.add_lane(part, rival=True)
+            senders[rival] = Sender(part, sizes, failed, [3], reorder.resume_of(part[0]), data.draw(st.integers(0, 2)))
 
     assign(list(range(n)))
-    closes_left = 4
+    closes_left, races_left = 4, 4
     while senders:
         lane = data.draw(st.sampled_from(sorted(senders)))
-        action = data.draw(st.sampled_from(["push", "push", "push", "pop", "close"]))
+        action = data.draw(st.sampled_from(["push", "push", "push", "pop", "close", "race", "give up"]))
         sender = senders[lane]
         if action == "pop":
             if (frame := reorder.pop(TARGET_BYTES)) is not None:
@@ -146,10 +158,15 @@ def test_every_entry_comes_out_once_with_its_bytes_whatever_the_lanes_do(data: s
             del senders[lane]
             left, resume = reorder.close_lane(lane)
             assign(left.tolist(), resume)
-        elif sender.frames:
-            if ordered:
-                assert reorder.next_lane is not None
-            assert not len(reorder.push(lane, sender.frames.popleft()))
+        elif action == "race" and races_left:
+            races_left -= 1
+            race(lane)
+        elif action == "give up" and reorder.is_beaten(lane):
+            assert not len(reorder.close_lane(lane)[0])
+            del senders[lane]
+        elif sender.frames and (wanted := reorder.wanted(lane, sender.frames.popleft())) is not None:
+            assert reorder.next_lane is not None
+            assert not len(reorder.push(lane, wanted))
         if lane in senders and not senders[lane].frames:
             assert not len(reorder.close_lane(lane)[0])
             del senders[lane]
@@ -159,7 +176,9 @@ def test_every_entry_comes_out_once_with_its_bytes_whatever_the_lanes_do(data: s
 
     assert sorted(consumer.order) == list(range(n))
     assert not ordered or consumer.order == list(range(n))
-    assert consumer.data == {at: b"" if at in failed else content(at, sizes[at]) for at in range(n)}
+    for at in range(n):
+        editions = [b"" if at in failed else content(at, sizes[at], edition) for edition in range(3)]
+        assert consumer.data[at] in editions, "an entry of two answers"
     assert consumer.status == {at: pb.FAILED if at in failed else pb.OK for at in range(n)}
     assert reorder.held_bytes == 0
     assert reorder.received.all()
@@ -242,6 +261,26 @@ def test_a_large_entry_fails_after_some_of_its_pieces_when_nobody_can_go_on(orde
     assert reorder.complete
 
 
+@pytest.mark.parametrize("status", [pb.OK, pb.FAILED])
+def test_an_entry_that_the_consumer_has_begun_comes_before_pieces_of_others(status: int) -> None:
+    """Any order: what the consumer has is a beginning of entry 0, and it takes one large entry at a time."""
+    sizes = [3 * PIECE_BYTES, 2 * PIECE_BYTES, 5]
+    reorder = Reorder(3, ordered=False, begun=True)
+    first, other = reorder.add_lane([0]), reorder.add_lane([1, 2])
+    for frame in Sender([1, 2], sizes, set(), [1]).frames:
+        reorder.push(other, frame)
+    came = reorder.pop()
+    assert came is not None and came.index.tolist() == [2]
+    assert reorder.pop() is None
+    assert reorder.streaming_lane == first
+    for frame in Sender([0], sizes, {0} if status else set(), [1]).frames:
+        reorder.push(first, frame)
+    order = []
+    while (came := reorder.pop()) is not None:
+        order += came.index.tolist()
+    assert order == [0] * (1 if status else 3) + [1, 1]
+
+
 def test_what_is_not_due_is_refused() -> None:
     reorder = Reorder(4)
     lane = reorder.add_lane([0, 1])
@@ -262,3 +301,60 @@ def test_what_is_not_due_is_refused() -> None:
     reorder.close_lane(lane)
     with pytest.raises(FrameError, match="not asked for any more"):
         reorder.push(lane, frame_of([(1, 1, b"def", pb.OK)], Piece(3, 6, "v")))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_first_of_two_lanes_to_deliver_an_entry_has_it_and_the_other_answer_is_passed_over(ordered: bool) -> None:
+    reorder = Reorder(4, ordered=ordered)
+    slow = reorder.add_lane([0, 1, 2, 3])
+    reorder.push(slow, small([(0, 0)]))
+    rival = reorder.add_lane(reorder.hedgeable(slow)[:2], rival=True)
+    assert reorder.next_lane == slow and reorder.next_rival == rival
+    assert reorder.hedgeable(slow).tolist() == [3]
+    reorder.push(rival, small([(0, 1)], 7))
+    late = reorder.wanted(slow, small([(1, 1), (2, 2)]))
+    assert late is not None
+    assert (late.index.tolist(), bytes(late.payload)) == ([2], content(2, 10))
+    reorder.push(slow, late)
+    assert reorder.is_beaten(rival) and not reorder.is_beaten(slow)
+    assert reorder.wanted(rival, small([(1, 2)])) is None
+    with pytest.raises(FrameError, match="came again"):
+        again = small([(1, 1)])
+        assert reorder.wanted(slow, again) is again  # it was late once, this is once too often
+        reorder.push(slow, again)
+    reorder.push(slow, small([(3, 3)]))
+    out = b""
+    while (frame := reorder.pop()) is not None:
+        out += bytes(frame.payload)
+    assert out == content(0, 10) + content(1, 7) + content(2, 10) + content(3, 10)
+    assert reorder.complete and reorder.held_bytes == reorder.held_bytes_of(slow) == reorder.held_bytes_of(rival) == 0
+
+
+def test_of_an_entry_in_pieces_only_one_lane_delivers_the_rest() -> None:
+    reorder = Reorder(1)
+    slow = reorder.add_lane([0])
+    reorder.push(slow, frame_of([(0, 0, b"abc", pb.OK)], Piece(0, 9, "v")))
+    rival = reorder.add_lane(reorder.hedgeable(slow), rival=True)
+    assert reorder.resume_of(0) == (3, zlib.crc32(b"abc"), "v")
+    reorder.push(rival, frame_of([(0, 0, b"def", pb.OK)], Piece(3, 9, "v")))
+    assert reorder.wanted(slow, frame_of([(0, 0, b"def", pb.OK)], Piece(3, 9, "v"))) is None
+    assert reorder.is_beaten(slow)
+    assert reorder.wanted(slow, frame_of([(0, 0, b"ghi", pb.OK)], Piece(6, 9, "v"))) is None
+    reorder.push(rival, frame_of([(0, 0, b"ghi", pb.OK)], Piece(6, 9, "v")))
+    out = [reorder.pop() for _ in range(3)]
+    assert b"".join(frame.payload for frame in out if frame) == b"abcdefghi"
+
+
+def test_a_failure_that_does_not_count_and_a_lane_that_ends_leave_the_entry_to_the_other() -> None:
+    reorder = Reorder(3)
+    slow = reorder.add_lane([0, 1, 2])
+    rival = reorder.add_lane([0, 1], rival=True)
+    missing = frame_of([(0, 0, b"", pb.NOT_FOUND)])
+    assert reorder.contested(rival, missing).tolist() == [True]
+    assert not len(reorder.push(rival, missing, again=missing.status > 0))
+    assert reorder.hedgeable(slow).tolist() == [0, 2]
+    assert reorder.close_lane(slow)[0].tolist() == [0, 2]
+    assert reorder.next_lane == -1
+    assert reorder.close_lane(rival)[0].tolist() == [1]
+    with pytest.raises(ValueError, match="belongs to none"):
+        reorder.add_lane([0], rival=True)
