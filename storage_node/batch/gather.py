@@ -59,7 +59,8 @@ class Gather:
         n = len(request.name)
         self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self._ordered = request.ordered or request.buffered
-        self.reorder = Reorder(n, request.first_index, ordered=self._ordered)
+        begun = bool(request.resume_offset)
+        self.reorder = Reorder(n, request.first_index, ordered=self._ordered, begun=begun)
         self._lanes: dict[int, Lane] = {}
         self._resume: dict[int, Resume] = {}
         self._skipped_bytes = 0
@@ -367,7 +368,9 @@ class Gather:
             if lane is None:
                 return
         else:
-            lane = next((lane for lane in self._lanes.values()), None)
+            number = self.reorder.streaming_lane
+            lane = None if number is None else self._lanes.get(number)
+            lane = lane or next(iter(self._lanes.values()), None)
             if lane is None or any(lane.credit_bytes > 0 for lane in self._lanes.values()):
                 self._ask_waiting(urgent=lane is None)
                 return
