@@ -6,19 +6,23 @@ The map is handed to the nodes as it is; nobody watches over them.
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 import grpc
 
+from ais_loader.testing.machines import Machines, Place
 from ais_loader.testing.node import NodeProcess
 from protos import ais_cluster_pb2 as pb
 from protos import ais_cluster_pb2_grpc as rpc
 
 CALL_TIMEOUT_S = 20.0
+_HELD = ("ais_loader_memory_held_bytes", "ais_loader_active_", "ais_loader_pending_reads")
 
 
 class ClusterProcesses:
@@ -31,6 +35,9 @@ class ClusterProcesses:
         drives_per_node: folders of each node.
         buckets: of the first map, with their number of copies.
         environment: variables on top of this process's own.
+        arguments: further arguments of `ais-loader serve`.
+        machines: where the nodes run, one on each; without them, all on this one.
+        metrics: serve their numbers, for `holds` and `NodeProcess.numbers`.
     """
 
     def __init__(
@@ -42,6 +49,9 @@ class ClusterProcesses:
         drives_per_node: int = 1,
         buckets: Mapping[str, int] | None = None,
         environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+        machines: Machines | None = None,
+        metrics: bool = False,
     ) -> None:
         self.nodes: list[NodeProcess] = []
         self._held = ExitStack()
@@ -49,8 +59,12 @@ class ClusterProcesses:
         try:
             for number in range(nodes):
                 drives = [Path(root) / f"node-{number}" / f"drive-{drive}" for drive in range(drives_per_node)]
-                node = self._held.enter_context(NodeProcess(drives, environment=environment))
-                self.nodes.append(node)
+                place = Place() if machines is None else machines.places[number]
+                node = NodeProcess(
+                    drives, environment=environment, arguments=arguments, metrics=metrics,
+                    host=place.address, launcher=place.launcher,
+                )  # fmt: skip
+                self.nodes.append(self._held.enter_context(node))
                 host = hosts[number] if hosts is not None else f"host-{number}"
                 self.map.node.add(
                     uuid=self.uuid_of(number), host=host, endpoint=node.url.removeprefix("grpc://"), weight=1.0,
@@ -77,6 +91,34 @@ class ClusterProcesses:
         for number in range(len(self.nodes)) if numbers is None else numbers:
             with grpc.insecure_channel(self.nodes[number].url.removeprefix("grpc://")) as channel:
                 rpc.ClusterStub(channel).Learn(pb.LearnRequest(map=self.map), timeout=CALL_TIMEOUT_S)
+
+    def start(self, numbers: Sequence[int] | None = None) -> None:
+        """Start these nodes, or all, that do not run: all at once, as machines do after a power cut."""
+        down = [node for node in self._some(numbers) if not node.alive]
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(lambda node: node.restart(), down))
+
+    def kill(self, numbers: Sequence[int] | None = None) -> None:
+        """End these nodes, or all, as `kill -9` does: all of them are dead before the first one is waited for."""
+        nodes = self._some(numbers)
+        for node in nodes:
+            if node.alive:
+                os.kill(node.pid, signal.SIGKILL)
+        for node in nodes:
+            node.kill()
+
+    def _some(self, numbers: Sequence[int] | None) -> list[NodeProcess]:
+        return self.nodes if numbers is None else [self.nodes[number] for number in numbers]
+
+    def holds(self) -> dict[str, float]:
+        """What nodes still hold of batches, by node and name; empty when that is nothing. Needs `metrics`."""
+        return {
+            f"node {number}: {name}": value
+            for number, node in enumerate(self.nodes)
+            if node.alive
+            for name, value in node.numbers().items()
+            if name.startswith(_HELD) and not name.endswith("_limit") and value
+        }
 
     def close(self) -> None:
         self._held.close()

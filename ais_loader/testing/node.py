@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
+CALL_TIMEOUT_S = 20.0
 
 
 class NodeProcess:
@@ -30,6 +32,9 @@ class NodeProcess:
         drives: folders of the store; made if missing.
         arguments: further arguments of `ais-loader serve`.
         environment: variables on top of this process's own.
+        host: the address that it listens on.
+        launcher: words in front of its command, as of `ip netns exec`, which must leave it their process.
+        metrics: serve its numbers, for `numbers`.
 
     Raises RuntimeError, with what the node said, when it ends instead of serving; TimeoutError when it does neither.
     """
@@ -40,11 +45,17 @@ class NodeProcess:
         *,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        host: str = "127.0.0.1",
+        launcher: Sequence[str] = (),
+        metrics: bool = False,
     ) -> None:
         several = [drives] if isinstance(drives, str | os.PathLike) else drives
         self.drives = [Path(drive) for drive in several]
         self.port = 0
-        self._arguments = list(arguments)
+        self._host = host
+        self._launcher = list(launcher)
+        self._metrics_url = ""
+        self._arguments = [*arguments, *(["--metrics-port", "0"] if metrics else [])]
         self._environment = {**os.environ, **(environment or {})}
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by stop()
         self._process: subprocess.Popen[bytes] | None = None
@@ -57,7 +68,7 @@ class NodeProcess:
     @property
     def url(self) -> str:
         """The same for all lives of this node."""
-        return f"grpc://127.0.0.1:{self.port}"
+        return f"grpc://{self._host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -77,7 +88,8 @@ class NodeProcess:
         """Run a node that is not running; on the port that it had before, if any. Returns when it serves."""
         if self._process is not None:
             raise RuntimeError("the node is running")
-        command = [sys.executable, "-m", "ais_loader.cli", "serve", "--json", "--port", str(self.port)]
+        command = [*self._launcher, sys.executable, "-m", "ais_loader.cli", "serve", "--json"]
+        command += ["--host", self._host, "--port", str(self.port)]
         for drive in self.drives:
             command += ["--drive", str(drive)]
         self._process = subprocess.Popen(
@@ -85,7 +97,9 @@ class NodeProcess:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, env=self._environment,
         )  # fmt: skip
         try:
-            self.port = int(str(json.loads(self._announcement())["url"]).rpartition(":")[2])
+            said = json.loads(self._announcement())
+            self.port = int(str(said["url"]).rpartition(":")[2])
+            self._metrics_url = str(said.get("metrics_url", ""))
         except BaseException:
             self.kill()
             raise
@@ -162,6 +176,13 @@ class NodeProcess:
 
     def reset_peak_rss(self) -> None:
         reset_peak_rss(self.pid)
+
+    def numbers(self) -> dict[str, float]:
+        """What it counts, by name and labels as Prometheus writes them; only with `metrics`. Raises OSError."""
+        with urllib.request.urlopen(self._metrics_url, timeout=CALL_TIMEOUT_S) as answer:
+            lines = answer.read().decode().splitlines()
+        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
 
     def close(self) -> None:
         """Stop it, and forget its log."""

@@ -1,0 +1,150 @@
+"""What tests of batches under faults share: objects, batches of every kind, and a trainer who checks all that comes."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from ais_loader import Bucket, Client, Item
+from ais_loader.checksum import crc32c
+from ais_loader.testing import NodeProcess, eventually, rss_bytes, seeded_bytes
+from ais_loader.testing.cluster import ClusterProcesses
+from protos import ais_replica_pb2 as pb
+from protos import ais_replica_pb2_grpc as rpc
+
+MiB = 1 << 20
+SMALL = {f"s/{at:04d}": seeded_bytes(60_000 + 7 * at, seed=at) for at in range(200)}
+LARGE = {f"l/{at}": seeded_bytes(9 * MiB + at, seed=900 + at) for at in range(3)}
+OBJECTS = {**SMALL, **LARGE}
+MIXED = [*list(SMALL)[:60], "l/0", *list(SMALL)[60:120], "l/1", "l/2", *list(SMALL)[120:]]
+"""39 MB: of every node more than it may send ahead."""
+MODES = [("direct", True), ("direct", False), ("target", True), ("target", False)]
+BATCH_DEADLINE_S = 90.0
+"""No batch may take longer, whatever happens to it. For a batch that meets with a fault as long as `retry_s`."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to ask."""
+
+    assembly: str
+    ordered: bool
+    streaming: bool = True
+    colocation: str = "none"
+
+    def options(self) -> dict[str, Any]:
+        return vars(self).copy()
+
+    @classmethod
+    def drawn(cls, draw: random.Random) -> Kind:
+        assembly = draw.choice(["direct", "target", "auto"])
+        return cls(assembly, draw.random() < 0.6, draw.random() < 0.8, draw.choice(["none", "none", "owner"]))
+
+
+def check(items: Sequence[Item], names: Sequence[str], content: Mapping[str, bytes] = OBJECTS) -> None:
+    """All of a batch, good and whole; its items in order, or put in order by the caller."""
+    assert [item.index for item in items] == list(range(len(names)))
+    for item, name in zip(items, names, strict=True):
+        assert item.ok, (name, item.error)
+        assert crc32c(item.data) == crc32c(content[name]), name
+        assert item.data == content[name], name
+
+
+def read(
+    bucket: Bucket, names: Sequence[str], kind: Kind, *, at: int = -1, harm: Callable[[], object] = bool,
+    content: Mapping[str, bytes] = OBJECTS, **options: Any,
+) -> None:  # fmt: skip
+    """A whole batch, checked; `harm` is done when `at` items of it have come."""
+    began_s = time.monotonic()
+    batch = bucket.get_batch(list(names), **kind.options(), **options)
+    items: list[Item] = []
+    if at == 0:
+        harm()
+    for item in batch:
+        items.append(item)
+        if len(items) == at:
+            harm()
+    if not kind.ordered:
+        items.sort(key=lambda item: item.index)
+    check(items, names, content)
+    assert time.monotonic() - began_s < BATCH_DEADLINE_S
+
+
+def fill(client: Client, *buckets: str) -> None:
+    for name in buckets:
+        assert len(list(client.bucket(name).put_many(OBJECTS.items()))) == len(OBJECTS)
+
+
+def designated(cluster: ClusterProcesses) -> int:
+    """The node that gathers the one batch under way in this cluster."""
+
+    def found() -> list[int]:
+        busy = [node.alive and node.numbers()["ais_loader_active_batches"] > 0 for node in cluster.nodes]
+        return [number for number, is_busy in enumerate(busy) if is_busy]
+
+    [number] = eventually(found)
+    return number
+
+
+def serve_all(cluster: ClusterProcesses) -> None:
+    """Wait until every node has compared its copies with those of the others, and answers for all of them."""
+
+    def sure(node: NodeProcess) -> bool:
+        with grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel:
+            answer = rpc.RepairStub(channel).Progress(pb.ProgressRequest(), timeout=20)
+        return not answer.doubtful_names and not answer.doubtful_bucket
+
+    eventually(lambda: all(map(sure, cluster.nodes)), timeout_s=90, interval_s=0.1)
+
+
+# -- what must be given back
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Leftovers:
+    """What this process has before clients are made, to be compared when they are closed. A context manager."""
+
+    def __init__(self, memory_bytes: int = 48 * MiB) -> None:
+        self._memory_bytes = memory_bytes
+
+    def __enter__(self) -> Leftovers:
+        self._threads = threading.active_count()
+        self._descriptors = descriptors()
+        self._rss_bytes = rss_bytes()
+        return self
+
+    def warm(self) -> None:
+        """From now on memory counts: what is made once has been made."""
+        self._rss_bytes = rss_bytes()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            eventually(lambda: threading.active_count() <= self._threads, timeout_s=30)
+            eventually(lambda: descriptors() <= self._descriptors, timeout_s=30)
+            grown = rss_bytes() - self._rss_bytes
+            assert grown < self._memory_bytes, f"{grown:,} bytes more than before"
+
+
+def nothing_held(cluster: ClusterProcesses) -> None:
+    """No node has anything left of any batch."""
+    held: dict[str, float] = {}
+
+    def nothing() -> bool:
+        nonlocal held
+        held = cluster.holds()
+        return not held
+
+    try:
+        eventually(nothing, timeout_s=60, interval_s=0.1)
+    except AssertionError:
+        raise AssertionError(f"nodes still hold {held}") from None

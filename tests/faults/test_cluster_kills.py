@@ -1,0 +1,201 @@
+"""Nodes of a cluster that are killed with `kill -9` while batches and writes run over all of them.
+
+Killed at random moments of many batches, by a seed; the node that gathers a batch, after half of it; and the whole
+cluster at once, as by a power cut. The trainer sees all bytes in order and no error, everything acknowledged is there
+afterwards, and neither the nodes nor the client hold anything of it any more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from ais_loader import Client, connect, errors
+from ais_loader.testing import seeded_bytes, throwaway_folder
+from ais_loader.testing.cluster import ClusterProcesses
+from tests.faults.fault_kit import (
+    MIXED,
+    MODES,
+    OBJECTS,
+    Kind,
+    Leftovers,
+    check,
+    designated,
+    fill,
+    nothing_held,
+    read,
+    serve_all,
+)
+
+RETRY_S = 60.0
+KILL_EVERY = 4
+"""Batches, on average."""
+FEW, MANY = 20, 200
+QUICK = (("one", ("target", False)), ("two", ("direct", True)))
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[ClusterProcesses]:
+    """Each test leaves the three nodes running. "two" has two copies of each object, "one" has one."""
+    with (
+        throwaway_folder() as folder,
+        ClusterProcesses(folder, 3, buckets={"one": 1, "two": 2}, metrics=True) as cluster,
+    ):
+        with connect(cluster.url) as client:
+            fill(client, "one", "two")
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running: ClusterProcesses) -> ClusterProcesses:
+    serve_all(running)
+    return running
+
+
+class Killer:
+    """Kills any node that runs, and has each brought back at once, beside whatever goes on. A context manager: in the
+    end all run."""
+
+    def __init__(self, cluster: ClusterProcesses, draw: random.Random) -> None:
+        self._cluster = cluster
+        self._draw = draw
+        self._coming: list[Future[None]] = []
+        self._pool = ThreadPoolExecutor(len(cluster.nodes))
+        self.killed = 0
+
+    def __call__(self) -> None:
+        alive = [number for number, node in enumerate(self._cluster.nodes) if node.alive]
+        coming = [number for number, done in enumerate(self._coming) if not done.done()]
+        if not alive or len(coming) == len(self._cluster.nodes):
+            return
+        victim = self._draw.choice(alive)
+        self._cluster.kill([victim])
+        self.killed += 1
+        self._coming.append(self._pool.submit(self._cluster.start, [victim]))
+
+    def __enter__(self) -> Killer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        for done in self._coming:
+            done.result()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("seed", "batches"),
+    [(1, FEW), pytest.param(2, MANY, marks=pytest.mark.slow), pytest.param(3, MANY, marks=pytest.mark.slow)],
+)
+def test_nodes_are_killed_at_random_moments_of_many_batches(cluster: ClusterProcesses, seed: int, batches: int) -> None:
+    draw = random.Random(seed)
+    content = dict(OBJECTS)
+    acknowledged: dict[str, bytes] = {}
+    with Leftovers() as left:
+        with connect(cluster.url, retry_s=RETRY_S, verify_payload=True) as client, Killer(cluster, draw) as kill:
+            for number in range(batches):
+                bucket = client.bucket(draw.choice(["one", "two", "two", "two"]))
+                names = draw.choices(list(OBJECTS), k=draw.randrange(20, 150))
+                if bucket.name == "two":
+                    names += acknowledged
+                at = draw.randrange(len(names)) if draw.randrange(KILL_EVERY) == 0 or not number else -1
+                read(bucket, names, Kind.drawn(draw), at=at, harm=kill, content=content, timeout_s=RETRY_S)
+                name, data = f"w{seed}/{number:04d}", seeded_bytes(40_000 + number, seed=number)
+                if _put(client, name, data):
+                    acknowledged[name] = content[name] = data
+                if number == min(batches // 4, 20):
+                    left.warm()
+            assert kill.killed > batches // (2 * KILL_EVERY)
+        nothing_held(cluster)
+    assert len(acknowledged) > batches // 2
+    with connect(cluster.url, retry_s=RETRY_S, verify_payload=True) as client:
+        read(client.bucket("two"), list(acknowledged), Kind("direct", True), content=content)
+        for name in acknowledged:
+            client.bucket("two").delete(name)
+
+
+def _put(client: Client, name: str, data: bytes) -> bool:
+    """Whether the write was acknowledged."""
+    try:
+        client.bucket("two").put(name, data)
+    except errors.NodeUnavailable:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("bucket", ["one", "two"])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_node_that_gathers_a_batch_is_killed_after_half_of_it(
+    cluster: ClusterProcesses, bucket: str, ordered: bool
+) -> None:
+    with connect(cluster.url, retry_s=RETRY_S, verify_payload=True) as client, ExitStack() as held:
+        pool = held.enter_context(ThreadPoolExecutor(1))
+        killed: list[int] = []
+
+        def kill() -> None:
+            killed.append(designated(cluster))
+            cluster.kill(killed)
+            if bucket == "one":
+                pool.submit(cluster.start, killed)  # nobody else has what it has
+
+        kind = Kind("target", ordered)
+        read(client.bucket(bucket), MIXED, kind, at=len(MIXED) // 2, harm=kill, timeout_s=RETRY_S)
+        if bucket == "two":
+            assert not cluster.nodes[killed[0]].alive
+            cluster.start()
+    nothing_held(cluster)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "assembly", "ordered"),
+    [
+        pytest.param(bucket, *mode, marks=() if (bucket, mode) in QUICK else pytest.mark.slow)
+        for bucket in ("one", "two")
+        for mode in MODES
+    ],
+)
+def test_a_batch_outlives_all_nodes_at_once(
+    cluster: ClusterProcesses, bucket: str, assembly: str, ordered: bool
+) -> None:
+    with connect(cluster.url, retry_s=RETRY_S, verify_payload=True) as client, ThreadPoolExecutor(1) as pool:
+        starting: list[Future[None]] = []
+
+        def power_cut() -> None:
+            cluster.kill()
+            starting.append(pool.submit(cluster.start))
+
+        where = client.bucket(bucket)
+        read(where, MIXED, Kind(assembly, ordered), at=len(MIXED) // 3, harm=power_cut, timeout_s=RETRY_S)
+        starting[0].result()
+        # The same client, without a word said to it.
+        check(list(where.get_batch(MIXED)), MIXED)
+    nothing_held(cluster)
+
+
+@pytest.mark.slow
+def test_batches_while_all_nodes_stay_dead_end_in_time_and_say_why(cluster: ClusterProcesses) -> None:
+    with connect(cluster.url, retry_s=1.0) as client:
+        for assembly, ordered in MODES:
+            check(list(client.bucket("two").get_batch(["l/0"])), ["l/0"])
+            batch = client.bucket("two").get_batch(
+                MIXED, assembly=assembly, ordered=ordered, on_error="placeholder", timeout_s=5.0
+            )
+            items = [next(batch)]
+            cluster.kill()
+            try:
+                items += list(batch)
+            finally:
+                cluster.start()
+            assert sorted(item.index for item in items) == list(range(len(MIXED)))
+            if ordered:
+                assert [item.index for item in items] == list(range(len(MIXED)))
+            failed = [item for item in items if not item.ok]
+            assert failed and {item.status.name for item in failed} == {"UNAVAILABLE"}
+            assert all(isinstance(item.error, errors.NodeUnavailable) for item in failed)
+            assert all(item.data == OBJECTS[MIXED[item.index]] for item in items if item.ok)
+            with connect(cluster.url, retry_s=RETRY_S) as patient:
+                check(list(patient.bucket("two").get_batch(MIXED)), MIXED)
