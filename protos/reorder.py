@@ -196,11 +196,6 @@ class Reorder:
         return None if self._streaming is None else int(self._claims.lane_of[self._streaming])
 
     @property
-    def streaming_lane(self) -> int | None:
-        """Any order: the lane of the large entry that is coming out, without which pieces of no other can."""
-        return None if self._streaming is None else int(self._lane_of[self._streaming])
-
-    @property
     def complete(self) -> bool:
         """Whether all entries have arrived; some may wait to be popped."""
         return self.next_lane is None
