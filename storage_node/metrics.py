@@ -16,6 +16,7 @@ from protos import ais_cluster_pb2
 from storage_node.batch.counts import BOUNDS_S, Histogram
 from storage_node.batch.session import BatchService
 from storage_node.cluster.membership import Membership
+from storage_node.cluster.transfers import RepairCounts
 from storage_node.store.batch_read import IMPLEMENTATION
 from storage_node.store.errors import InvalidRequest, StoreError
 
@@ -103,6 +104,25 @@ METRICS = (
     # The node in its cluster.
     Metric("ais_loader_map_version", "gauge", (), "version", "Version of the cluster's map; 0 while in no cluster."),
     Metric("ais_loader_map_nodes", "gauge", ("state",), "nodes", "Nodes in that map: active, joining, leaving."),
+    # Making copies equal.
+    Metric("ais_loader_repair_passes_total", "counter", (), "passes",
+           "Times that the node went through all that it has, in search of copies that other nodes lack."),
+    Metric("ais_loader_repair_objects_total", "counter", ("what",), "objects",
+           "what: pushed (to nodes that lacked them or had them older), failed (pushes that did not succeed, and are "
+           "tried again), fetched (that this node lacked or had older), dropped (that belong to other nodes, which "
+           "have them)."),
+    Metric("ais_loader_repair_bytes_total", "counter", ("what",), "bytes", "Of the objects pushed and fetched."),
+    Metric("ais_loader_repair_tombstones_total", "counter", ("what",), "objects",
+           "Deletions. what: pushed (to nodes that had not heard of them), forgotten (nothing is left to guard "
+           "against)."),
+    Metric("ais_loader_repair_doubtful_names", "gauge", (), "objects",
+           "Copies that the node has older than another node, or not at all, and does not serve before they have "
+           "come."),
+    Metric("ais_loader_repair_doubtful_buckets", "gauge", ("what",), "buckets",
+           "Buckets being compared with other nodes. what: copies (any may be old, none is served), gaps (what is here "
+           "is served; what is not may have been on a drive that was given up)."),
+    Metric("ais_loader_repair_silent_peers", "gauge", (), "nodes",
+           "Nodes that kept silent while this one came back: it may serve copies older than theirs."),
     Metric("ais_loader_node_info", "gauge", ("version", "store_uuid", "batch_reader"), "1", "What this node is."),
 )  # fmt: skip
 PROCESS = {
@@ -121,8 +141,11 @@ Sample = tuple[str, tuple[str, ...], float]
 class NodeCollector:
     """Reads a running node; prometheus-client calls `collect` from its own threads."""
 
-    def __init__(self, service: BatchService, membership: Membership, version: str) -> None:
+    def __init__(
+        self, service: BatchService, membership: Membership, version: str, repair: RepairCounts
+    ) -> None:
         self._service = service
+        self._repair = repair
         self._membership = membership
         self._version = version
 
@@ -158,6 +181,7 @@ class NodeCollector:
         yield from self._admission()
         yield from self._drives()
         yield from self._cluster()
+        yield from self._repairs()
 
     def _traffic(self) -> Iterator[Sample]:
         service, counts = self._service, self._service.counts
@@ -228,18 +252,40 @@ class NodeCollector:
             yield "ais_loader_map_nodes", (name.lower(),), states.count(state)
 
 
+    def _repairs(self) -> Iterator[Sample]:
+        counts, doubts = self._repair, self._service.store.doubts
+        yield "ais_loader_repair_passes_total", (), counts.passes
+        objects = {
+            "pushed": counts.objects_pushed, "failed": counts.failed_pushes, "fetched": counts.names_fetched,
+            "dropped": counts.copies_dropped,
+        }  # fmt: skip
+        for what, number in objects.items():
+            yield "ais_loader_repair_objects_total", (what,), number
+        for what, number in {"pushed": counts.bytes_pushed, "fetched": counts.bytes_fetched}.items():
+            yield "ais_loader_repair_bytes_total", (what,), number
+        tombstones = {"pushed": counts.tombstones_pushed, "forgotten": counts.tombstones_forgotten}
+        for what, number in tombstones.items():
+            yield "ais_loader_repair_tombstones_total", (what,), number
+        yield "ais_loader_repair_doubtful_names", (), doubts.count()
+        yield "ais_loader_repair_doubtful_buckets", ("copies",), len(doubts.buckets())
+        yield "ais_loader_repair_doubtful_buckets", ("gaps",), len(doubts.buckets_with_gaps())
+        yield "ais_loader_repair_silent_peers", (), len(counts.silent)
+
+
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     """Cumulative, as Prometheus wants them."""
     bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
     return list(zip(bounds, accumulate(list(histogram.buckets)), strict=True))
 
 
-def node_registry(service: BatchService, membership: Membership, version: str) -> CollectorRegistry:
+def node_registry(
+    service: BatchService, membership: Membership, version: str, repair: RepairCounts
+) -> CollectorRegistry:
     """All metrics of one node."""
     from prometheus_client import CollectorRegistry, ProcessCollector
 
     registry = CollectorRegistry()
-    registry.register(NodeCollector(service, membership, version))
+    registry.register(NodeCollector(service, membership, version, repair))
     ProcessCollector(namespace="ais_loader", registry=registry)
     return registry
 
@@ -255,7 +301,9 @@ def require_library() -> None:
 
 
 @contextmanager
-def metrics_served(service: BatchService, membership: Membership, version: str) -> Iterator[int | None]:
+def metrics_served(
+    service: BatchService, membership: Membership, version: str, repair: RepairCounts
+) -> Iterator[int | None]:
     """Serve a node's metrics over HTTP, at /metrics, on threads of their own; yields the port. Raises OSError.
 
     Where the node's configuration names no port, nothing is served.
@@ -267,7 +315,8 @@ def metrics_served(service: BatchService, membership: Membership, version: str) 
     from prometheus_client import start_http_server
 
     try:
-        server, thread = start_http_server(port, host.strip("[]"), node_registry(service, membership, version))
+        registry = node_registry(service, membership, version, repair)
+        server, thread = start_http_server(port, host.strip("[]"), registry)
     except OSError as error:
         raise OSError(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from error
     try:

@@ -144,7 +144,7 @@ class NodeServer:
                 raise OSError(
                     f"cannot listen on {self.config.host}:{self.config.port}: is another node running there? ({error})"
                 ) from error
-            self.metrics_port = held.enter_context(metrics_served(service, self.membership, VERSION))
+            self.metrics_port = held.enter_context(metrics_served(service, self.membership, VERSION, repair.counts))
             await server.start()
             self._started.set()
             reaping = asyncio.create_task(self._reap(service))

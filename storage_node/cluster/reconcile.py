@@ -298,6 +298,7 @@ class Reconciler:
             await self._peers.push(endpoint, bucket, part, self._membership.node_uuid)
             left = await self._service.read(self._still_older, bucket, part)
             self._counts.names_fetched += len(part) - len(left)
+            self._counts.bytes_fetched += sum(sizes[at] for at in group if names[at] not in left)
 
     def _still_older(self, bucket: pb.MapBucket, names: Sequence[str]) -> dict[str, State | None]:
         """What this node has of those names that are still in doubt; the others are not any more."""

@@ -45,6 +45,7 @@ class RepairCounts:
     failed_pushes: int = 0
     names_fetched: int = 0
     """That this node had older, or not at all, and asked another node for."""
+    bytes_fetched: int = 0
     copies_dropped: int = 0
     """That belong to other nodes, and are there."""
     tombstones_forgotten: int = 0

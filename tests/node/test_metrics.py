@@ -300,7 +300,9 @@ def test_every_query_of_the_dashboard_means_something_here(
 def test_the_dashboard_has_its_rows_and_its_variables(metrics: dict[str, Series]) -> None:
     panels = DASHBOARD["panels"]
     rows = [panel["title"] for panel in panels if panel["type"] == "row"]
-    assert rows == ["Throughput", "Latency", "Errors and recoveries", "Memory and admission", "Drives", "Cluster"]
+    assert rows == [
+        "Throughput", "Latency", "Errors and recoveries", "Memory and admission", "Drives", "Cluster", "Repair",
+    ]  # fmt: skip
     assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels if panel["type"] != "row")
     assert len({panel["id"] for panel in panels}) == len(panels)
     source, instance = DASHBOARD["templating"]["list"]
