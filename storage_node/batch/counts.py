@@ -87,11 +87,11 @@ class NodeCounts:
         self.request_bytes = _zeros(("get", "put"))
         self.listed_objects = 0
 
-    def single(self, request: pb.BatchRequest, size_bytes: int, took_s: float) -> None:
-        """A batch of one small object, answered whole."""
+    def small(self, request: pb.BatchRequest, size_bytes: int, took_s: float) -> None:
+        """A batch of a few small objects, answered whole."""
         kind = kind_of(request)
         self.batches[kind]["complete"] += 1
-        self.entries[kind]["object"] += 1
+        self.entries[kind]["object"] += len(request.name)
         self.entry_bytes[kind]["object"] += size_bytes
         self.first_byte[kind].observe(took_s)
         self.duration[kind].observe(took_s)

@@ -196,8 +196,13 @@ class FairSlots:
     def waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether several tenants ask."""
+        return time.monotonic() < self._crowded_until_s
+
     def _limit(self) -> int:
-        return self._crowded_slots if time.monotonic() < self._crowded_until_s else ALONE_SLOTS
+        return self._crowded_slots if self.crowded else ALONE_SLOTS
 
     def _note(self, tenant: str) -> None:
         if tenant != self._last_tenant:

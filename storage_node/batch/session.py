@@ -23,7 +23,7 @@ from storage_node.batch.outcomes import Busy, Gone, retrieve, settled
 from storage_node.batch.own_run import OwnRun
 from storage_node.batch.places import Places
 from storage_node.batch.pressure import Pressure, give_memory_back
-from storage_node.batch.small import answer_small
+from storage_node.batch.small import MAX_BYTES, answer_small
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.peers import PeerPool
 from storage_node.config import ServerConfig
@@ -207,7 +207,7 @@ class _Session:
                 # Waits while the client does not read: it will not be asking for more then, either.
                 self._answering = True
                 await self._send(answer[0])
-                self._service.counts.single(request.request, answer[1], clock_s() - began_s)
+                self._service.counts.small(request.request, answer[1], clock_s() - began_s)
                 self._answering = False
                 return
             if batch_id in self._batches:
@@ -224,9 +224,12 @@ class _Session:
                 batch[0].cancel()
 
     def _answer_small(self, batch_id: int, request: pb.BatchRequest) -> tuple[bytes, int] | None:
-        """See `small`. Not past others whose turn it is, nor while batches are rejected: those go the ordinary way."""
+        """See `small`. Not past others whose turn it is, nor while batches are rejected: those go the ordinary way, and
+        so does more than one entry while tenants share the node, or while its memory is spent."""
         service, tenant = self._service, request.tenant
         if not service.slots.may_pass(tenant) or service.pressure.memory_is_critical():
+            return None
+        if len(request.name) > 1 and (service.slots.crowded or service.budget.is_full(MAX_BYTES)):
             return None
         answer = answer_small(service.store, request, batch_id, service.membership)
         if answer is not None:

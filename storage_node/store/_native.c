@@ -240,22 +240,48 @@ static PyObject *read_list(PyObject *module, PyObject *const *args, Py_ssize_t n
 static PyObject *read_cached(PyObject *module, PyObject *args)
 {
     (void)module;
-    const char *prefix, *path;
-    Py_ssize_t prefix_bytes, length;
-    unsigned int expected;
-    int dirfd;
-    if (!PyArg_ParseTuple(args, "y#iynI:read_cached", &prefix, &prefix_bytes, &dirfd, &path, &length, &expected))
+    const char *prefix;
+    Py_ssize_t prefix_bytes, total;
+    PyObject *files, *frame = NULL;
+    if (!PyArg_ParseTuple(args, "y#O!:read_cached", &prefix, &prefix_bytes, &PyTuple_Type, &files))
         return NULL;
-    if (length < 0 || length > PY_SSIZE_T_MAX - prefix_bytes)
-        return PyErr_Format(PyExc_ValueError, "length %zd is not a size", length);
-    PyObject *frame = PyBytes_FromStringAndSize(NULL, prefix_bytes + length);
-    if (!frame)
-        return NULL;
-    memcpy(PyBytes_AS_STRING(frame), prefix, (size_t)prefix_bytes);
-    if (!read_if_cached(dirfd, path, (uint8_t *)PyBytes_AS_STRING(frame) + prefix_bytes, (size_t)length, expected)) {
-        Py_DECREF(frame);
-        Py_RETURN_NONE;
+    const Py_ssize_t count = PyTuple_GET_SIZE(files);
+    struct file {
+        const char *path;
+        Py_ssize_t length;
+        int dirfd;
+        unsigned int expected;
+    } *const wanted = PyMem_Calloc((size_t)count, sizeof *wanted);
+    if (!wanted)
+        return PyErr_NoMemory();
+    total = prefix_bytes;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        struct file *file = &wanted[i];
+        PyObject *const item = PyTuple_GET_ITEM(files, i);
+        if (!PyTuple_Check(item))
+            PyErr_Format(PyExc_TypeError, "files[%zd] must be a tuple, not %.100s", i, Py_TYPE(item)->tp_name);
+        else if (PyArg_ParseTuple(item, "iynI;a file is (dirfd, path, length, expected)", &file->dirfd, &file->path,
+                                  &file->length, &file->expected)
+                 && (file->length < 0 || file->length > PY_SSIZE_T_MAX - total))
+            PyErr_Format(PyExc_ValueError, "length %zd is not a size", file->length);
+        if (PyErr_Occurred())
+            goto done;
+        total += file->length;
     }
+    frame = PyBytes_FromStringAndSize(NULL, total);
+    if (!frame)
+        goto done;
+    uint8_t *dest = (uint8_t *)PyBytes_AS_STRING(frame);
+    memcpy(dest, prefix, (size_t)prefix_bytes);
+    dest += prefix_bytes;
+    for (Py_ssize_t i = 0; i < count; dest += wanted[i++].length) {
+        if (!read_if_cached(wanted[i].dirfd, wanted[i].path, dest, (size_t)wanted[i].length, wanted[i].expected)) {
+            Py_SETREF(frame, Py_NewRef(Py_None));
+            break;
+        }
+    }
+done:
+    PyMem_Free(wanted);
     return frame;
 }
 

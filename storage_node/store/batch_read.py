@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IMPLEMENTATION",
+    "CachedFile",
     "Failure",
     "FailureCode",
     "read_cached",
@@ -121,22 +122,31 @@ def read_list_python(
         return failed.failure
 
 
-def read_cached_python(prefix: bytes, dirfd: int, path: bytes, length: int, expected: int, /) -> bytes | None:
-    """`prefix` and a whole small file, verified, but only if no drive has to be waited for.
+CachedFile: TypeAlias = tuple[int, bytes, int, int]
+"""(folder that the path is relative to, path, size in bytes, CRC-32C)"""
+
+
+def read_cached_python(prefix: bytes, files: tuple[CachedFile, ...], /) -> bytes | None:
+    """`prefix` and these whole small files, verified, but only if no drive has to be waited for.
 
     None for everything else, whatever it is: a caller on an event loop then takes the way over a thread, which also
     finds out what is wrong. Needs RWF_NOWAIT; this implementation may wait for a folder, the native one does not.
     """
-    data = bytearray(length)
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dirfd)
+    parts: list[bytes | bytearray] = [prefix]
+    for dirfd, path, length, expected in files:
+        data = bytearray(length)
         try:
-            got = os.preadv(fd, [data], 0, os.RWF_NOWAIT)
-        finally:
-            os.close(fd)
-    except OSError:
-        return None
-    return b"".join((prefix, data)) if got == length and crc32c(data) == expected else None
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dirfd)
+            try:
+                got = os.preadv(fd, [data], 0, os.RWF_NOWAIT) if length else 0
+            finally:
+                os.close(fd)
+        except OSError:
+            return None
+        if got != length or crc32c(data) != expected:
+            return None
+        parts.append(data)
+    return b"".join(parts)
 
 
 _Entry: TypeAlias = tuple[int, bytes, int, int, int, int]
@@ -244,7 +254,7 @@ ReadFrame: TypeAlias = Callable[
     ["Buffer", int, "Column", Paths, "Column", "Column", "Column", "Column"], "bytes | Failure"
 ]
 ReadList: TypeAlias = Callable[["Column", Paths, "Column", "Column", "Column", "Column"], "list[bytes] | Failure"]
-ReadCached: TypeAlias = Callable[[bytes, int, bytes, int, int], "bytes | None"]
+ReadCached: TypeAlias = Callable[[bytes, tuple[CachedFile, ...]], "bytes | None"]
 Implementation: TypeAlias = Literal["native", "python"]
 
 

@@ -1,0 +1,131 @@
+"""Batches of a few small objects that are at hand are answered whole, in one message; all others the ordinary way."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protos import ais_batch_pb2 as pb
+from protos import ais_cluster_pb2 as cluster_pb
+from protos.cluster_map import ClusterView
+from protos.frame import Response, decode_response
+from storage_node.batch.small import MAX_BYTES, MAX_ENTRIES, answer_small
+from storage_node.cluster.membership import Membership
+from storage_node.store.batch import StoreBatch, digest
+from storage_node.store.store import Store
+from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
+from tests.store.batch_read_kit import content, crc
+from tests.store.store_kit import BUCKET, drive_of, file_of, flip_a_byte, put, store_at
+
+
+def filled(store: Store, sizes: list[int]) -> list[str]:
+    """Objects of these sizes, and the catalog's entries at hand."""
+    found = [f"k{i}" for i in range(len(sizes))]
+    for i, size in enumerate(sizes):
+        put(store, found[i], content(i, size))
+    StoreBatch(store, pb.BatchRequest(bucket=[BUCKET], name=found))
+    return found
+
+
+def answer(store: Store, wanted: list[str], **fields: object) -> Response | None:
+    found = answer_small(store, batch_of(wanted, bucket=BUCKET, **fields), 77)
+    return None if found is None else decode_response(found[0])
+
+
+@pytest.mark.parametrize("sizes", [[5_000], [5_000, 1, 70_000], [100] * MAX_ENTRIES])
+def test_a_few_entries_are_one_message_in_request_order(tmp_path: Path, sizes: list[int]) -> None:
+    with store_at(tmp_path) as store:
+        found = filled(store, sizes)
+        order = list(range(len(sizes)))[::-1]
+        response = answer(store, [found[i] for i in order])
+        assert response is not None
+        assert response.frame is not None
+        assert response.end is not None
+        frame, end = response.frame, response.end
+        assert bytes(frame.payload) == b"".join(content(i, sizes[i]) for i in order)
+        assert frame.index.tolist() == list(range(len(sizes)))
+        assert frame.size.tolist() == [sizes[i] for i in order]
+        assert frame.checksum.tolist() == [crc(content(i, sizes[i])) for i in order]
+        assert (frame.status == pb.OK).all()
+        assert (frame.checksum_kind == pb.STORED).all()
+        assert (end.outcome, end.entries, end.failed_entries) == (pb.End.COMPLETE, len(sizes), 0)
+        assert end.payload_bytes == sum(sizes)
+        assert end.digest == digest(frame.status, frame.checksum)
+
+
+def test_what_takes_more_is_left_to_the_ordinary_way(tmp_path: Path) -> None:
+    with store_at(tmp_path) as store:
+        found = filled(store, [100] * MAX_ENTRIES + [MAX_BYTES])
+        assert answer(store, found[:2]) is not None
+        assert answer(store, found[: MAX_ENTRIES + 1]) is None  # too many
+        assert answer(store, [found[0], found[-1]]) is None  # too large together
+        assert answer(store, [found[0], "nobody"]) is None
+        assert answer(store, []) is None
+        for more in (
+            {"start": [0, 0], "length": [1, 1]}, {"member": ["a", "b"]}, {"version": ["1", "2"]}, {"first_index": 1},
+            {"bucket_index": [0, 0]}, {"resume_offset": 1}, {"buffered": True}, {"credit": MAX_BYTES - 1},
+        ):  # fmt: skip
+            assert answer(store, found[:2], **more) is None, more
+        flip_a_byte(file_of(store, found[1]))
+        assert answer(store, found[:2]) is None
+        assert answer(store, found[:1]) is not None
+        drive_of(store)._cache.forget()
+        assert answer(store, found[:1]) is None  # the catalog would have to be asked
+
+
+def test_a_node_answers_only_for_what_the_newest_map_gives_it(tmp_path: Path) -> None:
+    with serving(tmp_path) as node, bucket_of(node) as bucket:
+        names = [f"k{i}" for i in range(8)]
+        for i, name in enumerate(names):
+            bucket.put(name, content(i, 100))
+        assert node.service is not None
+        store = node.service.store
+        StoreBatch(store, batch_of(names))
+
+        def few(wanted: list[str], **fields: object) -> bool:
+            return answer_small(store, batch_of(wanted, **fields), 1, node.membership) is not None
+
+        assert few(names)
+        view = learn(node.membership, 3, store.record.buckets["b"].uuid_bytes)
+        own = [
+            name for name in names if view.position[node.membership.node_uuid] in view.owners(view.buckets["b"], name)
+        ]
+        others = [name for name in names if name not in own]
+        assert len(own) >= 2
+        assert others
+        assert few(own)
+        assert not few([own[0], others[0]])
+        assert few([own[0], others[0]], local=True)
+        assert few([own[0], others[0]], local=True, map_version=3)
+        assert not few(own, local=True, map_version=2)
+        with RawSession(node.url) as session:
+            _, end = session.ask(1, batch_of(own[:1], local=True, map_version=2))
+            assert (end.outcome, end.error_kind) == (pb.End.REFUSED, "stale-map")
+
+
+def learn(membership: Membership, version: int, bucket_uuid: bytes) -> ClusterView:
+    """A map of two nodes, this one and one that nobody has heard of."""
+    map_ = cluster_pb.ClusterMap(cluster_uuid=bytes(16), version=version)
+    for number, node_uuid in enumerate([membership.node_uuid, uuid.UUID(int=9).bytes], 1):
+        map_.node.add(uuid=node_uuid, host=f"h{number}", endpoint="127.0.0.1:9", weight=1.0, number=number)
+    map_.bucket.add(name="b", uuid=bucket_uuid, copies=1, min_copies=1)
+    membership.learn(map_)
+    assert membership.view is not None
+    return membership.view
+
+
+def test_the_same_bytes_come_by_either_way(tmp_path: Path) -> None:
+    with serving(tmp_path) as node, bucket_of(node) as bucket, RawSession(node.url) as session:
+        names = [f"k{i}" for i in range(12)]
+        for i, name in enumerate(names):
+            bucket.put(name, content(i, 2_000 + i))
+        wanted = names[::-1]
+        ordinary, first_end = session.ask(1, batch_of(wanted, credit=MAX_BYTES - 1))
+        session.ask(2, batch_of(wanted))
+        small, second_end = session.ask(3, batch_of(wanted))
+        assert first_end == second_end
+        assert b"".join(bytes(frame.payload) for frame in ordinary) == b"".join(bytes(f.payload) for f in small)
+        assert np.concatenate([f.checksum for f in ordinary]).tolist() == small[0].checksum.tolist()

@@ -1,0 +1,70 @@
+"""Small files read only if nothing has to be waited for: all of them, verified, behind a prefix; or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_node.store.batch_read import CachedFile, read_cached_python
+from tests.store.batch_read_kit import READERS, Folder, content, crc
+
+READ: dict[str, Callable[..., bytes | None]] = {"python": read_cached_python}
+if "native" in READERS:
+    from storage_node.store import _native
+
+    READ["native"] = _native.read_cached
+
+
+@pytest.fixture(params=sorted(READ))
+def read_cached(request: pytest.FixtureRequest) -> Callable[..., bytes | None]:
+    return READ[request.param]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    with Folder(tmp_path) as opened:
+        yield opened
+
+
+def file_in(folder: Folder, name: str, data: bytes) -> CachedFile:
+    return folder.fd, folder.add(name, data), len(data), crc(data)
+
+
+def test_files_stand_behind_the_prefix_in_their_order(folder: Folder, read_cached: Any) -> None:
+    contents = [content(i, size) for i, size in enumerate((10_000, 1, 0, 70_000))]
+    files = [file_in(folder, f"f{i}", data) for i, data in enumerate(contents)]
+    assert read_cached(b"head", tuple(files)) == b"".join([b"head", *contents])
+    twice = (files[1], files[0], files[1])
+    assert read_cached(b"", twice) == contents[1] + contents[0] + contents[1]
+    assert read_cached(b"head", ()) == b"head"
+
+
+@pytest.mark.parametrize("wrong", ["missing", "short", "checksum", "link"])
+def test_one_wrong_file_and_there_is_no_answer(folder: Folder, read_cached: Any, wrong: str) -> None:
+    good = file_in(folder, "good", content(1, 500))
+    fd, path, size, checksum = file_in(folder, "bad", content(2, 500))
+    (folder.path / "link").symlink_to("bad")
+    bad = {
+        "missing": (fd, b"nowhere", size, checksum), "short": (fd, path, size + 1, checksum),
+        "checksum": (fd, path, size, checksum ^ 1), "link": (fd, b"link", size, checksum),
+    }[wrong]  # fmt: skip
+    assert read_cached(b"", (good, bad, good)) is None
+    assert read_cached(b"", (good, (fd, path, size, checksum))) is not None
+
+
+def test_what_lies_on_the_drive_alone_is_not_waited_for(folder: Folder, read_cached: Any) -> None:
+    files = tuple(file_in(folder, f"f{i}", content(i, 40_000)) for i in range(4))
+    folder.chill()
+    answer = read_cached(b"", files)
+    assert answer is None or answer == b"".join(content(i, 40_000) for i in range(4))  # some file systems keep pages
+
+
+@pytest.mark.parametrize("files", [[(0, b"f", 1, 2)], ((0, b"f", 1),), ((0, "f", "1", 2),), (None,)])
+def test_other_arguments_are_a_type_error(read_cached: Any, files: object) -> None:
+    if read_cached is read_cached_python and isinstance(files, list):
+        return  # the reference takes any sequence
+    with pytest.raises((TypeError, ValueError)):
+        read_cached(b"", files)
