@@ -1,0 +1,167 @@
+"""Which copy of an object is read: the first holder's, as long as that node has no more to do than others.
+
+Reading one copy alone keeps the page caches of a cluster as large as they are together. But where the first holder is
+clearly behind, what goes beyond an equal share is read from the other holders: always the same objects, by the hashes
+of their names, so that different readers fill a second page cache with the same ones.
+
+How much a node has to do is what its reader sees: entries it has asked for and not got, how long an entry has taken of
+late, being told to come back; and what the node says of itself, since other readers ask it, too.
+
+Pure planning (`choose`), and the numbers it needs (`NodeLoads`). Shared by clients and by nodes that gather batches.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Generic, TypeVar
+
+import numpy as np
+
+K = TypeVar("K", bound=Hashable)
+
+CLEARLY, SLACK_S = 1.5, 0.005
+"""A node is overloaded that needs this much longer than another holder, and this time on top of it."""
+_DEFAULT_ENTRY_S = 1e-4
+_SMOOTHING = 0.3
+_FORGET_S, _FORGET_SAID_S = 5.0, 1.0
+_DOUBT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a node has to do, in the time that it takes."""
+
+    backlog_s: float = 0.0
+    entry_s: float = _DEFAULT_ENTRY_S
+    doubtful: bool = False
+    """Nothing is moved to it."""
+
+
+def choose(
+    holders: Sequence[Sequence[K]], loads: Mapping[K, Load], key: Callable[[int], int], stay: Collection[K] = ()
+) -> Sequence[Sequence[K]]:
+    """The holders of each entry, n rows, in the order in which they are to be asked.
+
+    Args:
+        holders: for each entry the nodes that have it, in the order to be asked by default.
+        loads: of all of these nodes.
+        key: from a row to a number that is the same for every reader of that object, such as a hash of its name.
+        stay: nodes from which nothing is moved, and to which nothing is.
+    """
+    load_s, counts = {}, Counter(row[0] for row in holders if row)
+    for node in set(chain.from_iterable(holders)):
+        load_s[node] = loads[node].backlog_s + counts[node] * loads[node].entry_s
+    free = [node for node in load_s if node not in stay]
+    targets = [node for node in free if not loads[node].doubtful]
+    if not targets or max(load_s[node] for node in free) <= _most(min(load_s[node] for node in targets)):
+        return holders
+    chosen = list(holders)
+    rows: dict[K, list[int]] = {node: [] for node in load_s}
+    for at, row in enumerate(holders):
+        if row:
+            rows[row[0]].append(at)
+    for busy in sorted(free, key=lambda node: -load_s[node]):
+        for other in sorted(targets, key=lambda node: load_s[node]):
+            if other == busy or load_s[busy] <= _most(load_s[other]):
+                continue
+            movable = [at for at in rows[busy] if other in chosen[at]]
+            count = int((load_s[busy] - load_s[other]) / (loads[busy].entry_s + loads[other].entry_s))
+            if count < len(movable):
+                order = np.argsort(np.array([key(at) for at in movable], np.uint64), kind="stable")[:count]
+                movable = [movable[k] for k in order.tolist()]
+            for at in movable:
+                chosen[at] = [other, *(node for node in chosen[at] if node != other)]
+            moved = set(movable)
+            rows[busy] = [at for at in rows[busy] if at not in moved]
+            load_s[busy] -= len(movable) * loads[busy].entry_s
+            load_s[other] += len(movable) * loads[other].entry_s
+    return chosen
+
+
+def _most(other_s: float) -> float:
+    return CLEARLY * other_s + SLACK_S
+
+
+class _Node:
+    """What is known of one."""
+
+    __slots__ = ("busy_until_s", "doubted_until_s", "entry_s", "measured_at_s", "open_entries", "said_at_s", "said_s")
+
+    def __init__(self) -> None:
+        self.open_entries = 0
+        self.entry_s: float | None = None
+        self.measured_at_s = self.said_at_s = 0.0
+        self.busy_until_s = self.doubted_until_s = self.said_s = 0.0
+
+
+class NodeLoads(Generic[K]):
+    """What one reader sees of the nodes that it asks. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[K, _Node] = {}
+        self._lock = threading.Lock()
+
+    def forget_inherited(self) -> None:
+        """In a forked child: what was open is the parent's, and the lock may be held by a thread that is not here."""
+        self._lock = threading.Lock()
+        for node in self._nodes.values():
+            node.open_entries = 0
+
+    def asked(self, node: K, entries: int) -> None:
+        with self._lock:
+            self._node(node).open_entries += entries
+
+    def over(self, node: K, entries: int, answered: int = 0, waited_s: float = 0.0) -> None:
+        """These, which were asked for, are awaited no longer; `answered` of them came, after so long a wait in all."""
+        now = time.monotonic()
+        with self._lock:
+            it = self._node(node)
+            it.open_entries = max(0, it.open_entries - entries)
+            if not answered:
+                return
+            entry_s = waited_s / answered
+            it.entry_s = entry_s if it.entry_s is None else it.entry_s + _SMOOTHING * (entry_s - it.entry_s)
+            it.measured_at_s = now
+
+    def rejected(self, node: K, retry_after_s: float) -> None:
+        with self._lock:
+            self._node(node).busy_until_s = time.monotonic() + retry_after_s
+
+    def said(self, node: K, wait_s: float) -> None:
+        """By the node itself: how long a read waits there before it begins."""
+        if wait_s or node in self._nodes:
+            with self._lock:
+                it = self._node(node)
+                it.said_s, it.said_at_s = wait_s, time.monotonic()
+
+    def doubt(self, node: K) -> None:
+        """It has said that its copies may be old."""
+        with self._lock:
+            self._node(node).doubted_until_s = time.monotonic() + _DOUBT_S
+
+    def _node(self, node: K) -> _Node:
+        return self._nodes.setdefault(node, _Node())
+
+    def of(self, nodes: Iterable[K]) -> dict[K, Load]:
+        """The loads of these nodes, now."""
+        now = time.monotonic()
+        with self._lock:
+            known = [node.entry_s for node in self._nodes.values() if node.entry_s is not None]
+            typical_s = sorted(known)[(len(known) - 1) // 2] if known else _DEFAULT_ENTRY_S
+            return {node: self._load(self._nodes.get(node), typical_s, now) for node in nodes}
+
+    @staticmethod
+    def _load(it: _Node | None, typical_s: float, now: float) -> Load:
+        if it is None:
+            return Load(0.0, typical_s)
+        # What nobody has measured for a while may not be so any more: it is given another chance, bit by bit.
+        own_s = typical_s if it.entry_s is None else it.entry_s
+        entry_s = typical_s + (own_s - typical_s) * 0.5 ** ((now - it.measured_at_s) / _FORGET_S)
+        said_s = it.said_s * 0.5 ** ((now - it.said_at_s) / _FORGET_SAID_S)
+        backlog_s = it.open_entries * entry_s + max(0.0, it.busy_until_s - now) + said_s
+        return Load(backlog_s, max(entry_s, 1e-9), now < it.doubted_until_s)
