@@ -266,10 +266,12 @@ class Repair:
         for part in chunks(steps, _TAKEN_AT_ONCE):
             if not in_use.begin(view):
                 return
+            free = self._transfers.let_go(bucket, [name for _, name, _ in part])
             try:
-                await self._service.read(self._do, bucket, part)
-            finally:
-                in_use.end(view.version)  # cancelled or not, by now nothing is running
+                await self._service.read(self._do, bucket, [one for one in part if one[1] in free])
+            finally:  # cancelled or not, by now nothing is running
+                self._transfers.gone(bucket, free)
+                in_use.end(view.version)
 
     def _do(self, bucket: pb.MapBucket, steps: Sequence[tuple[Callable[[str, str, State], None], str, State]]) -> None:
         replica.require_bucket(self._store, bucket.name, bucket.uuid)

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -82,6 +83,22 @@ class Transfers:
         self._counts = counts
         self._throttle = Throttle(service.config.repair_bytes_per_s)
         self._slots = asyncio.Semaphore(service.config.repair_transfers)
+        self._sending: Counter[tuple[bytes, str]] = Counter()
+        self._going: set[tuple[bytes, str]] = set()
+
+    def let_go(self, bucket: cluster_pb.MapBucket, names: Collection[str]) -> set[str]:
+        """Those that are not on their way to another node: they may be taken away here, and are not sent until `gone`.
+
+        An old copy that arrives somewhere after its source has gone might outlast the tombstone above it: nobody who
+        asks all nodes what they have would see it.
+        """
+        free = {name for name in names if (bucket.uuid, name) not in self._sending}
+        self._going.update((bucket.uuid, name) for name in free)
+        return free
+
+    def gone(self, bucket: cluster_pb.MapBucket, names: Collection[str]) -> None:
+        """What `let_go` returned has been taken away, or will not be."""
+        self._going.difference_update((bucket.uuid, name) for name in names)
 
     async def push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
         """Have the node take over what this one has of these names; how many it has now. Raises CopyLost, StoreError.
@@ -89,23 +106,31 @@ class Transfers:
         Raises when the node or this one's bucket is gone; a single name that fails is counted, and left for later.
         """
         async with self._slots:
-            found = await self._service.read(self._records, bucket.name, list(names))
-            graves = [(name, record) for name, record in found if record.is_tombstone]
-            objects = [(name, record) for name, record in found if not record.is_tombstone]
-            small = [name for name, record in objects if record.size_bytes <= SMALL_BYTES]
-            large = [name for name, record in objects if record.size_bytes > SMALL_BYTES]
-            sizes = [record.size_bytes for _, record in objects if record.size_bytes <= SMALL_BYTES]
-            done = 0
-            for at in range(0, len(graves), _TOMBSTONES_AT_ONCE):
-                part = graves[at : at + _TOMBSTONES_AT_ONCE]
-                await _all(*(self._bury(endpoint, bucket, name, record) for name, record in part))
-                done += len(part)
-                self._counts.tombstones_pushed += len(part)
-            for group in batches(small, sizes, most_names=GROUP_NAMES, most_bytes=GROUP_BYTES):
-                done += await self._push_group(endpoint, bucket, [small[at] for at in group])
-            for name in large:
-                done += await self._push_large(endpoint, bucket, name)
-            return done
+            names = [name for name in names if (bucket.uuid, name) not in self._going]
+            self._sending.update((bucket.uuid, name) for name in names)
+            try:
+                return await self._push(endpoint, bucket, names)
+            finally:
+                self._sending -= Counter((bucket.uuid, name) for name in names)
+
+    async def _push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
+        found = await self._service.read(self._records, bucket.name, list(names))
+        graves = [(name, record) for name, record in found if record.is_tombstone]
+        objects = [(name, record) for name, record in found if not record.is_tombstone]
+        small = [name for name, record in objects if record.size_bytes <= SMALL_BYTES]
+        large = [name for name, record in objects if record.size_bytes > SMALL_BYTES]
+        sizes = [record.size_bytes for _, record in objects if record.size_bytes <= SMALL_BYTES]
+        done = 0
+        for at in range(0, len(graves), _TOMBSTONES_AT_ONCE):
+            part = graves[at : at + _TOMBSTONES_AT_ONCE]
+            await _all(*(self._bury(endpoint, bucket, name, record) for name, record in part))
+            done += len(part)
+            self._counts.tombstones_pushed += len(part)
+        for group in batches(small, sizes, most_names=GROUP_NAMES, most_bytes=GROUP_BYTES):
+            done += await self._push_group(endpoint, bucket, [small[at] for at in group])
+        for name in large:
+            done += await self._push_large(endpoint, bucket, name)
+        return done
 
     def _records(self, bucket: str, names: Sequence[str]) -> list[tuple[str, Record]]:
         records = zip(names, self._service.store.newest(bucket, names), strict=True)

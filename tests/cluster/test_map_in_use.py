@@ -1,0 +1,117 @@
+"""In every order in which nodes ask, send, take away and learn maps: no last copy goes, and nothing deleted rises."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import uuid
+
+import pytest
+from copies_model import DEAD, OLD, SLIPS, Model, Slip
+
+from protos import ais_cluster_pb2 as pb
+from protos.cluster_map import ClusterView
+from storage_node.cluster.map_in_use import version_told
+from storage_node.cluster.membership import Membership
+
+TIMEOUT_S = 20.0
+
+
+# -- all orders of two and three nodes
+
+
+@pytest.mark.parametrize("has", [(1, 0), (1, 1), (2, 1), (1, 2)])
+def test_two_nodes_that_become_owners_in_turn_never_both_let_go(has: tuple[int, int]) -> None:
+    assert Model([(0,), (1,), (0,), (1,)]).lost(has) is None
+
+
+@pytest.mark.parametrize(("second", "third"), list(itertools.product(range(3), repeat=2)))
+def test_of_three_nodes_one_always_has_the_object_over_two_changes_of_its_owner(second: int, third: int) -> None:
+    assert Model([(0,), (second,), (third,)]).lost((1, 0, 0)) is None
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_without_each_part_of_the_agreement_the_last_copy_goes(slip: Slip) -> None:
+    assert Model([(0,), (1,), (0,)], slip).lost((1, 0)) is not None
+
+
+def test_of_a_deleted_object_no_copy_rises_while_it_moves() -> None:
+    assert Model([(0, 1)], dead=True).lost((DEAD, 0, OLD)) is None
+    assert Model([(0,), (1,)], dead=True).lost((DEAD, 0, OLD)) is None
+
+
+@pytest.mark.parametrize("slip", ["asks by any map", "asks once", "takes what it sends"])
+def test_without_each_part_of_the_agreement_a_deleted_object_rises(slip: Slip) -> None:
+    assert Model([(0,), (1,)], slip, dead=True).lost((DEAD, 0, OLD)) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has", [(1, 1, 0), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.parametrize("owners", [[(0, 1), (1, 2), (0, 2)], [(0, 1), (2,), (0, 1)], [(0, 1), (0, 2), (1, 2)]])
+def test_of_three_nodes_two_of_which_own_the_object_one_always_has_it(
+    owners: list[tuple[int, ...]], has: tuple[int, ...]
+) -> None:
+    assert Model(owners).lost(has) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has", [(DEAD, OLD, 0), (DEAD, 0, OLD), (0, DEAD, OLD)])
+@pytest.mark.parametrize("owners", [[(0,), (1,), (0,)], [(0,), (2,), (1,)], [(0, 1), (1, 2)]])
+def test_of_a_deleted_object_no_copy_rises_over_two_changes_of_its_owner(
+    owners: list[tuple[int, ...]], has: tuple[int, ...]
+) -> None:
+    assert Model(owners, dead=True).lost(has) is None
+
+
+# -- one node
+
+
+def a_view(version: int, cluster_uuid: bytes = b"c" * 16) -> ClusterView:
+    map_ = pb.ClusterMap(cluster_uuid=cluster_uuid, version=version)
+    map_.node.add(uuid=uuid.UUID(int=1).bytes, host="h", endpoint="127.0.0.1:1", weight=1.0, number=1)
+    return ClusterView(map_)
+
+
+def test_what_is_under_way_by_an_older_map_is_what_others_are_told() -> None:
+    assert version_told(7, []) == 7
+    membership = Membership(uuid.UUID(int=1).bytes)
+    in_use = membership.in_use
+    assert in_use.version == 0
+    membership.learn(a_view(3).map)
+    view = membership.view
+    assert view is not None and in_use.begin(view) and in_use.begin(view)
+    in_use.hold(2)
+    membership.learn(a_view(4).map)
+    assert in_use.version == 2
+    in_use.end(2)
+    assert in_use.version == 3 and not in_use.begin(view)
+    in_use.end(3)
+    assert in_use.version == 3
+    in_use.end(3)
+    assert in_use.version == 4
+
+
+def test_a_map_learnt_at_any_moment_is_not_told_before_what_began_by_the_older_one_is_over() -> None:
+    """Two threads: one begins and ends things by the map that it sees, one learns maps; what is told never lies."""
+    membership = Membership(uuid.UUID(int=1).bytes, a_view(1))
+    in_use, stopping = membership.in_use, threading.Event()
+    newest = 2_000
+
+    def learn() -> None:
+        for version in range(2, newest + 1):
+            membership.learn(a_view(version).map)
+        stopping.set()
+
+    learner = threading.Thread(target=learn, daemon=True)
+    learner.start()
+    begun = 0
+    while not stopping.is_set():
+        view = membership.view
+        assert view is not None
+        if in_use.begin(view):
+            begun += 1
+            assert in_use.version == view.version
+            in_use.end(view.version)
+            assert in_use.version >= view.version
+    learner.join(TIMEOUT_S)
+    assert begun and in_use.version == newest
