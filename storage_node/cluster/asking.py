@@ -30,6 +30,8 @@ class Answer:
     problem: str = ""
     progress: replica_pb.ProgressResponse | None = None
     """How far it is with making copies equal; None also of a node of a version that does not say."""
+    drives: cluster_pb.ListDrivesResponse | None = None
+    """Likewise."""
 
 
 def ask_nodes(endpoints: Iterable[str], timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Answer]:
@@ -53,8 +55,12 @@ def ask_node(endpoint: str, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
             progress = replica_rpc.RepairStub(channel).Progress(replica_pb.ProgressRequest(), timeout=timeout_s)
         except grpc.RpcError:
             progress = None
+        try:
+            drives = cluster_rpc.DrivesStub(channel).ListDrives(cluster_pb.ListDrivesRequest(), timeout=timeout_s)
+        except grpc.RpcError:
+            drives = None
     map_ = known.map if known.HasField("map") else None
-    return Answer(endpoint, known.node_uuid.hex(), map_, described, progress=progress)
+    return Answer(endpoint, known.node_uuid.hex(), map_, described, progress=progress, drives=drives)
 
 
 def newest_map(answers: Iterable[Answer]) -> cluster_pb.ClusterMap | None:
