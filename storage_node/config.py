@@ -77,10 +77,20 @@ class ServerConfig:
     """A deletion is remembered for this time at least, and until every node of the cluster has answered that it has
     nothing older."""
 
+    drive_errors: int = 10
+    """A drive is disabled after so many I/O errors"""
+    drive_error_window_s: float = 60.0
+    """within this time; what is on it is read from the other copies then."""
+    drive_grace_s: float = 600.0
+    """A drive that is disabled for its errors, or missing, is given up after this time, if other nodes have copies of
+    all that can have been on it: they are copied to this node's other drives. 0: never without being told."""
+    drive_move_bytes_per_s: float = 256 << 20
+    """What the node moves between its own drives after one was added, or while one retires, at most."""
+
     def __post_init__(self) -> None:
         limits = (
             "read_threads", "memory_bytes", "max_active_batches", "reject_retry_after_ms", "max_buffered_bytes",
-            "assembly_bytes", "peer_window_bytes", "repair_transfers",
+            "assembly_bytes", "peer_window_bytes", "repair_transfers", "drive_errors",
         )  # fmt: skip
         for name in limits:
             if getattr(self, name) < 1:
@@ -93,12 +103,15 @@ class ServerConfig:
         for name in ("max_recoveries", "max_soft_errors", "critical_memory_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 0")
-        for name in ("peer_timeout_s", "peer_idle_s", "reach_timeout_s", "repair_interval_s", "repair_bytes_per_s"):
+        for name in (
+            "peer_timeout_s", "peer_idle_s", "reach_timeout_s", "repair_interval_s", "repair_bytes_per_s",
+            "drive_error_window_s", "drive_move_bytes_per_s",
+        ):  # fmt: skip
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)}: need a finite number above 0")
         for name in (
             "throttle_cpu_lag_s", "throttle_drive_wait_s", "max_throttle_s", "reconcile_patience_s",
-            "tombstone_grace_s",
+            "tombstone_grace_s", "drive_grace_s",
         ):  # fmt: skip
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)}: need a number of seconds, at least 0")
