@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 
 from ais_loader.entry import ObjectInfo
-from ais_loader.errors import BucketNotFound, LoaderError, NodeUnavailable, SilenceTimeout
+from ais_loader.errors import BucketNotFound, DriveFailed, LoaderError, NodeUnavailable, SilenceTimeout
 from ais_loader.transport.patience import Patience
 
 
@@ -21,7 +21,7 @@ def merged_listing(
         hosts: failure domain of each node.
         copies: how many hosts each object is on: so many less one may stay silent.
 
-    Raises NodeUnavailable, SilenceTimeout when more hosts do, BucketNotFound when no node has the bucket.
+    Raises NodeUnavailable, SilenceTimeout, DriveFailed when more hosts do, BucketNotFound when no node has the bucket.
     """
     silent: dict[str, LoaderError] = {}
     without: list[BucketNotFound] = []
@@ -39,11 +39,11 @@ def merged_listing(
             except BucketNotFound as error:
                 without.append(error)
                 return
-            except (NodeUnavailable, SilenceTimeout) as error:
+            except (NodeUnavailable, SilenceTimeout, DriveFailed) as error:
                 if len({*silent, hosts[at]}) < copies:
                     silent[hosts[at]] = error
                     return
-                if begun or isinstance(error, SilenceTimeout):
+                if begun or not isinstance(error, NodeUnavailable):
                     raise
                 tries.pause(error)
                 objects = listing_of(at)

@@ -56,7 +56,10 @@ class RoutedTransport:
         return members.by_trust(members.holders(bucket, [name])[0])
 
     def _read(self, bucket: str, name: str, call: Callable[[GrpcTransport], T]) -> T:
-        """The answer of the first holder that has one. Raises NotFound, NodeUnavailable, SilenceTimeout."""
+        """The answer of the first holder that has one.
+
+        Raises NotFound, NodeUnavailable, SilenceTimeout, and DriveFailed where no other holder is left.
+        """
         members, patience = self.members, Patience(self._retry_s)
         while True:
             missing: errors.NotFound | None = None
@@ -69,6 +72,8 @@ class RoutedTransport:
                 except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
                     members.suspect(node)
                     failure = error
+                except errors.DriveFailed as error:
+                    failure = failure or error  # the node is well otherwise
             newer = members.refresh(force=missing is not None)
             if newer:
                 continue  # those may not have been the holders any more
@@ -177,12 +182,13 @@ class RoutedTransport:
     def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
         """The object's holders in turn, from the last byte that has come."""
         node = b""
-
+        broken: set[bytes] = set()
         translate: Callable[[Exception], errors.LoaderError] = _as_unavailable
 
         def open_call(request: pb.GetRequest) -> Call:
             nonlocal node, translate
-            node = self._nodes(request.bucket, request.name)[0]
+            nodes = self._nodes(request.bucket, request.name)
+            node = next((one for one in nodes if one not in broken), nodes[0])
             call, translate = self.members.transport(node).open_download(request)
             return call
 
@@ -191,6 +197,9 @@ class RoutedTransport:
             if isinstance(translated, errors.NodeUnavailable):
                 self.members.suspect(node)
                 self.members.refresh()
+            if isinstance(translated, errors.DriveFailed) and node not in broken:
+                broken.add(node)
+                return errors.NodeUnavailable(str(translated))
             return translated
 
         return download(request, open_call, failed, timeout_s=timeout_s, retry_s=self._retry_s)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ais_loader.entry import ObjectInfo
-from ais_loader.errors import BucketNotFound, NodeUnavailable
+from ais_loader.errors import BucketNotFound, DriveFailed, NodeUnavailable
 from ais_loader.transport.merged_listing import merged_listing
 
 
@@ -50,6 +50,14 @@ def test_a_node_that_never_answers_is_an_error_where_it_may_have_the_only_copy()
     with pytest.raises(NodeUnavailable, match="gone"):
         merged(nodes, 1)
     assert nodes.begun[0] > 1
+
+
+def test_a_node_that_lacks_a_drive_is_done_without_or_says_so_at_once() -> None:
+    nodes = Nodes([DriveFailed("no drive")], [info("a")], [info("a"), info("b")])
+    assert merged(nodes, 2) == [("a", "1"), ("b", "1")]
+    with pytest.raises(DriveFailed, match="no drive"):
+        merged(nodes, 1)
+    assert nodes.begun[0] == 2, "it is not asked again: the drive is no better in a moment"
 
 
 def test_two_silent_nodes_of_one_host_are_one_copy_and_of_two_hosts_two() -> None:
