@@ -14,7 +14,7 @@ from ais_loader.batch import Batch
 from ais_loader.client import Bucket, Client, connect
 from ais_loader.entry import Entry, Item, ObjectInfo, Status
 from ais_loader.errors import LoaderError
-from ais_loader.object_file import ObjectFile
+from ais_loader.object_file import ObjectFile, ObjectReader
 from ais_loader.packed import PackedBatch
 from ais_loader.requests import BatchOptions
 from ais_loader.timing import BatchTiming
@@ -40,6 +40,7 @@ __all__ = [
     "MapDataset",
     "ObjectFile",
     "ObjectInfo",
+    "ObjectReader",
     "PackedBatch",
     "ShufflePlan",
     "Status",

@@ -11,7 +11,7 @@ from ais_loader import errors
 from ais_loader.batch import Batch
 from ais_loader.content import Content, Source
 from ais_loader.entry import EntryLike, ObjectInfo
-from ais_loader.object_file import ObjectFile
+from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.requests import BatchOptions, requests_for_entries, requests_for_names
 from ais_loader.transport.base import BucketInfo, PutSpec, Transport
 from ais_loader.urls import split_url
@@ -164,10 +164,10 @@ class Client:
             for batch in under_way:
                 batch.close()
 
-    def open(self, url: str, *, timeout_s: float = 30.0) -> ObjectFile:
-        """`ais://bucket/name` as a read-only, seekable binary file; see `Bucket.open`."""
+    def open(self, url: str, **options: Any) -> ObjectFile:
+        """`ais://bucket/name` as a read-only, seekable binary file; options as `Bucket.open`."""
         bucket, name = split_url(url)
-        return self.bucket(bucket).open(name, timeout_s=timeout_s)
+        return self.bucket(bucket).open(name, **options)
 
     # -- life
 
@@ -248,12 +248,29 @@ class Bucket:
         )
         return b"".join(chunks)
 
-    def open(self, name: str, *, timeout_s: float = 30.0) -> ObjectFile:
+    def open(
+        self, name: str, *, timeout_s: float = 30.0, read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False
+    ) -> ObjectFile:
         """An object as a read-only, seekable binary file, of the version that it has now.
 
-        Raises ObjectNotFound, BucketNotFound.
+        Args:
+            timeout_s: longest silence of the store while bytes are waited for.
+            read_ahead_bytes: most that is asked for ahead of a reader that goes straight on; it is held in memory.
+            verify: compare what is read with the stored block checksums.
+
+        Raises ObjectNotFound, BucketNotFound, InvalidRequest.
         """
-        return ObjectFile(self.client, self.head(name), timeout_s=timeout_s)
+        return ObjectFile(
+            self.client, self.head(name), timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify
+        )
+
+    def reader(
+        self, name: str, *, timeout_s: float = 30.0, read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False
+    ) -> ObjectReader:
+        """An object as a plain stream: forward only, in views of what arrives. Arguments and errors as `open`."""
+        return ObjectReader(
+            self.client, self.head(name), timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify
+        )
 
     def head(self, name: str) -> ObjectInfo:
         """Raises ObjectNotFound, BucketNotFound."""

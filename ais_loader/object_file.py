@@ -1,70 +1,242 @@
-"""One object as a read-only, seekable binary file, read in ranges of the one version it was opened in.
+"""One object as a read-only, seekable binary file, or as a plain stream.
 
-Every range is a batch of one, so a broken connection is retried and resumed as any batch is; an object that is replaced
-or deleted meanwhile ends reading with ObjectNotFound, never with a mix of two versions.
+Both read ranges of the one version they were opened in, as batches: a broken connection, a node that restarts or an
+object that moves to another node costs a retry from the last byte that came, for `retry_s` of the client. An object
+that is replaced or deleted meanwhile ends reading with ObjectNotFound, never with a mix of two versions.
+
+Bytes are collected as views of what came from the wire: `read` copies each byte once, `readinto` into the caller's
+buffer and nowhere else.
 """
 
 from __future__ import annotations
 
 import io
+import threading
+from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ais_loader.entry import Entry, ObjectInfo
+from ais_loader.entry import ObjectInfo
+from ais_loader.errors import InvalidRequest
+from ais_loader.read_ahead import CHUNK_BYTES, ReadAhead
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from ais_loader.client import Client
 
-BUFFER_BYTES = 1 << 20
+READ_AHEAD_BYTES = 16 << 20
+KEPT_BYTES = 2 << 20
+"""Of what has been read, for those who go back a little: to a header, or to a table at the end."""
+_PEEKED_BYTES = 8 << 10
 
 
-class _Ranges(io.RawIOBase):
-    """What io.BufferedReader reads from."""
+class _ObjectStream(io.BufferedIOBase):
+    """What reads forward. `name` is the object's URL, `info` describes the version that is being read."""
 
-    def __init__(self, client: Client, info: ObjectInfo, timeout_s: float) -> None:
-        self._client = client
-        self._info = info
-        self._timeout_s = timeout_s
-        self._position = 0
+    def __init__(self, client: Client, info: ObjectInfo, timeout_s: float, read_ahead_bytes: int, verify: bool) -> None:
+        if read_ahead_bytes < 0:
+            raise InvalidRequest(f"read_ahead_bytes={read_ahead_bytes}: need 0 (no read-ahead) or more")
+        self.info = info
         self.name = f"ais://{info.bucket}/{info.name}"
+        self.mode = "rb"
+        self._ahead = ReadAhead(client, info, timeout_s=timeout_s, limit_bytes=read_ahead_bytes, verify=verify)
+        self._lock = threading.RLock()
+        self._position = 0
 
     def readable(self) -> bool:
         return True
 
+    def tell(self) -> int:
+        self._require_open()
+        return self._position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Up to `size` bytes: fewer only at the end of the object. Raises what a batch raises."""
+        with self._lock:
+            self._require_open()
+            left = max(0, self.info.size_bytes - self._position)
+            if size is not None and size >= 0:
+                left = min(left, size)
+            return b"".join(self._parts(left))
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes, of one chunk at most."""
+        with self._lock:
+            self._require_open()
+            left = max(0, self.info.size_bytes - self._position)
+            left = min(left, CHUNK_BYTES if size < 0 else size)
+            return bytes(self._take(left)) if left else b""
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill the buffer; the number of bytes is smaller only at the end of the object."""
+        with self._lock, memoryview(buffer) as whole, whole.cast("B") as view:
+            self._require_open()
+            length = max(0, min(len(view), self.info.size_bytes - self._position))
+            filled = 0
+            for part in self._parts(length):
+                view[filled : filled + len(part)] = part
+                filled += len(part)
+            return filled
+
+    def readinto1(self, buffer: Buffer, /) -> int:
+        return self.readinto(buffer)
+
+    def _parts(self, length: int) -> Iterator[memoryview]:
+        """So many bytes from the position on, which stays where it was if they do not all come."""
+        began, stop = self._position, self._position + length
+        try:
+            while self._position < stop:
+                yield self._take(stop - self._position)
+        except BaseException:
+            self._went_back(began)
+            raise
+
+    def _went_back(self, position: int) -> None:
+        self._position = position
+
+    def _take(self, most: int) -> memoryview:
+        """One to `most` bytes from the position on, which moves behind them."""
+        part = self._chunk(most)[:most]
+        self._position += len(part)
+        return part
+
+    def _chunk(self, wanted_bytes: int) -> memoryview:
+        """At least one byte that begins at the position, which is not the end."""
+        raise io.UnsupportedOperation("read")
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+
+    def close(self) -> None:
+        if not self.closed:
+            if (ahead := getattr(self, "_ahead", None)) is not None:  # else it was never opened
+                ahead.close()
+            super().close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} at {self._position:,} of {self.info.size_bytes:,} bytes>"
+
+
+class ObjectFile(_ObjectStream):
+    """Read-only, buffered, seekable; for tarfile, zipfile, soundfile, PIL, pyarrow, torch.load and whatever else wants
+    a binary file. Thread-safe as Python's own files are: each call by itself.
+
+    Reading raises what a batch raises: ObjectNotFound when the version that was opened is gone, NodeUnavailable,
+    SilenceTimeout, CorruptObject. After an error the position is where it was, and reading can be tried again.
+    """
+
+    def __init__(
+        self, client: Client, info: ObjectInfo, *, timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(client, info, timeout_s, read_ahead_bytes, verify)
+        self._kept: deque[tuple[int, memoryview]] = deque()
+        self._kept_bytes = 0
+        self._start, self._current = 0, memoryview(b"")
+        """The chunk that was read last, and where it begins."""
+
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._position
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        with self._lock:
+            self._require_open()
+            base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.info.size_bytes}.get(whence)
+            if base is None:
+                raise ValueError(f"whence={whence}: need io.SEEK_SET, io.SEEK_CUR or io.SEEK_END")
+            if base + offset < 0:
+                raise ValueError(f"seek to {base + offset}, before the beginning")
+            self._position = base + offset
+            return self._position
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._info.size_bytes}.get(whence)
-        if base is None:
-            raise ValueError(f"whence={whence}: need io.SEEK_SET, io.SEEK_CUR or io.SEEK_END")
-        if base + offset < 0:
-            raise ValueError(f"seek to {base + offset}, before the beginning")
-        self._position = base + offset
-        return self._position
+    def size(self) -> int:
+        """In bytes."""
+        return self.info.size_bytes
 
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # any writable buffer
-        view = memoryview(buffer).cast("B")
-        info = self._info
-        length = max(0, min(len(view), info.size_bytes - self._position, BUFFER_BYTES))
-        if length:
-            entry = Entry(info.bucket, info.name, start=self._position, length=length, version=info.version)
-            with self._client.get_batch([entry], timeout_s=self._timeout_s) as batch:
-                for item in batch:
-                    view[:length] = item.data
-            self._position += length
-        return length
+    def peek(self, size: int = 0, /) -> bytes:
+        """Bytes from the position on, which stays; at least one unless at the end."""
+        with self._lock:
+            self._require_open()
+            if self._position >= self.info.size_bytes:
+                return b""
+            return bytes(self._chunk(max(size, 1))[:_PEEKED_BYTES])
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        with self._lock:
+            at = self._position - self._start
+            if at >= 0 and size is not None and 0 < size <= len(self._current) - at:  # as most reads are
+                self._position += size
+                return bytes(self._current[at : at + size])
+            return super().read(size)
+
+    def _chunk(self, wanted_bytes: int) -> memoryview:
+        self._start, self._current = self._found(wanted_bytes)
+        return self._current[self._position - self._start :]
+
+    def _found(self, wanted_bytes: int) -> tuple[int, memoryview]:
+        """The chunk in which the position lies, and where it begins."""
+        position = self._position
+        for start, chunk in reversed(self._kept):
+            if start <= position < start + len(chunk):
+                return start, chunk
+        if not self._ahead.position <= position <= self._ahead.planned:
+            self._ahead.jump(position)
+        while True:
+            start, chunk = self._ahead.position, self._ahead.next(wanted_bytes)
+            self._keep(start, chunk)
+            if position < start + len(chunk):
+                return start, chunk
+
+    def _keep(self, start: int, chunk: memoryview) -> None:
+        self._kept.append((start, chunk))
+        self._kept_bytes += len(chunk)
+        while len(self._kept) > 1 and self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popleft()[1])
+
+    def close(self) -> None:
+        super().close()
+        self._kept = deque()
+        self._current = memoryview(b"")
 
 
-class ObjectFile(io.BufferedReader):
-    """Read-only, buffered, seekable; for tarfile, zipfile, soundfile, PIL and whatever else wants a binary file.
+class ObjectReader(_ObjectStream):
+    """The plain stream of an object: forward only. `for chunk in reader` gives views, without any copy."""
 
-    `info` describes the version that is being read. Reading raises what a batch raises: ObjectNotFound when that
-    version is gone, NodeUnavailable, SilenceTimeout, CorruptObject. Belongs to one thread at a time.
-    """
+    def __init__(
+        self, client: Client, info: ObjectInfo, *, timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(client, info, timeout_s, read_ahead_bytes, verify)
+        self._rest = memoryview(b"")
 
-    def __init__(self, client: Client, info: ObjectInfo, *, timeout_s: float = 30.0) -> None:
-        super().__init__(_Ranges(client, info, timeout_s), BUFFER_BYTES)
-        self.info = info
+    def chunks(self) -> Iterator[memoryview]:
+        """What has not been read yet, in views of at most 1 MiB. Raises what a batch raises."""
+        while True:
+            with self._lock:
+                self._require_open()
+                left = self.info.size_bytes - self._position
+                if left <= 0:
+                    return
+                part = self._take(left)
+            yield part
+
+    def _take(self, most: int) -> memoryview:
+        part = super()._take(most)
+        self._rest = self._rest[len(part) :]
+        return part
+
+    def _went_back(self, position: int) -> None:
+        super()._went_back(position)
+        self._rest = memoryview(b"")
+        self._ahead.jump(position)
+
+    def _chunk(self, wanted_bytes: int) -> memoryview:
+        if not len(self._rest):
+            self._rest = self._ahead.next(max(wanted_bytes, READ_AHEAD_BYTES // 4))
+        return self._rest
+
+    def close(self) -> None:
+        super().close()
+        self._rest = memoryview(b"")

@@ -37,6 +37,7 @@ class FaultyLink:
         self.bytes_to_client = self.bytes_to_node = 0
         """Delivered so far, over all connections."""
         self._cut_at: int | None = None
+        self._cut_every: int | None = None
         self._refusing = False
         self._ways: set[_Connection] = set()
         self._loop = asyncio.new_event_loop()
@@ -67,6 +68,15 @@ class FaultyLink:
 
         def plan() -> None:
             self._cut_at = self.bytes_to_client + bytes_to_client
+
+        self._command(plan)
+
+    def cut_every(self, bytes_to_client: int | None) -> None:
+        """As `cut_after`, again and again; None ends it."""
+
+        def plan() -> None:
+            self._cut_every = bytes_to_client
+            self._cut_at = None if bytes_to_client is None else self.bytes_to_client + bytes_to_client
 
         self._command(plan)
 
@@ -113,7 +123,7 @@ class FaultyLink:
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(_CONTROL_TIMEOUT_S)
 
     def _cut(self) -> None:
-        self._cut_at = None
+        self._cut_at = None if self._cut_every is None else self.bytes_to_client + self._cut_every
         for way in list(self._ways):
             way.reset()
 

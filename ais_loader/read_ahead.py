@@ -1,0 +1,109 @@
+"""One object's bytes from some place on, asked for ahead of its reader: a few batches of ranges in flight at once.
+
+How far ahead grows while the reader goes straight on, as a kernel's read-ahead does, from little more than was wanted
+to a limit in bytes; a reader that jumps begins with little again. Every range is of the version that the reader began
+with, and each arrives in a frame of its own, so that chunks are views of what came from the wire.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ais_loader.entry import Entry, Item, ObjectInfo
+
+if TYPE_CHECKING:
+    from ais_loader.batch import Batch
+    from ais_loader.client import Client
+
+CHUNK_BYTES = 1 << 20
+"""A range is at most what one frame carries, and ends at a multiple of it, so that no block is checked twice."""
+FIRST_BYTES = 128 << 10
+"""What a reader that has just jumped gets for the asking, however little it wants."""
+
+
+def chunk_spans(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """(start, length) of the ranges that cover the bytes from `start` to `stop`."""
+    while start < stop:
+        end = min(stop, start - start % CHUNK_BYTES + CHUNK_BYTES)
+        yield start, end - start
+        start = end
+
+
+@dataclass(slots=True)
+class Ramp:
+    """How far to be ahead of a reader, in bytes; a pure rule."""
+
+    limit_bytes: int
+    ahead_bytes: int = FIRST_BYTES
+
+    def ask_until(self, position: int, planned: int, wanted_bytes: int, size_bytes: int) -> int:
+        """Up to where to ask now, for a reader at `position` with all up to `planned` asked for; `planned`: no more."""
+        most = max(self.limit_bytes, FIRST_BYTES)
+        target = min(most, max(self.ahead_bytes, wanted_bytes))
+        if planned >= size_bytes or (planned > position and planned - position > target // 2):
+            return planned
+        self.ahead_bytes = min(most, 2 * target)
+        return max(planned, min(size_bytes, position + target))
+
+
+class ReadAhead:
+    """The chunks of an object in order from one place on. Belongs to one thread at a time; `close` it, or `jump`."""
+
+    def __init__(
+        self, client: Client, info: ObjectInfo, *, timeout_s: float, limit_bytes: int, verify: bool, position: int = 0
+    ) -> None:
+        """`limit_bytes`: most that may have been asked for and not been read."""
+        self._client = client
+        self._info = info
+        self._options = {"timeout_s": timeout_s, "verify_ranges": verify}
+        self._limit_bytes = limit_bytes
+        self._under_way: deque[Batch] = deque()
+        self.jump(position)
+
+    def jump(self, position: int) -> None:
+        """Go on from here; what is on its way to another place is given up."""
+        self.close()
+        self.position = self._planned = position
+        self._ramp = Ramp(self._limit_bytes)
+
+    @property
+    def planned(self) -> int:
+        """Everything from `position` up to here is on its way."""
+        return self._planned
+
+    def next(self, wanted_bytes: int) -> memoryview:
+        """The bytes that begin at `position`: at least one, at most CHUNK_BYTES; not to be called at the end.
+
+        Raises what a batch raises. Called again, it asks again for what did not come.
+        """
+        try:
+            until = self._ramp.ask_until(self.position, self._planned, wanted_bytes, self._info.size_bytes)
+            if until > self._planned:
+                self._under_way.append(self._client.get_batch(self._entries(until), **self._options))
+                self._planned = until
+            item = self._next_item()
+        except BaseException:
+            self.jump(self.position)
+            raise
+        self.position += len(item.data)
+        return item.data
+
+    def _entries(self, until: int) -> list[Entry]:
+        info = self._info
+        return [
+            Entry(info.bucket, info.name, start=start, length=length, version=info.version)
+            for start, length in chunk_spans(self._planned, until)
+        ]
+
+    def _next_item(self) -> Item:
+        while (item := next(self._under_way[0], None)) is None:
+            self._under_way.popleft()
+        return item
+
+    def close(self) -> None:
+        """Give up what is on its way. May be called again."""
+        while self._under_way:
+            self._under_way.popleft().close()

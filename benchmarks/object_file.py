@@ -1,0 +1,198 @@
+"""`tarfile.extractall` from an object, as a file and as a plain stream, against the same from a local file.
+
+    python -m benchmarks.object_file            # writes the table beside this file
+
+The grid is that of NVIDIA's post on ObjectFile ("Enhancing ObjectFile Performance with Zero-Copy Techniques", 2024),
+scaled to one machine. "stream echo" is a grpcio server that streams the file in messages of 1 MiB and does nothing
+else, under the same tarfile. Prediction, written before the first run: over gRPC 0.6 to 0.8 of the local file, since
+extraction itself writes every byte to files; the reader level with the echo; an interruption every 64 MiB costs some
+milliseconds each (the proxy that cuts runs in the client's process, and costs more than the cuts).
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
+
+import click
+import grpc
+
+import ais_loader
+from ais_loader.testing import NodeProcess, seeded_bytes
+from ais_loader.testing.link import FaultyLink
+from benchmarks.harness import Claim, claims_table, judge, machine, rates_table, run_rounds
+
+MB = 1_000_000
+CHUNK_BYTES = 1 << 20
+BROKEN_EVERY_BYTES = 64 << 20
+TABLE = Path(__file__).with_name("object_file.md")
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0))
+
+
+def make_tar(path: Path, member_bytes: int, total_bytes: int) -> None:
+    content = seeded_bytes(member_bytes, seed=member_bytes)
+    with tarfile.open(path, "w") as archive:
+        for number in range(total_bytes // member_bytes):
+            member = tarfile.TarInfo(f"{number:06d}.bin")
+            member.size = member_bytes
+            archive.addfile(member, io.BytesIO(content))
+
+
+# -- the baseline over gRPC
+
+
+def _serve_file(path: str, ready: Connection) -> None:
+    def stream(request: bytes, context: object) -> Iterator[bytes]:
+        with open(path, "rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+
+    server = grpc.server(ThreadPoolExecutor(4), options=_OPTIONS)
+    handlers = {"File": grpc.unary_stream_rpc_method_handler(stream)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    ready.send(port)
+    server.wait_for_termination()
+
+
+class _EchoFile(io.RawIOBase):
+    """What a stream of messages is made to look like for tarfile: no retry, no check."""
+
+    def __init__(self, messages: Iterator[bytes]) -> None:
+        self._messages = messages
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        parts = []
+        while size:
+            if not len(self._rest):
+                self._rest = memoryview(next(self._messages, b""))
+                if not len(self._rest):
+                    break
+            part, self._rest = self._rest[:size], self._rest[size:]
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+# -- contestants
+
+
+def extract(opened: Callable[[], Any], folder: Path, total_bytes: int, *, stream: bool) -> Callable[[], float]:
+    """MB/s of `extractall`."""
+
+    def run() -> float:
+        target = folder / "out"
+        start = time.perf_counter()
+        file: IO[bytes]
+        with opened() as file:
+            # The stream mode of tarfile copies through its own buffer; it gets blocks of the same size everywhere.
+            mode: Any = "r|" if stream else "r:"
+            with tarfile.open(fileobj=file, mode=mode, bufsize=CHUNK_BYTES) as archive:
+                archive.extractall(target, filter="data")
+        rate = total_bytes / MB / (time.perf_counter() - start)
+        shutil.rmtree(target)
+        return rate
+
+    return run
+
+
+def measure(member_bytes: int, total_bytes: int, rounds: int, folder: Path) -> dict[str, list[float]]:
+    folder.mkdir()
+    shard = folder / "shard.tar"
+    make_tar(shard, member_bytes, total_bytes)
+    with ExitStack() as held:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        echo = context.Process(target=_serve_file, args=(str(shard), there), daemon=True)
+        echo.start()
+        held.callback(echo.terminate)
+        if not here.poll(60):
+            raise TimeoutError("the echo server did not start within 60 s")
+        channel = held.enter_context(grpc.insecure_channel(f"127.0.0.1:{here.recv()}", options=_OPTIONS))
+        node = held.enter_context(NodeProcess([folder / "drive"]))
+        link = held.enter_context(FaultyLink(node.url))
+        near = held.enter_context(ais_loader.connect(node.url)).create_bucket("tars")
+        near.put("shard.tar", shard)
+        linked = held.enter_context(ais_loader.connect(link.url)).bucket("tars")
+        embedded = held.enter_context(ais_loader.connect(folder / "embedded")).create_bucket("tars")
+        embedded.put("shard.tar", shard)
+        os.sync()
+
+        def through_the_link(cut_every: int | None) -> Any:
+            link.cut_every(cut_every)
+            return linked.open("shard.tar")
+
+        def echoed() -> Any:
+            return _EchoFile(channel.unary_stream("/echo/File")(b""))
+
+        def contestant(opened: Callable[[], Any], *, stream: bool = False) -> Callable[[], float]:
+            return extract(opened, folder, total_bytes, stream=stream)
+
+        rates = run_rounds(
+            {
+                "local file": contestant(partial(shard.open, "rb")),
+                "ObjectFile, gRPC": contestant(lambda: near.open("shard.tar")),
+                "ObjectFile, through a proxy": contestant(lambda: through_the_link(None)),
+                "ObjectFile, cut every 64 MiB": contestant(lambda: through_the_link(BROKEN_EVERY_BYTES)),
+                "ObjectFile, embedded": contestant(lambda: embedded.open("shard.tar")),
+                "ObjectReader, gRPC": contestant(lambda: near.reader("shard.tar"), stream=True),
+                "stream echo": contestant(echoed, stream=True),
+            },
+            rounds,
+        )
+    return rates
+
+
+@click.command(help=__doc__)
+@click.option("--member-mb", "members", multiple=True, type=int, default=(1, 10, 100), show_default=True)
+@click.option("--total-mb", default=500, show_default=True)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), default=None)
+@click.option("--write/--no-write", default=True, show_default=True, help="Keep the table beside this file.")
+def main(members: tuple[int, ...], total_mb: int, rounds: int, folder: Path | None, write: bool) -> None:
+    sections, reached = [], True
+    for member_mb in members:
+        with tempfile.TemporaryDirectory(dir=folder) as here:
+            rates = measure(member_mb * MB, total_mb * MB, rounds, Path(here) / "run")
+        outcomes = judge(
+            rates,
+            [
+                Claim("ObjectFile, gRPC", "local file", 0.6),
+                Claim("ObjectReader, gRPC", "stream echo", 1.0),
+                Claim("ObjectFile, cut every 64 MiB", "ObjectFile, through a proxy", 0.0),
+                Claim("ObjectFile, embedded", "local file", 0.0),
+            ],
+        )
+        reached = reached and all(outcome.reached for outcome in outcomes)
+        sections.append(
+            f"## {total_mb} MB in members of {member_mb} MB\n\n{rates_table(rates, 'MB/s')}\n\n{claims_table(outcomes)}"
+        )
+        click.echo(sections[-1] + "\n")
+    text = (
+        f"# ObjectFile and ObjectReader\n\n{(__doc__ or '').strip()}\n\nMachine: {machine()}. {rounds} rounds; client, "
+        "node and the files that are written share it.\n\n" + "\n\n".join(sections) + "\n"
+    )
+    if write:
+        TABLE.write_text(text)
+    raise SystemExit(0 if reached else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""A file over an object goes on from its last byte through broken connections and nodes that restart."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ais_loader import Bucket, ObjectFile, ObjectReader, connect, errors
+from ais_loader.testing import FaultyLink, NodeProcess, seeded_bytes, throwaway_folder
+
+MiB = 1 << 20
+DATA = seeded_bytes(48 * MiB + 5, seed=3)
+MEMBERS = {f"{at}.bin": seeded_bytes(3 * MiB + at, seed=at) for at in range(8)}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[NodeProcess]:
+    """Killed and frozen by tests here; each leaves it running."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, data in MEMBERS.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
+        with connect(node.url) as client:
+            bucket = client.create_bucket("b")
+            bucket.put("large", DATA)
+            bucket.put("shard.tar", packed.getvalue())
+        yield node
+
+
+@pytest.fixture
+def link(node: NodeProcess) -> Iterator[FaultyLink]:
+    with FaultyLink(node.url) as link:
+        yield link
+
+
+@pytest.mark.parametrize("read_bytes", [50_000, 5 * MiB, -1])
+def test_a_connection_that_breaks_again_and_again_leaves_no_trace_in_the_bytes(
+    link: FaultyLink, read_bytes: int
+) -> None:
+    with connect(link.url, retry_s=20) as client, client.open("ais://b/large") as file:
+        link.cut_every(7 * MiB)
+        parts = list(iter(lambda: file.read(read_bytes), b""))
+        made = link.connections_made
+    assert b"".join(parts) == DATA
+    assert made >= 6
+
+
+def test_tarfile_extracts_over_a_connection_that_breaks(link: FaultyLink) -> None:
+    with connect(link.url, retry_s=20) as client, client.bucket("b").reader("shard.tar") as reader:
+        link.cut_every(4 * MiB)
+        with tarfile.open(fileobj=reader, mode="r|") as archive:
+            found = {}
+            for member in archive:
+                file = archive.extractfile(member)
+                assert file is not None
+                found[member.name] = file.read()
+    assert found == MEMBERS
+    assert link.connections_made >= 5
+
+
+def test_a_node_killed_and_started_again_in_mid_read_goes_unnoticed(node: NodeProcess) -> None:
+    with connect(node.url, retry_s=60) as client, client.bucket("b").open("large", read_ahead_bytes=2 * MiB) as file:
+        first = file.read(10 * MiB)
+        node.restart()
+        buffer = bytearray(len(DATA) - len(first))
+        assert file.readinto(buffer) == len(buffer)
+    assert first + buffer == DATA
+
+
+@pytest.mark.parametrize("opened", [Bucket.open, Bucket.reader])
+def test_a_silent_node_ends_the_read_in_time_and_it_can_be_read_on(
+    node: NodeProcess, opened: Callable[..., ObjectFile | ObjectReader]
+) -> None:
+    with (
+        connect(node.url) as client,
+        opened(client.bucket("b"), "large", timeout_s=1.0, read_ahead_bytes=MiB) as file,
+    ):
+        first = file.read(4 * MiB)
+        node.pause()
+        try:
+            with pytest.raises(errors.SilenceTimeout):
+                file.read(20 * MiB)
+            assert file.tell() == len(first)
+        finally:
+            node.resume()
+        assert file.read() == DATA[len(first) :]
