@@ -8,9 +8,11 @@ and outlives the actor's loop for as long as draining takes.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from storage_node.cluster import node_log
 from storage_node.cluster.caretaker import Caretaker
 from storage_node.run import keep_freed_memory
 
@@ -20,13 +22,23 @@ HOOK_GRACE_S = 2.0
 class StorageNodeActor:
     """See `Caretaker` for the arguments and for `status`."""
 
-    def __init__(self, root: str, uuid: str, host: str, durability: Literal["process", "power"] = "process") -> None:
+    def __init__(self, root: str, uuid: str, host: str) -> None:
         keep_freed_memory()
-        self._node = Caretaker(Path(root), uuid, host, durability=durability)
+        with contextlib.suppress(OSError):  # a node without a log is better than none
+            node_log.begin(Path(root), uuid)
+        self._node = Caretaker(Path(root), uuid, host)
         self._node.start()
 
     def status(self) -> dict[str, Any]:
         return self._node.status()
+
+    def renew(self) -> None:
+        """Serve anew with the settings that are kept now; returns at once."""
+        self._node.renew()
+
+    def hurry(self) -> None:
+        """Try at once what is being waited for."""
+        self._node.hurry()
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Drain: running calls finish, for `grace_s`; then the drives are free. The process waits to be ended."""

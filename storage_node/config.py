@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-_NO_LIMITS = ("host", "port", "advertise", "metrics_port", "durability")
+_WHERE = ("host", "port", "advertise", "metrics_port")
+EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +19,18 @@ class ServerConfig:
     port: int = 7480
     """0 picks a free one."""
     advertise: str = ""
-    """Name or address by which clients and other nodes reach this one, with the same port. By default `host`; not known
-    when that means every address, as 0.0.0.0 does, and then the node leaves its endpoint in the cluster's map alone."""
+    """Name or address by which clients and other nodes reach this one: HOST, with the port that it listens on, or
+    HOST:PORT where a proxy or a container's port stands between. By default `host`; not known when that means every
+    address, as 0.0.0.0 does, and then the node leaves its endpoint in the cluster's map alone."""
     metrics_port: int | None = None
     """Where Prometheus finds the node's metrics, on the same address; 0 picks a free port, None: nowhere."""
     durability: Literal["process", "power"] = "process"
     read_threads: int = 4
     """Threads that read from the drives; they leave the interpreter lock while they do."""
+    readahead_bytes: int = 64 << 20
+    """Page cache that the drives may be asked to fill ahead of the frames being read, all batches together; 0: none."""
+    readahead_threads: int = 4
+    """Threads that ask."""
     memory_bytes: int = 256 << 20
     """Frames read but not yet handed to the network, all sessions together. Readers wait at this mark."""
     max_active_batches: int = 512
@@ -89,8 +95,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         limits = (
-            "read_threads", "memory_bytes", "max_active_batches", "reject_retry_after_ms", "max_buffered_bytes",
-            "assembly_bytes", "peer_window_bytes", "repair_transfers", "drive_errors",
+            "read_threads", "readahead_threads", "memory_bytes", "max_active_batches", "reject_retry_after_ms",
+            "max_buffered_bytes", "assembly_bytes", "peer_window_bytes", "repair_transfers", "drive_errors",
         )  # fmt: skip
         for name in limits:
             if getattr(self, name) < 1:
@@ -100,7 +106,7 @@ class ServerConfig:
         for tenant, weight in self.tenant_weights.items():
             if not 1e-6 <= weight <= 1e6:
                 raise ValueError(f"tenant_weights: {tenant!r} has {weight}, need 0.000001 to 1000000")
-        for name in ("max_recoveries", "max_soft_errors", "critical_memory_bytes"):
+        for name in ("readahead_bytes", "max_recoveries", "max_soft_errors", "critical_memory_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 0")
         for name in (
@@ -120,8 +126,30 @@ class ServerConfig:
         if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
             raise ValueError(f"metrics_port={self.metrics_port}: need 0 to 65535, or None")
 
+        _split_advertised(self.advertise)
+
+    def endpoint(self, port: int) -> str:
+        """host:port by which others reach a node that listens on `port`; empty when that is not known."""
+        host, outer_port = _split_advertised(self.advertise)
+        host = host or self.host
+        return "" if host in EVERY_ADDRESS else f"{host}:{outer_port or port}"
+
     def limits(self) -> dict[str, str]:
-        """Everything that bounds what the node does, by the fields' names, as text."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NO_LIMITS}
+        """Everything but where the node is found: what bounds what it does, by the fields' names, as text."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _WHERE}
         values["tenant_weights"] = ",".join(f"{name}={weight:g}" for name, weight in self.tenant_weights.items())
         return {name: f"{value:.15g}" if isinstance(value, float) else str(value) for name, value in values.items()}
+
+
+def _split_advertised(advertise: str) -> tuple[str, int]:
+    """Host and port, 0 for none; a bare IPv6 address gets its brackets. Raises ValueError."""
+    host, colon, port = advertise.rpartition(":")
+    if not colon or advertise.endswith("]"):
+        host, port = advertise, "0"
+    elif ":" in host and not (host.startswith("[") and host.endswith("]")):
+        host, port = f"[{advertise}]", "0"
+    elif not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"advertise={advertise!r}: need HOST or HOST:PORT, as in 10.0.0.5 or proxy.example.org:7480")
+    if "/" in host or any(letter.isspace() for letter in host):
+        raise ValueError(f"advertise={advertise!r}: need HOST or HOST:PORT, without grpc:// and spaces")
+    return host, int(port)

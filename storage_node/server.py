@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from protos import ais_batch_pb2, ais_cluster_pb2_grpc, ais_objects_pb2_grpc, ais_replica_pb2_grpc
+from storage_node.background import keep_going
 from storage_node.batch.session import BatchService
 from storage_node.cluster.following import Follower
 from storage_node.cluster.repair import Repair
@@ -50,7 +51,6 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 _REAP_INTERVAL_S = 2.0
-_EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
 
 class NodeServer:
@@ -72,6 +72,11 @@ class NodeServer:
         """What the sessions share; belongs to the node's event loop, its numbers may be read from anywhere."""
         self.metrics_port: int | None = None
         """Where the metrics are; None when they are not served."""
+
+    @property
+    def endpoint(self) -> str:
+        """host:port by which clients and other nodes reach it; empty where that is not known."""
+        return self.config.endpoint(self.port)
 
     @property
     def url(self) -> str:
@@ -134,7 +139,7 @@ class NodeServer:
             cluster = ClusterService(service, self.membership, self._keeper)
             ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
             ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(service), server)
-            self.repair = repair = Repair(service, self.membership, writes, self._advertised)
+            self.repair = repair = Repair(service, self.membership, writes, lambda: self.endpoint)
             ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), server)
             repair.prepare()
             server.add_generic_rpc_handlers((_session_handler(service),))
@@ -147,26 +152,22 @@ class NodeServer:
             self.metrics_port = held.enter_context(metrics_served(service, self.membership, VERSION, repair.counts))
             await server.start()
             self._started.set()
-            reaping = asyncio.create_task(self._reap(service))
-            watching = asyncio.create_task(service.pressure.watch())
-            follower = Follower(cluster, self.membership, self._keeper, self._advertised())
-            following = asyncio.create_task(follower.run())
+            follower = Follower(cluster, self.membership, self._keeper, self.endpoint)
+            beside = [
+                asyncio.create_task(keep_going("removing replaced files", lambda: self._reap(service))),
+                asyncio.create_task(keep_going("measuring the load", service.pressure.watch)),
+                asyncio.create_task(keep_going("following the cluster's map", follower.run)),
+            ]
             repair.start()
             await self._stopping.wait()
-            reaping.cancel()
-            watching.cancel()
-            following.cancel()
+            for task in beside:
+                task.cancel()
             await repair.stop()
             service.stop()
             await server.stop(self._grace_s)
             await service.peers.close()
             await writes.close()
             await _finish_tasks()
-
-    def _advertised(self) -> str:
-        """host:port by which others reach this node; empty when that is not known."""
-        host = self.config.advertise or self.config.host
-        return "" if host in _EVERY_ADDRESS else f"{host}:{self.port}"
 
     async def _reap(self, service: BatchService) -> None:
         """Remove the files of replaced objects when their grace period is over, also when nobody writes any more."""

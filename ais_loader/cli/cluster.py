@@ -7,10 +7,12 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ais_loader.cli.cluster_drives import drive, drive_line, moving_texts
+from ais_loader.cli.settings import config_option, given_settings, set_option
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text
 from ais_loader.client import URL_VARIABLE
 
@@ -40,9 +42,6 @@ _host_per_node = click.option(
     help="Whether each node counts as a host of its own. Copies go to different hosts, so this is for trying copies "
     "out on one machine. Default: yes when several nodes are made on one machine.",
 )  # fmt: skip
-_durability = click.option("--durability", type=click.Choice(["process", "power"]), default="process",
-                           show_default=True, help="What an acknowledged write survives.")  # fmt: skip
-
 
 @click.group()
 def cluster() -> None:
@@ -61,7 +60,11 @@ def cluster() -> None:
 @_host_per_node
 @click.option("--dashboard/--no-dashboard", default=True, show_default=True,
               help="Whether DIR's own Ray has a dashboard: `ray job submit` needs it, 200 MB pay for it.")  # fmt: skip
-@_durability
+@click.option("--durability", type=click.Choice(["process", "power"]),
+              help="What an acknowledged write survives; the same as --set durability=...  "
+              "[default: as before; process at first]")  # fmt: skip
+@config_option
+@set_option
 @_timeout
 @_json
 def up(
@@ -71,7 +74,9 @@ def up(
     address: str,
     host_per_node: bool | None,
     dashboard: bool,
-    durability: Literal["process", "power"],
+    durability: str | None,
+    config: Path | None,
+    assignments: tuple[str, ...],
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -79,12 +84,21 @@ def up(
 
     Run it again after anything: what runs is left alone, what does not is started on its drives. Nodes go on running
     when this command has ended.
+
+    Settings are kept below DIR on every host, for all nodes and all their lives: --config replaces those that are kept,
+    --set changes one. Nodes that run take them over one after the other.
     """
     from storage_node.cluster import operate
 
+    if durability is not None:
+        assignments = (*assignments, f"durability={durability}")
+    settings = given_settings(config, assignments, of_cluster=True)
+    if not _ray_address(address):
+        _make_room(_absolute(root))
     plan = operate.Plan(
         root=_absolute(root), address=_ray_address(address), nodes=nodes, drives_per_node=drives_per_node,
-        host_per_node=host_per_node, dashboard=dashboard, durability=durability, timeout_s=timeout,
+        host_per_node=host_per_node, dashboard=dashboard, settings=settings, settings_instead=config is not None,
+        timeout_s=timeout,
     )  # fmt: skip
     _show(plan.root, _alone(plan.root, plan.address, lambda: operate.up(plan, note)), as_json=as_json)
 
@@ -94,7 +108,6 @@ def up(
 @_drives
 @_address
 @_host_per_node
-@_durability
 @_timeout
 @_json
 def add(
@@ -102,16 +115,15 @@ def add(
     drives_per_node: int,
     address: str,
     host_per_node: bool | None,
-    durability: Literal["process", "power"],
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Make one more node, on the host that has the fewest, and let it join."""
+    """Make one more node, on the host that has the fewest, and let it join. It has the settings of the others."""
     from storage_node.cluster import operate
 
     plan = operate.Plan(
         root=_absolute(root), address=_ray_address(address), drives_per_node=drives_per_node,
-        host_per_node=host_per_node, durability=durability, timeout_s=timeout,
+        host_per_node=host_per_node, timeout_s=timeout,
     )  # fmt: skip
     _show(plan.root, _alone(plan.root, plan.address, lambda: operate.add(plan, note)), as_json=as_json)
 
@@ -152,7 +164,31 @@ def down(root: Path, address: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"nodes": nodes, "ray_processes": processes}))
     else:
-        click.echo(f"ended {count_text(nodes, 'node')}{', and Ray' if processes else ''}")
+        ended = f"ended {count_text(nodes, 'node')}{', and Ray' if processes else ''}"
+        click.echo(ended if nodes or processes else f"nothing of {root} was running")
+
+
+@cluster.command()
+@click.argument("node", metavar="NODE")
+@_root
+@click.option("--lines", metavar="N", type=click.IntRange(min=1), default=100, show_default=True,
+              help="How many, from the end.")  # fmt: skip
+@_address
+def logs(node: str, root: Path, lines: int, address: str) -> None:
+    """What a node has logged: of this life and of those before, also with Ray dead.
+
+    NODE is the name of its folder, or the beginning of its id. Nodes of other machines need --address.
+    """
+    from storage_node.cluster import operate
+
+    root = _absolute(root)
+    try:
+        told = operate.tail_of_log(root, _ray_address(address), node, lines)
+    except FileNotFoundError as error:
+        raise click.ClickException(f"{node} has logged nothing yet: there is no {error.filename}") from error
+    with Lines() as out:
+        for line in told:
+            out.add(line)
 
 
 @cluster.command()
@@ -178,8 +214,23 @@ def status(root: Path, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
+cluster.add_command(drive)
+
+
 def _absolute(root: Path) -> Path:
     return Path(os.path.abspath(root))
+
+
+def _make_room(root: Path) -> None:
+    """The root, where it is missing; what is in the way of nodes is found out before anything is started."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        usable = os.access(root, os.W_OK | os.X_OK)
+        why = "this user may not write there"
+    except OSError as error:
+        usable, why = False, error.strerror or str(error)
+    if not usable:
+        raise click.ClickException(f"no nodes can be below {root}: {why}")
 
 
 def _ray_address(given: str) -> str:
@@ -192,7 +243,7 @@ def _alone(root: Path, address: str, work: Callable[[], Any]) -> Any:
     """One command at a time for a root; with a Ray of somebody else, there is nothing to keep here."""
     from storage_node.cluster.head import only_command
 
-    if address:
+    if address or not root.exists():  # where nothing is, there is nothing to take turns at
         return work()
     with only_command(root):
         return work()
@@ -233,9 +284,12 @@ def _show_condition(found: dict[str, Any], lines: Lines) -> None:
     if found["map_version"]:
         lines.add(f"cluster {found['cluster_uuid']}, map version {found['map_version']}, {found['url']}")
     else:
-        lines.add(f"no cluster below {found['root']}")
+        lines.add(f"no cluster below {found['root']}; `ais-loader cluster up` makes one")
     if found["ray"]:
-        lines.add(f"Ray at {found['ray']['address']}: {'up' if found['ray']['alive'] else 'down'}")
+        ray = "up" if found["ray"]["alive"] else "down; `ais-loader cluster up` starts it, and the nodes"
+        lines.add(f"Ray at {found['ray']['address']}: {ray}")
+    elif any(node["state"] == "down" and node["name"] for node in found["nodes"]):
+        lines.add("no Ray of its own; `ais-loader cluster up` starts one, and the nodes")
     for node in found["nodes"]:
         title = printable(node["name"]) or node["id"]
         member = (
@@ -249,5 +303,14 @@ def _show_condition(found: dict[str, Any], lines: Lines) -> None:
         )
         what = ", ".join(part for part in (printable(node["problem"]), about) if part)
         lines.add(f"{title}: {node['state']}{member} at {node['endpoint'] or 'no endpoint'}: {what}")
+        for known in node["drives"]:
+            lines.add(f"  {drive_line(known)}")
+        for text in moving_texts(node["moving"]) if node["moving"] else ():
+            lines.add(f"  {text}")
+        if node["changed_limits"]:
+            changed = ", ".join(f"{name}={value}" for name, value in sorted(node["changed_limits"].items()))
+            lines.add(f"  set: {printable(changed)}")
+        if node["metrics_url"]:
+            lines.add(f"  metrics: {node['metrics_url']}")
     for problem in found["problems"]:
         lines.add(printable(problem))

@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from ais_loader.cli.settings import config_option, given_settings, set_option
 from ais_loader.cli.show import note
 
 if TYPE_CHECKING:
+    from storage_node.config import ServerConfig
     from storage_node.server import NodeServer
 
+_FIELDS = {
+    "memory_mib": "memory_bytes", "critical_memory_mib": "critical_memory_bytes", "weights": "tenant_weights",
+    "max_batches": "max_active_batches", "max_throttle_ms": "max_throttle_s",
+}  # fmt: skip
+"""Of the options that have a name of their own, what they set."""
 _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
@@ -26,6 +34,9 @@ _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
               help="Address to listen on. There is no authentication: open it to trusted networks only.")  # fmt: skip
 @click.option("--port", metavar="PORT", type=click.IntRange(0, 65535), default=7480, show_default=True,
               help="Port to listen on; 0 picks a free one.")  # fmt: skip
+@click.option("--advertise", metavar="HOST[:PORT]", default="",
+              help="How clients and other nodes reach this one, where that is not --host and --port: through a proxy, "
+              "address translation, or a container's port.")  # fmt: skip
 @click.option("--durability", type=click.Choice(["process", "power"]), default="process", show_default=True,
               help="What an acknowledged write survives: the end of this process, or a power cut.")  # fmt: skip
 @click.option("--read-threads", metavar="N", type=click.IntRange(min=1), default=4, show_default=True,
@@ -47,11 +58,14 @@ _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
               help="Entries of a batch gathered from other nodes that may fail before it does.")  # fmt: skip
 @click.option("--metrics-port", metavar="PORT", type=click.IntRange(0, 65535),
               help="Serve metrics for Prometheus on this port, at the same address; 0 picks a free one.")  # fmt: skip
+@config_option
+@set_option
 @click.option("--json", "as_json", is_flag=True, help="Announce the node as one line of JSON.")
 def serve(
     drives: tuple[Path, ...],
     host: str,
     port: int,
+    advertise: str,
     durability: Literal["process", "power"],
     read_threads: int,
     memory_mib: int,
@@ -62,6 +76,8 @@ def serve(
     max_recoveries: int,
     max_soft_errors: int,
     metrics_port: int | None,
+    config: Path | None,
+    assignments: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Run a storage node on this machine's drives until interrupted.
@@ -70,38 +86,58 @@ def serve(
     node serves, it is ready. SIGINT (Ctrl-C) and SIGTERM let running calls finish, for a few seconds, and end it with
     exit code 0.
     """
-    from storage_node.config import ServerConfig
     from storage_node.run import run_node
     from storage_node.store.errors import InvalidRequest
+
+    chosen = _config(
+        {
+            "host": host, "port": port, "advertise": advertise, "durability": durability,
+            "read_threads": read_threads, "memory_mib": memory_mib << 20,
+            "critical_memory_mib": critical_memory_mib << 20, "weights": _weights(weights),
+            "max_batches": max_batches, "max_throttle_ms": max_throttle_ms / 1000, "max_recoveries": max_recoveries,
+            "max_soft_errors": max_soft_errors, "metrics_port": metrics_port,
+        },
+        given_settings(config, assignments, of_cluster=False) or {},
+    )  # fmt: skip
 
     def announce(node: NodeServer) -> None:
         described = {"url": node.url, "pid": os.getpid(), "drives": [str(drive) for drive in drives]}
         text = f"serving {', '.join(map(str, drives))} at {node.url}"
+        if chosen.advertise:
+            described["advertised"] = f"grpc://{node.endpoint}"
+            text += f", for others {described['advertised']}"
         if node.metrics_port is not None:
-            described["metrics_url"] = f"http://{host}:{node.metrics_port}/metrics"
+            described["metrics_url"] = f"http://{chosen.host}:{node.metrics_port}/metrics"
             text += f", metrics at {described['metrics_url']}"
         click.echo(json.dumps(described) if as_json else text)
-        if not host.startswith(_LOOPBACK):
+        if not chosen.host.startswith(_LOOPBACK):
             note("anyone who can reach this address can read, change and delete what is stored")
 
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"
-    _require_address(host.strip("[]"), port)
-    if metrics_port is not None:
-        _require_address(host.strip("[]"), metrics_port)
+    _require_address(chosen.host.strip("[]"), chosen.port)
+    if chosen.metrics_port is not None:
+        _require_address(chosen.host.strip("[]"), chosen.metrics_port)
     try:
-        config = ServerConfig(
-            host=host, port=port, durability=durability, read_threads=read_threads, memory_bytes=memory_mib << 20,
-            critical_memory_bytes=critical_memory_mib << 20, tenant_weights=_weights(weights),
-            max_active_batches=max_batches, max_throttle_s=max_throttle_ms / 1000, max_recoveries=max_recoveries,
-            max_soft_errors=max_soft_errors, metrics_port=metrics_port,
-        )  # fmt: skip
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    try:
-        run_node(drives, config, announce)
+        run_node(drives, chosen, announce)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
+
+
+def _config(options: dict[str, Any], settings: dict[str, Any]) -> ServerConfig:
+    """Options of the command line count most, then `settings`, then defaults."""
+    from storage_node.config import ServerConfig
+    from storage_node.settings import WrongSetting, configured, merged
+
+    context = click.get_current_context()
+    typed = {
+        _FIELDS.get(name, name): value for name, value in options.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }  # fmt: skip
+    try:
+        chosen = configured(ServerConfig(), merged(settings, typed))
+    except WrongSetting as error:
+        raise click.UsageError(str(error)) from error
+    bare = chosen.host
+    return replace(chosen, host=f"[{bare}]") if ":" in bare and not bare.startswith("[") else chosen
 
 
 def _weights(given: tuple[str, ...]) -> dict[str, float]:

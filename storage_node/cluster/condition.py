@@ -12,20 +12,27 @@ from typing import Any
 from protos import ais_cluster_pb2 as pb
 from protos import ais_objects_pb2 as objects_pb
 from protos import ais_replica_pb2 as replica_pb
+from storage_node.cluster import drive_orders
 from storage_node.cluster import head as heads
 from storage_node.cluster.asking import Answer, ask_nodes, newest_map
 from storage_node.cluster.drives import Found, find_nodes
 from storage_node.cluster.keeping import decode
 from storage_node.cluster.node_file import NodeFile, read_all
+from storage_node.config import ServerConfig
 from storage_node.store.errors import FormatError
 from storage_node.store.identity import CLUSTER_FILE_NAME
+
+_FOUND_AT_START = ("critical_memory_bytes",)
+_DEFAULTS = {name: value for name, value in ServerConfig().limits().items() if name not in _FOUND_AT_START}
+_WELL = ("active", "retiring")
 
 
 def condition(root: Path) -> dict[str, Any]:
     """JSON-able; the keys are documented in docs/cluster.md. Raises ValueError when nodes of two clusters answer."""
     said = {one.uuid: one for one in read_all(root) if not one.removed}
     found = find_nodes(root)
-    answers = ask_nodes(one.endpoint for one in said.values() if one.endpoint)
+    # Where a node listens is asked as well: its own machine may not get to the address that others have for it.
+    answers = ask_nodes(where for one in said.values() for where in (one.endpoint, one.listening) if where)
     known = newest_map(answers.values()) or _map_on_drives(found)
     elsewhere = [] if known is None else [node.endpoint for node in known.node if node.endpoint not in answers]
     answers |= ask_nodes(elsewhere)
@@ -55,14 +62,21 @@ def _node(
     here = found.node(uuid)
     described = answer.described if answer is not None else None
     endpoint = answer.endpoint if answer is not None else member.endpoint if member else said.endpoint if said else ""
-    drives = [_drive(drive) for drive in described.drive] if described is not None else []
-    problem = "; ".join(f"{drive['path'] or drive['uuid']}: {drive['state']}" for drive in drives
-                        if drive["state"] != "ok")  # fmt: skip
+    if said is not None and endpoint == said.listening:
+        endpoint = said.endpoint
+    told = answer.drives if answer is not None else None
+    if told is not None:
+        drives = [drive_orders.described(drive) for drive in told.drive]
+    else:
+        drives = [_drive(drive) for drive in described.drive] if described is not None else []
+    problem = "; ".join(f"{drive['path'] or drive['uuid']}: {drive['problem'] or drive['state']}" for drive in drives
+                        if drive["state"] not in _WELL)  # fmt: skip
     if described is None:
         problem = "never served" if not endpoint else _silence(answers.get(endpoint))
         problem += f"; it said: {said.problem}" if said is not None and said.problem else ""
-        drives = [{"uuid": "", "path": str(path), "state": "unknown", "objects_estimate": 0, "free_bytes": 0,
-                   "size_bytes": 0} for path in (here.drives if here is not None else ())]  # fmt: skip
+        drives = [_unknown(str(path)) for path in (here.drives if here is not None else ())]
+    limits = dict(described.limits) if described is not None else {}
+    progress = answer.progress if answer is not None else None
     return {
         "id": uuid,
         "name": here.name if here is not None else "",
@@ -73,10 +87,15 @@ def _node(
         "problem": problem,
         "member": pb.MapNode.State.Name(member.state).lower() if member is not None else "no",
         "map_version": answer.map.version if answer is not None and answer.map is not None else 0,
-        "limits": dict(described.limits) if described is not None else {},
+        "limits": limits,
+        "changed_limits": {name: value for name, value in limits.items() if _DEFAULTS.get(name, value) != value},
+        "metrics_url": f"http://{said.metrics}/metrics" if said is not None and said.metrics and described else "",
         "drives": drives,
-        "repair": _repair(answer.progress) if answer is not None and answer.progress is not None else None,
-        "objects_estimate": sum(drive["objects_estimate"] for drive in drives),
+        "moving": drive_orders.moving(told) if told is not None else None,
+        "repair": _repair(progress) if progress is not None else None,
+        # Those that repair has gone through are counted; the drives' own estimates are rough after a restart.
+        "objects_estimate": (progress.names_before if progress is not None else 0)
+        or sum(drive["objects_estimate"] for drive in drives),
         "free_bytes": sum(drive["free_bytes"] for drive in drives),
         "size_bytes": sum(drive["size_bytes"] for drive in drives),
     }
@@ -114,7 +133,14 @@ def _silence(answer: Answer | None) -> str:
 
 
 def _drive(drive: objects_pb.Drive) -> dict[str, Any]:
-    return {
-        "uuid": drive.uuid, "path": drive.path, "state": drive.state, "objects_estimate": drive.objects_estimate,
-        "free_bytes": drive.free_bytes, "size_bytes": drive.size_bytes,
-    }  # fmt: skip
+    """Of a node of a version that tells no more."""
+    works = drive.state == "ok"
+    return drive_orders.described(pb.DriveCondition(
+        uuid=drive.uuid, path=drive.path, problem="" if works else drive.state,
+        state=pb.DriveCondition.ACTIVE if works else pb.DriveCondition.MISSING,
+        objects_estimate=drive.objects_estimate, free_bytes=drive.free_bytes, size_bytes=drive.size_bytes,
+    ))  # fmt: skip
+
+
+def _unknown(path: str) -> dict[str, Any]:
+    return drive_orders.described(pb.DriveCondition(path=path)) | {"state": "unknown"}

@@ -13,15 +13,17 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from storage_node.actor import StorageNodeActor
-from storage_node.cluster import node_file
+from storage_node.cluster import node_file, node_log, settings_file
 from storage_node.cluster.drives import Found, NodeDrives, find_nodes, make_nodes
 from storage_node.cluster.head import ClusterError
 from storage_node.cluster.node_file import NodeFile
+from storage_node.cluster.settings_file import KeptSettings
+from storage_node.settings import WrongSetting
 
 NAMESPACE = "ais-loader"
 TASK_TIMEOUT_S = 60.0
@@ -40,6 +42,7 @@ class Host:
     address: str
     name: str
     found: Found
+    settings: KeptSettings = field(default_factory=KeptSettings)
     answers: bool = True
 
 
@@ -98,12 +101,28 @@ def mark_removed(host: Host, node: NodeDrives) -> None:
     _get(_on(host.address, _mark_removed).remote(node), f"noting on {host.address} that {node.name} is removed")
 
 
-def start(root: Path, host: Host, node: NodeDrives, durability: Literal["process", "power"]) -> Started:
+def keep_settings(root: Path, hosts: Sequence[Host], settings: KeptSettings) -> None:
+    """On all of these hosts, for the nodes that start there. Raises ClusterError."""
+    kept = {host.address: _on(host.address, settings_file.write).remote(root, settings) for host in hosts}
+    for address, task in kept.items():
+        _get(task, f"keeping the settings on {address}")
+
+
+def tail_of_log(root: Path, host: Host, uuid: str, lines: int) -> list[str]:
+    """The end of a node's log. Raises ClusterError."""
+    asked = _on(host.address, node_log.tail).remote(root, uuid, lines)
+    told: list[str] = _get(asked, f"reading the log on {host.address}")
+    return told
+
+
+def start(root: Path, host: Host, node: NodeDrives) -> Started:
     """The node's actor, which may be running already."""
     running = _actor(node.uuid)
     if running is not None:
         try:
-            _get(running.status.remote(), "asking", ANSWER_TIMEOUT_S)
+            status = _get(running.status.remote(), "asking", ANSWER_TIMEOUT_S)
+            if status["state"] == "waiting":
+                running.hurry.remote()
             return Started(node, host, running)
         except ClusterError:
             # Wanted back on a host that is not there any more, or stuck: its drives are here.
@@ -114,13 +133,16 @@ def start(root: Path, host: Host, node: NodeDrives, durability: Literal["process
         name=_name(node.uuid), namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0,
         resources={f"node:{host.address}": _PIN}, max_restarts=-1, max_concurrency=4,
     )  # fmt: skip
-    return Started(node, host, made.remote(str(root), node.uuid, host.address, durability))
+    return Started(node, host, made.remote(str(root), node.uuid, host.address))
 
 
 def wait_serving(
-    started: Sequence[Started], timeout_s: float, tell: Callable[[dict[str, Any]], None]
+    started: Sequence[Started],
+    timeout_s: float,
+    tell: Callable[[dict[str, Any]], None],
+    done: Callable[[dict[str, Any]], bool] = lambda status: bool(status["state"] == "serving"),
 ) -> list[dict[str, Any]]:
-    """How the nodes are when all of them serve, or when the time is over. `tell` gets each change on the way."""
+    """How the nodes are when all of them are `done`, or when the time is over. `tell` gets each change on the way."""
     deadline = time.monotonic() + timeout_s
     told: dict[str, tuple[str, str]] = {}
     while True:
@@ -130,9 +152,14 @@ def wait_serving(
             if told.get(status["uuid"]) != now:
                 told[status["uuid"]] = now
                 tell(status)
-        if all(status["state"] == "serving" for status in statuses) or time.monotonic() > deadline:
+        if all(map(done, statuses)) or time.monotonic() > deadline:
             return statuses
         time.sleep(_POLL_S)
+
+
+def renew(one: Started) -> None:
+    """Have a node serve anew, with the settings that are kept now. Raises ClusterError."""
+    _get(one.actor.renew.remote(), f"telling node {one.node.name} to take over its settings", ANSWER_TIMEOUT_S)
 
 
 def stop(uuid: str, grace_s: float) -> bool:
@@ -209,8 +236,12 @@ def _get(task: Any, doing: str, timeout_s: float = TASK_TIMEOUT_S) -> Any:
         raise ClusterError(f"{doing}: {str(error).splitlines()[0]}") from error
 
 
-def _look(root: Path) -> tuple[str, Found]:
-    return socket.gethostname(), find_nodes(root)
+def _look(root: Path) -> tuple[str, Found, KeptSettings]:
+    try:
+        settings = settings_file.read(root)
+    except (WrongSetting, OSError) as error:
+        settings = KeptSettings(problem=str(error))
+    return socket.gethostname(), find_nodes(root), settings
 
 
 def _mark_removed(node: NodeDrives) -> None:

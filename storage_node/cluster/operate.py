@@ -10,21 +10,23 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from protos import ais_cluster_pb2 as pb
 from storage_node.cluster import head as heads
-from storage_node.cluster import launch, node_file
+from storage_node.cluster import launch, node_file, node_log, retune
 from storage_node.cluster.asking import ask_node, ask_nodes, newest_map
 from storage_node.cluster.change import change_map
-from storage_node.cluster.drives import NodeDrives
+from storage_node.cluster.drives import NodeDrives, find_nodes
 from storage_node.cluster.edits import add_node, begin_leave, create_cluster, remove_node, set_endpoint
 from storage_node.cluster.head import ClusterError, Head
 from storage_node.cluster.launch import Host, Started
+from storage_node.cluster.leaving import wait_until_out
 from storage_node.cluster.proposer import Edit
+from storage_node.settings import Settings, WrongSetting
 
 DRAIN_GRACE_S = 5.0
 CHANGE_TIMEOUT_S = 30.0
@@ -44,7 +46,10 @@ class Plan:
     host_per_node: bool | None = None
     """Count each node as a host; None: where a cluster of several nodes is made on one machine, or is so already."""
     dashboard: bool = True
-    durability: Literal["process", "power"] = "process"
+    settings: Settings | None = None
+    """Over those that the nodes have had, from now on."""
+    settings_instead: bool = False
+    """In their place."""
     timeout_s: float = 60.0
 
 
@@ -79,7 +84,7 @@ def up(plan: Plan, tell: Tell) -> Result:
             hosts = launch.look(plan.root)
         elif plan.nodes is not None and plan.nodes != len(nodes_of(hosts)):
             notes.append(f"{len(nodes_of(hosts))} nodes have their drives below {plan.root}; `cluster add` makes more")
-        notes += [problem for host in hosts for problem in host.found.problems]
+        notes += [problem for host in hosts for problem in (*host.found.problems, host.settings.problem) if problem]
         notes += [f"node {uuid} has been on {host.name}, and has no drive there now"
                   for host in hosts for uuid in host.found.absent]  # fmt: skip
         return _run(plan, hosts, head, notes, tell)
@@ -87,6 +92,7 @@ def up(plan: Plan, tell: Tell) -> Result:
 
 def add(plan: Plan, tell: Tell) -> Result:
     """Make one more node, on the host that has the fewest, and let it join. Raises as `up`."""
+    _require_nodes(plan)
     with _ray(plan, tell) as head:
         hosts = launch.look(plan.root)
         if not nodes_of(hosts):
@@ -104,15 +110,17 @@ def remove(root: Path, address: str, name: str, *, lost: bool, timeout_s: float,
 
     Raises as `up`; ClusterError also when the node has not handed over everything within `timeout_s`: it goes on.
     """
+    _require_nodes(Plan(root=root, address=address))
     with _ray(Plan(root=root, address=address), tell):
         hosts = launch.look(root)
         map_ = _map_of(hosts)
         node, host = _find(hosts, name)
-        uuid = node.uuid if node is not None else _member(map_, name)
+        uuid = node.uuid if node is not None else _member(map_, name, hosts, root)
+        names = {known: one.name for known, (one, _) in nodes_of(hosts).items()}
         if any(member.uuid.hex() == uuid for member in map_.node):
-            _change(map_, remove_node(bytes.fromhex(uuid)) if lost else begin_leave(bytes.fromhex(uuid)))
+            _change(map_, remove_node(bytes.fromhex(uuid)) if lost else begin_leave(bytes.fromhex(uuid)), names)
             if not lost:
-                _wait_until_out(map_, uuid, timeout_s, tell)
+                wait_until_out(map_, uuid, names, timeout_s, tell)
         launch.stop(uuid, DRAIN_GRACE_S)
         if node is not None and host is not None:
             launch.mark_removed(host, node)
@@ -145,7 +153,35 @@ def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
     return stopped, heads.end(root)
 
 
+def tail_of_log(root: Path, address: str, name: str, lines: int) -> list[str]:
+    """The last lines that a node has logged; `name` as for `remove`. Raises ClusterError, OSError."""
+    here = [Host("", "this machine", find_nodes(root))]
+    node, _ = _find(here, name)
+    if node is not None:
+        return node_log.tail(root, node.uuid, lines)
+    if address:
+        with launch.connected(address):
+            hosts = launch.look(root)
+            node, host = _find(hosts, name)
+            if node is not None and host is not None:
+                return launch.tail_of_log(root, host, node.uuid, lines)
+            here = hosts
+    raise ClusterError(_no_node(name, here, root))
+
+
 # -- parts
+
+
+def _require_nodes(plan: Plan) -> None:
+    """Before a Ray is started for nothing. Raises ClusterError."""
+    if not plan.address and not (found := find_nodes(plan.root)).nodes:
+        problems = f": {'; '.join(found.problems)}" if found.problems else ""
+        raise ClusterError(f"no nodes below {plan.root}{problems}; `cluster up` makes the first")
+
+
+def _no_node(name: str, hosts: Sequence[Host], root: Path) -> str:
+    there = ", ".join(sorted(node.name for node, _ in nodes_of(hosts).values())) or "none"
+    return f"no node {name} below {root}; there are: {there}"
 
 
 @contextlib.contextmanager
@@ -200,8 +236,13 @@ def _make_first(plan: Plan, hosts: Sequence[Host], tell: Tell) -> None:
 def _run(plan: Plan, hosts: Sequence[Host], head: Head | None, notes: list[str], tell: Tell) -> Result:
     """Start every node that was found, and bring the map in line with them."""
     nodes = nodes_of(hosts)
-    started = [launch.start(plan.root, host, node, plan.durability) for node, host in nodes.values()]
+    try:
+        settings = retune.settle(plan.root, hosts, plan.settings, instead=plan.settings_instead)
+    except WrongSetting as error:
+        raise ClusterError(str(error)) from error
+    started = [launch.start(plan.root, host, node) for node, host in nodes.values()]
     statuses = launch.wait_serving(started, plan.timeout_s, lambda status: tell(_line(status)))
+    statuses = retune.take_over(started, statuses, settings, plan.timeout_s, tell)
     by_uuid = {status["uuid"]: status for status in statuses}
     map_ = _agree(plan, started, by_uuid, notes)
     for one in started:
@@ -279,31 +320,24 @@ def _find(hosts: Sequence[Host], name: str) -> tuple[NodeDrives | None, Host | N
     return found[0] if found else (None, None)
 
 
-def _member(map_: pb.ClusterMap, name: str) -> str:
+def _member(map_: pb.ClusterMap, name: str, hosts: Sequence[Host], root: Path) -> str:
+    """Of a node that no host has drives of."""
     found = [member.uuid.hex() for member in map_.node if member.uuid.hex().startswith(name)]
-    if len(found) != 1:
-        raise ClusterError(f"{name} names {'no node' if not found else f'{len(found)} nodes'} of the cluster")
+    if len(found) > 1:
+        raise ClusterError(f"{name} names {len(found)} nodes of the cluster; give more of the uuid")
+    if not found:
+        raise ClusterError(_no_node(name, hosts, root))
     return found[0]
 
 
-def _change(map_: pb.ClusterMap, edit: Edit) -> pb.ClusterMap:
+def _change(map_: pb.ClusterMap, edit: Edit, names: Mapping[str, str]) -> None:
     try:
-        return change_map([member.endpoint for member in map_.node], edit, timeout_s=CHANGE_TIMEOUT_S)
+        change_map([member.endpoint for member in map_.node], edit, timeout_s=CHANGE_TIMEOUT_S)
     except ValueError as error:
-        raise ClusterError(str(error)) from error
-
-
-def _wait_until_out(map_: pb.ClusterMap, uuid: str, timeout_s: float, tell: Tell) -> None:
-    tell("the node hands over its objects")
-    deadline = time.monotonic() + timeout_s
-    endpoints = [member.endpoint for member in map_.node if member.uuid.hex() != uuid]
-    while True:
-        known = newest_map(ask_nodes(endpoints).values())
-        if known is not None and all(member.uuid.hex() != uuid for member in known.node):
-            return
-        if time.monotonic() > deadline:
-            raise ClusterError(f"not all objects are handed over within {timeout_s:g} s; run this again to wait on")
-        time.sleep(_POLL_S)
+        text = str(error)
+        for uuid, name in names.items():
+            text = text.replace(uuid, name)
+        raise ClusterError(text) from error
 
 
 def _end_orphans(root: Path, head: Head, tell: Tell) -> int:
@@ -311,7 +345,8 @@ def _end_orphans(root: Path, head: Head, tell: Tell) -> int:
     ours = set(head.processes())
     ended = 0
     for said in node_file.read_all(root):
-        answer = ask_node(said.endpoint) if said.endpoint else None
+        where = said.listening or said.endpoint
+        answer = ask_node(where) if where else None
         if answer is not None and answer.described is not None and answer.described.pid in ours:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(answer.described.pid, signal.SIGTERM)

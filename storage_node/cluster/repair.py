@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from protos import ais_cluster_pb2 as pb
 from protos import ais_replica_pb2 as wire
 from protos.cluster_map import ClusterView
+from storage_node.background import keep_going
 from storage_node.batch.session import BatchService
 from storage_node.cluster import replica
 from storage_node.cluster.change import change_map_async
@@ -89,7 +90,11 @@ class Repair:
         self._reconciler.doubt_everything()
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(step) for step in (self._reconciler.run(), self._run(), self._stay_awake())]
+        steps = {
+            "comparing copies after a return": self._reconciler.run, "making copies equal": self._run,
+            "noticing a standstill": self._stay_awake,
+        }  # fmt: skip
+        self._tasks = [asyncio.create_task(keep_going(name, step)) for name, step in steps.items()]
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ais_loader.client import connect
+from ais_loader.testing import FaultyLink
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
 from protos import ais_cluster_pb2 as pb
 from storage_node.actor import StorageNodeActor
-from storage_node.cluster import caretaker, node_file
+from storage_node.cluster import caretaker, lives, node_file, node_log, settings_file
 from storage_node.cluster.asking import ask_node
 from storage_node.cluster.caretaker import Caretaker
 from storage_node.cluster.change import change_map
@@ -23,6 +29,7 @@ from storage_node.cluster.condition import condition
 from storage_node.cluster.drives import NodeDrives, make_nodes
 from storage_node.cluster.edits import create_cluster
 from storage_node.cluster.ports import free_port
+from storage_node.cluster.settings_file import KeptSettings
 from storage_node.store.store import Store
 
 HOST = "127.0.0.1"
@@ -171,3 +178,154 @@ def test_a_node_that_had_to_move_has_the_map_say_so(
             assert map_.version == 2
         finally:
             again.stop()
+
+
+# -- settings
+
+
+def limits(kept: Caretaker) -> dict[str, Any]:
+    with connect(f"grpc://{serving(kept)['endpoint']}") as client:
+        found: Any = client.describe()["limits"]
+        return dict(found)
+
+
+def test_a_node_serves_with_the_settings_that_are_kept_and_takes_changed_ones_over(
+    root: Path, node: NodeDrives, kept: Caretaker
+) -> None:
+    common = {"max_active_batches": 3, "tenant_weights": {"asr-team": 2.0}}
+    settings_file.write(root, KeptSettings(1, common | {"nodes": {node.name: {"read_threads": 2}}}))
+    kept.start()
+    shown = limits(kept)
+    assert (shown["max_active_batches"], shown["read_threads"]) == ("3", "2")
+    assert shown["tenant_weights"] == "asr-team=2"
+    before = serving(kept)
+    assert before["settings"] == common | {"read_threads": 2}
+
+    settings_file.write(root, KeptSettings(2, {"max_active_batches": 4}))
+    kept.renew()
+    eventually(lambda: kept.status()["settings"] == {"max_active_batches": 4})
+    shown = limits(kept)
+    assert (shown["max_active_batches"], shown["read_threads"], shown["tenant_weights"]) == ("4", "4", "")
+    assert serving(kept)["endpoint"] == before["endpoint"]
+    (said,) = condition(root)["nodes"]
+    assert said["changed_limits"] == {"max_active_batches": "4"}
+
+
+def test_settings_that_make_no_sense_are_waited_for_and_said(root: Path, node: NodeDrives, kept: Caretaker) -> None:
+    settings_file.write(root, KeptSettings(1, {"memory_gone": 3}))
+    kept.start()
+    eventually(lambda: "memory_gone: no such setting" in kept.status()["problem"])
+    settings_file.path_of(root).write_text("{")
+    eventually(lambda: "settings.json is damaged" in kept.status()["problem"])
+    settings_file.write(root, KeptSettings(2, {}))
+    serving(kept)
+
+
+def test_metrics_are_served_at_a_free_port_from_the_one_that_is_set(
+    root: Path, node: NodeDrives, kept: Caretaker
+) -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        first = taken.getsockname()[1]
+        settings_file.write(root, KeptSettings(1, {"metrics_port": first}))
+        kept.start()
+        url = serving(kept)["metrics_url"]
+        port = int(url.removeprefix(f"http://{HOST}:").removesuffix("/metrics"))
+        assert first < port < first + caretaker.METRICS_PORTS
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            assert b"ais_loader_node_info" in answer.read()
+        (shown,) = condition(root)["nodes"]
+        assert shown["metrics_url"] == url
+    kept.stop()
+    again = Caretaker(root, node.uuid, HOST)
+    again.start()
+    try:
+        assert serving(again)["metrics_url"] == url
+    finally:
+        again.stop()
+
+
+def test_the_map_names_the_address_that_is_advertised_and_the_node_keeps_its_port(
+    root: Path, node: NodeDrives, kept: Caretaker
+) -> None:
+    kept.start()
+    first = serving(kept)["endpoint"]
+    member = pb.MapNode(uuid=bytes.fromhex(node.uuid), host="here", endpoint=first)
+    change_map([first], create_cluster([member]))
+    with FaultyLink(f"grpc://{first}") as link:
+        outer = link.url.removeprefix("grpc://")
+        settings_file.write(root, KeptSettings(1, {"nodes": {node.name: {"advertise": outer}}}))
+        kept.renew()
+        eventually(lambda: (map_ := ask_node(first).map) is not None and map_.node[0].endpoint == outer)
+        assert serving(kept)["endpoint"] == outer
+        said = node_file.read(node.folder)
+        assert said is not None
+        assert (said.endpoint, said.listening, f"{HOST}:{said.port}") == (outer, first, first)
+        (shown,) = condition(root)["nodes"]
+        assert (shown["endpoint"], shown["state"]) == (outer, "serving")
+        with connect(f"grpc://{outer}") as client:
+            assert client.create_bucket("b").put("x", b"there").size_bytes == 5
+    # Its machine gets to it also where the outer address leads nowhere.
+    (shown,) = condition(root)["nodes"]
+    assert (shown["endpoint"], shown["state"]) == (outer, "serving")
+
+
+# -- short lives
+
+
+def test_a_node_whose_processes_die_young_is_tried_less_and_less_and_says_so(
+    root: Path, node: NodeDrives, kept: Caretaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    born = node_file.NodeFile(node.uuid, f"{HOST}:{free_port(HOST)}", born_s=1.0, short_lives=lives.FREE_TRIES + 2)
+    node_file.write(node.folder, born)
+    kept.start()
+    eventually(lambda: "its process has ended 6 times within 30 s of its start" in kept.status()["problem"])
+    status = kept.status()
+    assert status["state"] == "waiting" and str(node_log.path_of(root, node.uuid)) in status["problem"]
+    (shown,) = eventually(lambda: [one for one in condition(root)["nodes"] if "ended 6 times" in one["problem"]])
+    assert shown["state"] == "down"
+    kept.hurry()
+    serving(kept)
+    said = node_file.read(node.folder)
+    assert said is not None and said.born_s > 0 and said.short_lives == 6
+    monkeypatch.setattr(lives, "SHORT_LIFE_S", 0.0)
+    eventually(lambda: node_file.read(node.folder) == replace(said, born_s=0.0, short_lives=0))
+
+
+def test_rests_between_tries_grow_and_stay_below_some_minutes() -> None:
+    rests = [lives.rest_s(short) for short in range(60)]
+    assert rests[:3] == [0.0, 0.0, 0.0] and rests[3:6] == [2.0, 4.0, 8.0]
+    assert rests == sorted(rests) and rests[-1] == 300.0
+
+
+def test_a_life_that_ends_in_order_is_not_a_short_one(root: Path, node: NodeDrives, kept: Caretaker) -> None:
+    node_file.write(node.folder, node_file.NodeFile(node.uuid, born_s=1.0, short_lives=1))
+    kept.start()
+    serving(kept)
+    said = node_file.read(node.folder)
+    assert said is not None and said.born_s > 1.0 and said.short_lives == 2
+    kept.stop()
+    said = node_file.read(node.folder)
+    assert said is not None and (said.born_s, said.short_lives) == (0.0, 0)
+
+
+def test_a_process_that_crashes_whenever_it_begins_rests_and_leaves_its_stack_in_the_log(
+    root: Path, node: NodeDrives
+) -> None:
+    """As Ray does it, but for Ray: the same process is begun again at once whenever it has ended."""
+    life = (
+        "import sys, ctypes; from storage_node.actor import StorageNodeActor\n"
+        "from storage_node.server import NodeServer\n"
+        "NodeServer.start = lambda self: ctypes.string_at(0)\n"
+        "node = StorageNodeActor(*sys.argv[1:]); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", life, str(root), node.uuid, HOST]
+    for _ in range(lives.FREE_TRIES):
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            assert process.wait(timeout=60) == -signal.SIGSEGV
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        eventually(lambda: "ended 3 times" in (condition(root)["nodes"] or [{"problem": ""}])[0]["problem"])
+        assert process.poll() is None
+        process.communicate(timeout=60)
+    told = "\n".join(node_log.tail(root, node.uuid, 1000))
+    assert told.count("Segmentation fault") == lives.FREE_TRIES
+    assert "ended 3 times" in told

@@ -149,7 +149,7 @@ def test_status_says_of_each_node_where_and_how_it_is(operator: Operator, cluste
         assert (node["id"], node["name"], node["host"]) == (started["uuid"], started["name"], started["host"])
         assert (node["state"], node["member"], node["problem"]) == ("serving", "active", "")
         assert [drive["path"] for drive in node["drives"]] == started["drives"]
-        assert {drive["state"] for drive in node["drives"]} == {"ok"}
+        assert {drive["state"] for drive in node["drives"]} == {"active"}
         assert node["pid"] > 0 and 0 < node["free_bytes"] <= node["size_bytes"] and node["objects_estimate"] >= 0
     assert "serving" in operator.run("status")
 

@@ -1,0 +1,37 @@
+"""`--config FILE` and `--set NAME=VALUE`, the same for a node and for a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+config_option = click.option(
+    "--config", "config", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Settings as TOML: the names in docs/settings.md, as in memory_bytes = \"512 MiB\".",
+)  # fmt: skip
+set_option = click.option(
+    "--set", "assignments", metavar="NAME=VALUE", multiple=True,
+    help="One setting, over those of --config; VALUE `default` takes it back.",
+)  # fmt: skip
+
+
+def given_settings(config: Path | None, assignments: tuple[str, ...], *, of_cluster: bool) -> dict[str, Any] | None:
+    """What was asked for, in the settings' own units; None for nothing. A usage error names what is wrong."""
+    from storage_node.settings import NODES, WrongSetting, merged, read_assignments, read_file, require_cluster
+
+    if config is None and not assignments:
+        return None
+    try:
+        settings = read_file(config) if config is not None else {}
+        settings = merged(settings, read_assignments(assignments), keep_resets=True)
+        if of_cluster:
+            require_cluster(settings)
+        elif NODES in settings:
+            raise WrongSetting(f"{NODES}: is for `ais-loader cluster`; this is one node")
+    except WrongSetting as error:
+        raise click.UsageError(str(error)) from error
+    except OSError as error:
+        raise click.UsageError(f"{config}: {error.strerror or error}") from error
+    return settings

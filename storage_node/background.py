@@ -1,0 +1,31 @@
+"""What a node does beside its calls, for as long as it serves: kept going whatever happens to it.
+
+A task of an event loop that ends with an exception nobody expected ends in silence, and the node would serve on without
+its work: copies that are never made equal, a map that is never asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+log = logging.getLogger(__name__)
+
+
+async def keep_going(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Do `work`, which is meant to go on until it is cancelled, and begin it again when it fails."""
+    loop = asyncio.get_running_loop()
+    pause_s = FIRST_PAUSE_S
+    while True:
+        began_s = loop.time()
+        try:
+            await work()
+            return
+        except Exception:
+            if loop.time() - began_s > LONGEST_PAUSE_S:
+                pause_s = FIRST_PAUSE_S
+            log.exception("%s failed, and begins anew in %g s", name, pause_s)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
