@@ -15,6 +15,7 @@ from storage_node.cluster.membership import Membership
 from storage_node.store.batch import digest
 from storage_node.store.batch_read import CachedFile, read_cached
 from storage_node.store.checksum import crc32c
+from storage_node.store.drive import Drive
 from storage_node.store.store import Store
 
 MAX_BYTES = 384 << 10
@@ -43,12 +44,14 @@ def answer_small(
         return None
     bucket_uuid = bucket.uuid_bytes
     files: list[CachedFile] = []
+    held: set[Drive] = set()  # a drive that is given up meanwhile closes its folders with the last who holds it
     size_bytes = 0
     for name in request.name:
-        drive = store.drives[store.drive_index(bucket_uuid, name)]
-        record = drive.cached(bucket_uuid, name) if drive is not None else None
-        if drive is None or record is None or not record.size_bytes:
+        found = store.cached(bucket_uuid, name)
+        if found is None or not found[1].size_bytes:
             return None
+        drive, record = found
+        held.add(drive)
         size_bytes += record.size_bytes
         if size_bytes > MAX_BYTES:
             return None

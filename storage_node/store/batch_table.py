@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,14 @@ from storage_node.store.doubts import CopyInDoubt, in_doubt_message
 from storage_node.store.drive import Drive
 from storage_node.store.errors import BucketNotFound, InvalidRequest, StoreError
 from storage_node.store.format import Record
+from storage_node.store.places import Placement
 from storage_node.store.store import Store, not_found_message
 
 MAX_ITEM_BYTES = 256 << 20
 MAX_ENTRIES = 10_000
+
+_Unfound: TypeAlias = dict[int, StoreError | UnicodeEncodeError | None]
+"""By position: why an object could not be looked up; None when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ class BatchTable:
         self._folders: npt.NDArray[np.int32] = np.zeros(n, np.int32)
         self._records: list[Record | None] = [None] * n
         self._drives: list[int] = [0] * n
+        self._held: dict[int, Drive] = {}
+        """By slot: a drive that is given up meanwhile keeps its folders open for those who read from them."""
         self._paths: list[bytes] = [b""] * n
         self.faults: dict[int, EntryFault] = {}
         self._look_up()
@@ -79,39 +86,84 @@ class BatchTable:
                 self._narrow(position)
 
     def _look_up_bucket(self, bucket_uuid: bytes, bucket_name: str, positions: list[int]) -> None:
+        while positions:
+            placement = self._store.placement
+            if placement.moving:
+                failed = self._look_up_moving(placement, bucket_uuid, positions)
+            else:
+                failed = self._look_up_settled(placement, bucket_uuid, positions)
+            if not failed or self._store.still(placement):
+                break
+            positions = list(failed)  # drives have come or gone meanwhile
+        for position, error in failed.items() if positions else ():
+            if error is None:
+                self._fail(position, pb.NOT_FOUND, not_found_message(bucket_name, self._names[position]))
+            else:
+                self._fail(position, pb.UNAVAILABLE, str(error), getattr(error, "kind", ""))
+
+    def _look_up_settled(self, placement: Placement, bucket_uuid: bytes, positions: list[int]) -> _Unfound:
+        """Every object is with its owner, or nowhere. Returns what was not found (None), or not looked up."""
         names = self._names
+        failed: _Unfound = {}
         by_drive: dict[int, list[int]] = {}
-        if len(self._store.drives) == 1:
-            by_drive[0] = positions
+        if placement.only is not None:
+            by_drive[placement.only] = positions
         else:
             for position in positions:
-                index = self._store.drive_index(bucket_uuid, names[position])
-                self._drives[position] = index
-                by_drive.setdefault(index, []).append(position)
-        for index, mine in by_drive.items():
+                by_drive.setdefault(placement.owner(bucket_uuid, names[position]), []).append(position)
+        for slot, mine in by_drive.items():
             try:
-                drive = self._store.drive_at(index)
+                drive = self._store.drive_at(slot)
                 found = drive.lookup(bucket_uuid, [names[position] for position in mine])
             except (StoreError, UnicodeEncodeError) as error:
-                for position in mine:
-                    self._fail(position, pb.UNAVAILABLE, str(error), getattr(error, "kind", ""))
+                failed.update(dict.fromkeys(mine, error))
                 continue
-            if self._store.doubts.any:
-                mine, found = self._believed(bucket_uuid, mine, found)
-                if not mine:
-                    continue
-            at = np.array(mine)
-            self._folders[at] = drive.files.objects_fd
-            self.sizes[at] = [0 if record is None else record.size_bytes for record in found]
-            self.checksum[at] = [0 if record is None else record.checksum for record in found]
-            for position, record in zip(mine, found, strict=True):
-                if record is None:
-                    self._fail(position, pb.NOT_FOUND, not_found_message(bucket_name, names[position]))
-                else:
-                    self._records[position] = record
-                    self._paths[position] = record.path
-                    if record.size_bytes > MAX_ITEM_BYTES and not self._request.start:
-                        self._fail_too_large(position, record.size_bytes)
+            failed.update(self._take(slot, drive, bucket_uuid, mine, found))
+        return failed
+
+    def _look_up_moving(self, placement: Placement, bucket_uuid: bytes, positions: list[int]) -> _Unfound:
+        failed: _Unfound = {}
+        by_slot: dict[int, list[tuple[int, Record | None]]] = {}
+        found = self._store.lookup_moving(placement, bucket_uuid, [self._names[position] for position in positions])
+        for position, located in zip(positions, found, strict=True):
+            if isinstance(located, Exception):
+                failed[position] = located
+            else:
+                by_slot.setdefault(located.slot, []).append((position, located.record))
+        for slot, rows in by_slot.items():
+            mine = [position for position, _ in rows]
+            try:
+                drive = self._store.drive_at(slot)
+            except StoreError as error:
+                failed.update(dict.fromkeys(mine, error))
+            else:
+                failed.update(self._take(slot, drive, bucket_uuid, mine, [record for _, record in rows]))
+        return failed
+
+    def _take(
+        self, slot: int, drive: Drive, bucket_uuid: bytes, mine: list[int], found: list[Record | None]
+    ) -> _Unfound:
+        """Enter what was found on one drive; returns what was not."""
+        if self._store.doubts.any:
+            mine, found = self._believed(bucket_uuid, mine, found)
+            if not mine:
+                return {}
+        self._held[slot] = drive
+        at = np.array(mine)
+        self._folders[at] = drive.files.objects_fd
+        self.sizes[at] = [0 if record is None else record.size_bytes for record in found]
+        self.checksum[at] = [0 if record is None else record.checksum for record in found]
+        missed: _Unfound = {}
+        for position, record in zip(mine, found, strict=True):
+            if record is None:
+                missed[position] = None
+            else:
+                self._drives[position] = slot
+                self._records[position] = record
+                self._paths[position] = record.path
+                if record.size_bytes > MAX_ITEM_BYTES and not self._request.start:
+                    self._fail_too_large(position, record.size_bytes)
+        return missed
 
     def _believed(
         self, bucket_uuid: bytes, positions: list[int], found: list[Record | None]
@@ -185,9 +237,8 @@ class BatchTable:
         bucket_name = self._request.bucket[self._request.bucket_index[position] if self._request.bucket_index else 0]
         bucket = self._store.find_bucket(bucket_name)
         try:
-            drive = self._store.drive_at(self._drives[position])
-            drive.catch_up()
-            record = drive.lookup(bucket.uuid_bytes, [name])[0] if bucket else None
+            slot, record = self._store.look_again(bucket.uuid_bytes, name) if bucket else (0, None)
+            drive = self._store.drive_at(slot)
         except StoreError as error:
             self._fail(position, pb.UNAVAILABLE, str(error), error.kind)
             return False
@@ -197,12 +248,14 @@ class BatchTable:
         if record is None:
             self._fail(position, pb.NOT_FOUND, not_found_message(bucket_name, name))
             return False
-        if old is not None and record.path == old.path:
+        if old is not None and (slot, record.path) == (self._drives[position], old.path):
             self._fail_missing_file(position, drive)
             return False
         if failed := self._refused(position, record):
             self._fail(position, failed.status, failed.fault.message, failed.fault.kind)
             return False
+        self._held[slot] = drive
+        self._drives[position], self._folders[position] = slot, drive.files.objects_fd
         self._records[position], self._paths[position] = record, record.path
         self.sizes[position], self.checksum[position] = record.size_bytes, record.checksum
         self.kind[position] = pb.STORED
@@ -232,6 +285,11 @@ class BatchTable:
 
     def _fail_read(self, position: int, code: int, number: int) -> None:
         name = self._names[position]
+        faults = self._held[self._drives[position]].faults
+        if code in (FailureCode.SHORT, FailureCode.CHECKSUM):
+            faults.note_checksum()
+        else:
+            faults.note_number(number, f"reading {name!r}: {os.strerror(number)}")
         if code == FailureCode.SHORT:
             self._fail(position, pb.CORRUPT, f"{name!r}: its file is shorter than what was put")
         elif code == FailureCode.CHECKSUM:

@@ -24,6 +24,7 @@ from typing import NoReturn
 from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, WriteBatch, WriteOptions
 
 from storage_node.store.errors import DriveFailed, DriveFull, FormatError, StoreClosed, StoreError, StoreLocked
+from storage_node.store.faults import Faults
 from storage_node.store.locking import lock_holder
 from storage_node.store.raw_files import drive_error
 
@@ -87,9 +88,11 @@ def _options(log_folder: str | None = None) -> Options:
 class Catalog:
     """Ordered bytes to bytes. Thread-safe; belongs to the process that opened it."""
 
-    def __init__(self, path: Path, *, writable: bool) -> None:
+    def __init__(self, path: Path, *, writable: bool, faults: Faults | None = None) -> None:
         self.path = path
         self.writable = writable
+        self._faults = faults or Faults()
+        self._given_up: str | None = None
         self._catch_up_lock = threading.Lock()
         self._folder_inode = 0  # guarded by _catch_up_lock
         if not writable and not (path / "CURRENT").exists():
@@ -141,7 +144,15 @@ class Catalog:
                 f"{self.path.parent} is open for writing by {holder or lock_holder(self.path / 'LOCK')}; one writer at "
                 'a time, any number of readers: connect(..., mode="r")'
             )
-        return catalog_error(error, self.path, "opening the catalog")
+        return self._error(error, "opening the catalog")
+
+    def _error(self, error: Exception, doing: str) -> StoreError:
+        if self._given_up is not None and isinstance(error, DbClosedError | StoreClosed):
+            return DriveFailed(self._given_up)
+        found = catalog_error(error, self.path, doing)
+        if found is not error and isinstance(found, DriveFailed | FormatError):
+            self._faults.note_catalog(f"{doing}: {error}")
+        return found
 
     @property
     def is_open(self) -> bool:
@@ -155,7 +166,7 @@ class Catalog:
             value: bytes | None = self._db.get(key)
             return value
         except Exception as error:
-            raise catalog_error(error, self.path, "reading the catalog") from error
+            raise self._error(error, "reading the catalog") from error
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Values in the order of `keys`."""
@@ -163,7 +174,7 @@ class Catalog:
             values: list[bytes | None] = self._db.get(list(keys))
             return values
         except Exception as error:
-            raise catalog_error(error, self.path, "reading the catalog") from error
+            raise self._error(error, "reading the catalog") from error
 
     def scan(self, prefix: bytes, start_after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Pairs whose key begins with `prefix`, in key order; a snapshot of the moment of the first one."""
@@ -181,7 +192,7 @@ class Catalog:
                 at.next()
             at.status()  # an iterator that met damage is just as invalid as one that has reached the end
         except Exception as error:
-            raise catalog_error(error, self.path, "listing the catalog") from error
+            raise self._error(error, "listing the catalog") from error
         finally:
             if at is not None:
                 _live_iterators.pop(id(at), None)
@@ -200,21 +211,21 @@ class Catalog:
                     self._db.try_catch_up_with_primary()
                     return bool(self._db.latest_sequence_number() != before)
             except (StoreError, DbClosedError) as error:
-                raise catalog_error(error, self.path, "following the writer") from error
+                raise self._error(error, "following the writer") from error
             except Exception:  # noqa: BLE001 - the writer dropped a log that was not read yet: begin again
                 pass
             try:
                 # The old handle ends with the last thread that is still reading from it.
                 self._db = self._open()
             except Exception as error:
-                raise catalog_error(error, self.path, "following the writer") from error
+                raise self._error(error, "following the writer") from error
             return True
 
     def estimated_keys(self) -> int:
         try:
             return int(self._db.property_int_value("rocksdb.estimate-num-keys") or 0)
         except Exception as error:
-            raise catalog_error(error, self.path, "reading the catalog") from error
+            raise self._error(error, "reading the catalog") from error
 
     # -- writing
 
@@ -230,14 +241,19 @@ class Catalog:
             else:
                 self._db.write(batch)
         except Exception as error:
-            raise catalog_error(error, self.path, "committing to the catalog") from error
+            raise self._error(error, "committing to the catalog") from error
 
     def flush(self) -> None:
         """Bring everything into checksummed tables. Raises what `write` raises."""
         try:
             self._db.flush()
         except Exception as error:
-            raise catalog_error(error, self.path, "flushing the catalog") from error
+            raise self._error(error, "flushing the catalog") from error
+
+    def give_up(self, why: str) -> None:
+        """Close; whoever comes later, or is reading meanwhile, meets DriveFailed with this reason."""
+        self._given_up = why
+        self.close()
 
     def close(self) -> None:
         """Flush and let go of the lock; harmless in a process that inherited the catalog, and when called twice.

@@ -11,9 +11,8 @@ A commit holds the stripes of its names, and nothing else waits for anything but
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +42,9 @@ class PendingObject:
     """None: the drive gives one, above what it has. Otherwise it has to be newer than what the drive has."""
     modified_ns: int = 0
     """0: the moment of the commit."""
+    damaged: Record | None = None
+    """Of an object whose bytes are not what was put: its entry as it was, so that it goes on being found damaged."""
+    damaged_blocks: Sequence[int] = ()
 
 
 class _Chosen(NamedTuple):
@@ -66,7 +68,8 @@ class Changes:
         sync: bool,
         require_writable: Callable[[], None],
     ) -> None:
-        """`require_writable` raises when the drive has been closed; asked with the stripes held."""
+        """`require_writable` raises when the drive has been closed; asked with the stripes held, and must not refer to
+        the drive: a drive that nobody uses any more lets go of its folders at once."""
         self._root = root
         self._files = files
         self._catalog = catalog
@@ -81,11 +84,16 @@ class Changes:
 
     # -- putting
 
-    def commit(self, objects: Sequence[PendingObject]) -> list[Record]:
+    def commit(
+        self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None, lasting: bool = False
+    ) -> list[Record]:
+        """`elsewhere`: newest entries of these names on other drives, which count as if they were here. With `lasting`
+        the objects survive a power cut on return, whatever the durability."""
         failpoint("put.staged")
         now = time.time_ns()
+        sync = self._sync or lasting
         # Before the stripes are held: syncing is slow. Whoever is overtaken meanwhile takes another counter then.
-        records = [self._identify(pending, now) for pending in objects]
+        records = [self._identify(pending, now, sync=sync) for pending in objects]
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
         with self.stripes.of(keys):
             self._require_writable()
@@ -95,6 +103,9 @@ class Changes:
                 if value is not None:
                     current[key] = fmt.decode_record(value)
             newest = dict(current)
+            for key, other in (elsewhere or {}).items():
+                if key not in newest or newest[key].version < other.version:
+                    newest[key] = other
             chosen: list[_Chosen] = []
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
@@ -102,10 +113,10 @@ class Changes:
                     if pending.version is not None:
                         records[at] = before
                         continue
-                    records[at] = self._identify(pending, now, self._above(before.version, pending.name))
+                    records[at] = self._identify(pending, now, self._above(before.version, pending.name), sync=sync)
                 newest[key] = records[at]
                 chosen.append(_Chosen(key, pending, records[at]))
-            dead = self._publish(chosen, current) if chosen else []
+            dead = self._publish(chosen, current, sync=sync) if chosen else []
         self._garbage.bury(dead)
         return records
 
@@ -127,7 +138,7 @@ class Changes:
             )
         return version
 
-    def _publish(self, chosen: Sequence[_Chosen], current: dict[bytes, Record]) -> list[Record]:
+    def _publish(self, chosen: Sequence[_Chosen], current: dict[bytes, Record], *, sync: bool) -> list[Record]:
         """Announce the files, rename them, commit; returns the records whose files were replaced."""
         records = [record for _, _, record in chosen]
         intents = WriteBatch(raw_mode=True)
@@ -139,18 +150,19 @@ class Changes:
         dead: list[Record] = []
         try:
             for key, pending, record in chosen:
-                self._files.publish(pending.file, record.path, sync=self._sync)
+                self._files.publish(pending.file, record.path, sync=sync)
                 failpoint("put.renamed")
                 if key in current and not current[key].is_tombstone:
                     dead.append(current[key])
                 current[key] = record
                 commit.put(key, fmt.encode_record(record))
                 commit.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.generation))
-                put_blocks(commit, record.generation, pending.file.block_checksums())
+                blocks = pending.file.block_checksums() if pending.damaged is None else pending.damaged_blocks
+                put_blocks(commit, record.generation, blocks)
             for record in dead:
                 commit.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
             failpoint("put.published")
-            self._catalog.write(commit, sync=self._sync)
+            self._catalog.write(commit, sync=sync)
         except (OSError, StoreError):
             self._garbage.abandon(records)
             raise
@@ -158,7 +170,9 @@ class Changes:
         failpoint("put.committed")
         return dead
 
-    def _identify(self, pending: PendingObject, now_ns: int, version: Version | None = None) -> Record:
+    def _identify(
+        self, pending: PendingObject, now_ns: int, version: Version | None = None, *, sync: bool
+    ) -> Record:
         """Give the staged file a generation and a version, and write on it what it is."""
         version = version or pending.version
         # One number for both where the drive gives both.
@@ -167,16 +181,17 @@ class Changes:
         self.counters.advance(version.counter)
         file = pending.file
         modified_ns = pending.modified_ns or now_ns
+        content = pending.damaged or file
         identity = fmt.Identity(
-            pending.bucket_uuid, pending.name, version, generation, file.size_bytes, file.checksum, modified_ns,
+            pending.bucket_uuid, pending.name, version, generation, content.size_bytes, content.checksum, modified_ns,
             pending.metadata,
         )  # fmt: skip
         self._files.set_identity(file.fd, fmt.encode_identity(identity))
-        if self._sync:
-            os.fsync(file.fd)
+        if sync:
+            file.sync()
         path = fmt.file_path(pending.bucket_uuid, pending.name, generation)
         return Record(
-            version.epoch, version.counter, version.node, file.size_bytes, file.checksum, modified_ns, 0, path,
+            version.epoch, version.counter, version.node, content.size_bytes, content.checksum, modified_ns, 0, path,
             fmt.encode_metadata(pending.metadata),
         )  # fmt: skip
 
@@ -197,12 +212,13 @@ class Changes:
         return [key in gone and not gone[key].is_tombstone for key in keys]
 
     def entomb(
-        self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int
+        self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int,
+        elsewhere: Record | None = None, lasting: bool = False,
     ) -> tuple[Record | None, Record | None]:
         """Put a tombstone in an object's place; the entry before, and the one that counts now.
 
         Without a version the drive gives one, and where there is no object nothing changes. With one, it stands if it
-        is newer than what is there, also where nothing is.
+        is newer than what is there, also where nothing is. `elsewhere`, `lasting`: see `commit`.
         """
         key = fmt.object_key(bucket_uuid, name)
         dead: list[Record] = []
@@ -210,7 +226,9 @@ class Changes:
             self._require_writable()
             self._require_buckets([(bucket_uuid, name)])
             value = self._catalog.get(key)
-            before = fmt.decode_record(value) if value is not None else None
+            here = before = fmt.decode_record(value) if value is not None else None
+            if elsewhere is not None and (before is None or before.version < elsewhere.version):
+                before = elsewhere
             if version is None:
                 if before is None or before.is_tombstone:
                     return before, before
@@ -219,7 +237,7 @@ class Changes:
                 return before, before
             self.counters.advance(version.counter)
             grave = fmt.tombstone(version, modified_ns or time.time_ns())
-            dead = self._replace({key: grave}, {key: before} if before is not None else {})
+            dead = self._replace({key: grave}, {key: here} if here is not None else {}, lasting=lasting)
             failpoint("delete.committed")
         self._garbage.bury(dead)
         return before, grave
@@ -241,7 +259,9 @@ class Changes:
         self._garbage.bury(dead)
         return None
 
-    def _replace(self, entries: dict[bytes, Record | None], before: dict[bytes, Record]) -> list[Record]:
+    def _replace(
+        self, entries: dict[bytes, Record | None], before: dict[bytes, Record], lasting: bool = False
+    ) -> list[Record]:
         """Set entries that bring no file, or remove them (None); returns the records whose files are garbage now."""
         batch = WriteBatch(raw_mode=True)
         for key, record in entries.items():
@@ -253,7 +273,7 @@ class Changes:
         for record in dead:
             batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
         if entries:
-            self._catalog.write(batch, sync=self._sync)
+            self._catalog.write(batch, sync=self._sync or lasting)
             self._cache.forget(entries)
         return dead
 

@@ -43,7 +43,12 @@ class Copies(ABC):
     def _live(self) -> list[Drive]: ...
 
     @abstractmethod
-    def _drive_of(self, bucket_uuid: bytes, name: str) -> Drive: ...
+    def newest_entry(self, bucket_uuid: bytes, name: str) -> Record | None:
+        """What there is of a name on any drive, tombstones too. Raises DriveFailed, FormatError, StoreClosed."""
+
+    @abstractmethod
+    def _drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
+        """See `Changes.drop`."""
 
     @abstractmethod
     def _scans(self, bucket: str, prefix: str, start_after: str, *, tombstones: bool) -> Iterator[tuple[str, Record]]:
@@ -60,7 +65,7 @@ class Copies(ABC):
         if wanted is None and (found is not None or not self.doubts.gaps(bucket_uuid)):
             return False
         if found is None:
-            found = self._drive_of(bucket_uuid, name).newest(bucket_uuid, [name])[0]
+            found = self.newest_entry(bucket_uuid, name)
         if wanted is None:
             return found is None  # a tombstone is an answer
         if found is None or found.version < wanted:
@@ -93,18 +98,17 @@ class Copies(ABC):
         """Remove a tombstone that every copy has seen; False when there is none, or a newer one. Raises as `delete`."""
         self._require_writable()
         bucket_uuid = self.bucket(bucket).uuid_bytes
-        drive = self._drive_of(bucket_uuid, name)
-        before = drive.newest(bucket_uuid, [name])[0]
+        before = self.newest_entry(bucket_uuid, name)
         if before is None or not before.is_tombstone or before.version > version:
             return False
-        return drive.drop(bucket_uuid, name, version, tombstone=True) is None
+        return self._drop(bucket_uuid, name, version, tombstone=True) is None
 
     def newest(self, bucket: str, names: Sequence[str]) -> list[Record | None]:
         """What there is of each name, tombstones too. Raises InvalidName, BucketNotFound, DriveFailed, FormatError."""
         for name in names:
             check_object_name(name)
         bucket_uuid = self.bucket(bucket).uuid_bytes
-        return [self._drive_of(bucket_uuid, name).newest(bucket_uuid, [name])[0] for name in names]
+        return [self.newest_entry(bucket_uuid, name) for name in names]
 
     @property
     def clock(self) -> int:

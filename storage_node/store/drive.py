@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -24,12 +24,14 @@ from storage_node.store.catalog import REBUILD_HINT, Catalog
 from storage_node.store.changes import Changes, PendingObject
 from storage_node.store.counters import Counters
 from storage_node.store.errors import (
+    DriveFailed,
     FormatError,
     StoreClosed,
     StoreError,
     StoreNotFound,
     StoreReadOnly,
 )
+from storage_node.store.faults import Faults
 from storage_node.store.format import Record, Version
 from storage_node.store.garbage import GRACE_S, Garbage
 from storage_node.store.identity import DriveIdentity
@@ -41,6 +43,30 @@ Durability: TypeAlias = Literal["process", "power"]
 
 READER_STALENESS_S = 1.0
 """A reader beside a writer sees a commit after at most this time; a miss is always looked up anew."""
+
+
+class _Use:
+    """Whether a drive may be used. Refers to nothing, so that a drive goes with the last one who uses it."""
+
+    def __init__(self, root: Path, *, writable: bool) -> None:
+        self.root = root
+        self.writable = writable
+        self.pid = os.getpid()
+        self.closed = False
+        self.given_up: str | None = None
+
+    def require_writable(self) -> None:
+        if not self.writable:
+            raise StoreReadOnly(f'{self.root} is open for reading only; connect with mode="a" to write')
+        self.require_open()
+
+    def require_open(self) -> None:
+        if self.given_up is not None:
+            raise DriveFailed(self.given_up)
+        if self.closed:
+            raise StoreClosed(f"{self.root}: the store has been closed")
+        if self.pid != os.getpid():
+            raise StoreClosed(f"{self.root}: the store was opened before a fork; open it again in the child")
 
 
 class Drive:
@@ -60,18 +86,19 @@ class Drive:
         self.identity = identity
         self.writable = writable
         self._sync = durability == "power"
-        self._pid = os.getpid()
-        self._closed = False
+        self._use = _Use(root, writable=writable)
+        self._require_open, self._require_writable = self._use.require_open, self._use.require_writable
+        self.faults = Faults()
         if not writable and not (root / "objects").exists() and not (root / "catalog").exists():
             raise StoreNotFound(f"{root}: the store is only being created, or was never opened for writing")
         try:
-            self.files = RawFiles(root, writable=writable)
+            self.files = RawFiles(root, writable=writable, faults=self.faults)
         except OSError as error:
             raise drive_error(error, root, "opening its folders") from error
         try:
             if writable and self.files.holds_any() and not (root / "catalog" / "CURRENT").exists():
                 raise FormatError(f"{root / 'catalog'} is missing, but not the objects; {REBUILD_HINT}")
-            self.catalog = Catalog(root / "catalog", writable=writable)
+            self.catalog = Catalog(root / "catalog", writable=writable, faults=self.faults)
         except BaseException:
             self.files.close()
             raise
@@ -84,7 +111,7 @@ class Drive:
                 self._recover()
                 self._changes = Changes(
                     root, self.files, self.catalog, self._cache, self._garbage,
-                    epoch=epoch, sync=self._sync, require_writable=self._require_writable,
+                    epoch=epoch, sync=self._sync, require_writable=self._use.require_writable,
                 )  # fmt: skip
             except BaseException:
                 # Not close(): a drive that could not be recovered keeps the mark that says so.
@@ -102,6 +129,22 @@ class Drive:
             session.begin(self.catalog)
         except OSError as error:
             raise drive_error(error, self.root, "recovering") from error
+
+    # -- how well it works
+
+    @property
+    def io_errors(self) -> int:
+        """How often the device or its file system has refused since the drive was opened; only grows."""
+        return self.faults.io_errors
+
+    @property
+    def last_io_error(self) -> str:
+        return self.faults.last_io_error
+
+    @property
+    def checksum_errors(self) -> int:
+        """How often bytes were not those that had been put; only grows."""
+        return self.faults.checksum_errors
 
     # -- reading
 
@@ -159,6 +202,10 @@ class Drive:
         for key, value in self.catalog.scan(fmt.object_key(bucket_uuid, prefix), after):
             yield fmt.name_of_key(key), fmt.decode_record(value)
 
+    def entries(self, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Key and value of all objects and tombstones after this key, in the order of keys."""
+        return self.catalog.scan(fmt.OBJECT_PREFIX, after)
+
     def block_checksums(self, record: Record, first: int, stop: int) -> list[int]:
         """Stored checksums of blocks first .. stop-1 of an object larger than one block. Raises CorruptObject."""
         checksums: list[int] = read_blocks(self.catalog, record, first, stop).tolist()
@@ -176,28 +223,20 @@ class Drive:
                 if not is_full(error) or not self._make_room():
                     raise drive_error(error, self.root, "staging an object") from error
 
-    def _require_writable(self) -> None:
-        if not self.writable:
-            raise StoreReadOnly(f'{self.root} is open for reading only; connect with mode="a" to write')
-        self._require_open()
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise StoreClosed(f"{self.root}: the store has been closed")
-        if self._pid != os.getpid():
-            raise StoreClosed(f"{self.root}: the store was opened before a fork; open it again in the child")
-
-    def commit(self, objects: Sequence[PendingObject]) -> list[Record]:
+    def commit(
+        self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None, lasting: bool = False
+    ) -> list[Record]:
         """Make staged files visible, all in one catalog commit; returns what counts for each now, in order.
 
         That is the object itself, but where it brought a version and the drive had this one or a newer: then it is what
         the drive had, be it a tombstone. A name that occurs twice ends with the later object, or the newer version. On
         an error none of them is visible and the staged files are gone. Raises DriveFull, DriveFailed, StoreReadOnly,
         StoreClosed, FormatError, and BucketNotFound when the bucket of one of them has been deleted meanwhile.
+        `elsewhere`, `lasting`: see `Changes.commit`.
         """
         try:
             self._require_writable()
-            return self._changes.commit(objects)
+            return self._changes.commit(objects, elsewhere, lasting)
         except OSError as error:
             raise drive_error(error, self.root, "publishing an object") from error
         finally:
@@ -210,11 +249,12 @@ class Drive:
         return self._changes.delete(bucket_uuid, names, tombstones=tombstones)
 
     def entomb(
-        self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int = 0
+        self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int = 0,
+        elsewhere: Record | None = None, lasting: bool = False,
     ) -> tuple[Record | None, Record | None]:
         """See `Changes.entomb`. Raises as `commit` does."""
         self._require_writable()
-        return self._changes.entomb(bucket_uuid, name, version, modified_ns)
+        return self._changes.entomb(bucket_uuid, name, version, modified_ns, elsewhere, lasting)
 
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
         """See `Changes.drop`. Raises as `commit` does."""
@@ -250,12 +290,25 @@ class Drive:
     def _make_room(self) -> bool:
         return self.reap(everything=True) > 0
 
+    def refuse(self, why: str) -> None:
+        """From now on nothing is begun on this drive: everything meets DriveFailed."""
+        self._use.given_up = why
+
+    def give_up(self, why: str) -> None:
+        """Let go of a drive that fails: wait for running commits, and close its catalog as it is.
+
+        Its folders are closed with the last one who still reads from them.
+        """
+        self.refuse(why)
+        with self.quiet():
+            self.catalog.give_up(why)
+
     def close(self) -> None:
         """Wait for running commits, then let go of the drive. A forked child only closes its descriptors."""
-        if self._pid != os.getpid():
+        if self._use.pid != os.getpid():
             self.files.close()
             return
-        if self._closed:
+        if self._use.closed:
             return
         with self.quiet():
             if self.writable:
@@ -263,6 +316,6 @@ class Drive:
                     self._garbage.reap(everything=True)
                     self.files.clear_staging()  # uploads that are still under way can no longer be committed
                     session.end(self.catalog, self.files.objects_fd, lasting=self._sync)
-            self._closed = True
+            self._use.closed = True
             self.catalog.close()
             self.files.close()

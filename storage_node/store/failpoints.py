@@ -20,6 +20,12 @@ POINTS = (
     "record.staged",
     "record.one_drive",
     "bucket.recorded",
+    "drive.identity",
+    "drive.recorded",
+    "drive.settled",
+    "move.staged",
+    "move.committed",
+    "move.dropped",
     "rebuild.built",
     "rebuild.aside",
 )

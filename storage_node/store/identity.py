@@ -12,12 +12,16 @@ from storage_node.store.errors import FormatError
 from storage_node.store.format import FORMAT_VERSION
 
 FILE_NAME = "drive.json"
+LEFT_FILE_NAME = "left.json"
+"""In the place of `drive.json` and `record.json` once a drive has left its store."""
 CLUSTER_FILE_NAME = "cluster.json"
 """Of a node in a cluster; the store itself does without."""
 
 _STORED = {"catalog", "objects", "staging", records.FILE_NAME, CLUSTER_FILE_NAME}
 _ASIDE = "catalog."
-_UNFINISHED = {FILE_NAME + ".new", records.FILE_NAME + ".new", CLUSTER_FILE_NAME + ".new", "lost+found"}
+_UNFINISHED = {
+    FILE_NAME + ".new", records.FILE_NAME + ".new", CLUSTER_FILE_NAME + ".new", LEFT_FILE_NAME + ".new", "lost+found",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ def read(root: Path) -> DriveIdentity | None:
     names = _names(root)
     if FILE_NAME not in names:
         names = _names(root)  # a store that is being created at this moment has its identity before all else
+    if LEFT_FILE_NAME in names:
+        raise FormatError(_left_message(root))
     if FILE_NAME in names:
         return _decode(path.read_bytes(), path)
     if names:
@@ -49,9 +55,20 @@ def read(root: Path) -> DriveIdentity | None:
     return None
 
 
+def left(root: Path) -> str | None:
+    """Why a folder is not a drive any more; None for any other. Raises FormatError as `read` does."""
+    return _left_message(root) if LEFT_FILE_NAME in _names(root) else None
+
+
+def _left_message(root: Path) -> str:
+    return f"{root} was a drive of a store, and was retired; empty the folder to use it again"
+
+
 def is_drive_folder(root: Path) -> bool:
     """Whether a folder is a drive, or was one that has lost files of its own."""
     names = _names(root)
+    if LEFT_FILE_NAME in names:
+        return False
     return FILE_NAME in names or (bool(names & _STORED) and not _foreign(names))
 
 
@@ -92,3 +109,12 @@ def write(root: Path, identity: DriveIdentity) -> None:
     """Whole and lasting on return. Raises OSError."""
     fields = {"format": FORMAT_VERSION, "drive_uuid": identity.drive_uuid, "store_uuid": identity.store_uuid}
     records.write_atomically(root / FILE_NAME, json.dumps(fields).encode())
+
+
+def mark_left(root: Path, identity: DriveIdentity) -> None:
+    """Say in its folder that a drive is not of its store any more. Raises OSError."""
+    fields = {"format": FORMAT_VERSION, "drive_uuid": identity.drive_uuid, "store_uuid": identity.store_uuid}
+    records.write_atomically(root / LEFT_FILE_NAME, json.dumps(fields).encode())
+    for name in (FILE_NAME, records.FILE_NAME):
+        (root / name).unlink(missing_ok=True)
+    records.sync_folder(root)

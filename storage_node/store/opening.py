@@ -43,6 +43,8 @@ class OpenDrives:
     record: ClusterRecord
     drives: list[Drive | None]
     problems: list[str | None]
+    left_out: dict[Path, str]
+    """Folders that are not of the store any more, or not yet, and why."""
 
 
 def drive_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -59,21 +61,39 @@ def open_drives(roots: Sequence[Path], *, writable: bool, durability: Durability
     Raises StoreNotFound, StoreLocked, StoreReadOnly, FormatError, DriveFull, DriveFailed.
     """
     if not writable:
-        known = known_drives(roots)
+        known, left_out = _known_or_left(roots)
+        roots = [root for root in roots if root not in left_out]
         if _never_used(roots, known):
             raise StoreNotFound(f'no store at {", ".join(map(str, roots))}; mode="a" creates one')
-        return _open_known(roots, known, writable=False, durability=durability)
+        return _open_known(roots, known, left_out, writable=False, durability=durability)
     with _only_opener(roots):
-        known = known_drives(roots)
+        known, left_out = _known_or_left(roots)
+        roots = [root for root in roots if root not in left_out]
         if _never_used(roots, known):
             known = _create(roots)
-        return _open_known(roots, known, writable=True, durability=durability)
+        return _open_known(roots, known, left_out, writable=True, durability=durability)
+
+
+def _known_or_left(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], dict[Path, str]]:
+    """The folders that are drives already, and those that were, beside which there are others. Raises as that does."""
+    left: dict[Path, str] = {}
+    for root in roots:
+        with contextlib.suppress(FormatError):
+            if (reason := identities.left(root)) is not None:
+                left[root] = reason
+    if len(left) == len(roots):
+        raise FormatError("; ".join(left.values()))
+    return known_drives([root for root in roots if root not in left]), left
 
 
 def _open_known(
-    roots: Sequence[Path], known: dict[Path, DriveIdentity], *, writable: bool, durability: Durability
-) -> OpenDrives:
+    roots: Sequence[Path], known: dict[Path, DriveIdentity], left_out: dict[Path, str], *,
+    writable: bool, durability: Durability,
+) -> OpenDrives:  # fmt: skip
     record = newest_record(known)
+    left_out = {**left_out, **_strangers(known, record, mend=writable)}
+    known = {root: identity for root, identity in known.items() if root not in left_out}
+    roots = [root for root in roots if root not in left_out]
     by_uuid = _by_uuid(roots, known, record)
     drives: list[Drive | None] = []
     problems: list[str | None] = []
@@ -98,7 +118,82 @@ def _open_known(
             if drive is not None:
                 drive.close()
         raise
-    return OpenDrives(record, drives, problems)
+    return OpenDrives(record, drives, problems, left_out)
+
+
+def _strangers(known: dict[Path, DriveIdentity], record: ClusterRecord, *, mend: bool) -> dict[Path, str]:
+    """Drives that have left the store, and folders that were only about to become one."""
+    found: dict[Path, str] = {}
+    for root, identity in known.items():
+        how = record.gone.get(identity.drive_uuid)
+        if identity.store_uuid != record.store_uuid or identity.drive_uuid in record.drives:
+            continue
+        if how is not None:
+            found[root] = f"{root} is drive {identity.drive_uuid}, which was {how}; empty the folder to use it again"
+            if how == "retired" and mend:
+                with contextlib.suppress(OSError):  # the record says it as well
+                    identities.mark_left(root, identity)
+        elif is_blank(root):
+            found[root] = f"{root} was only about to be added to the store; add it again"
+    return found
+
+
+def is_blank(root: Path) -> bool:
+    """Whether a drive was never used: it has an identity, and that is all."""
+    if (root / records.FILE_NAME).exists():
+        return False
+    objects = root / "objects"
+    return not objects.is_dir() or not any(objects.iterdir())
+
+
+def new_drive_folder(root: Path, record: ClusterRecord) -> DriveIdentity | None:
+    """The identity of a folder that was about to be added before; None for one that is empty, or not there.
+
+    Raises FormatError, DriveFailed, and InvalidRequest for a drive of this store.
+    """
+    found = known_drives([root]).get(root)
+    if found is None:
+        return None
+    if found.store_uuid != record.store_uuid:
+        raise FormatError(f"{root} is a drive of another store, {found.store_uuid}; give an empty or new folder")
+    if found.drive_uuid in record.drives:
+        raise InvalidRequest(f"{root} is a drive of this store already, {found.drive_uuid}")
+    if found.drive_uuid in record.gone or not is_blank(root):
+        how = record.gone.get(found.drive_uuid, "in use")
+        raise FormatError(
+            f"{root} is drive {found.drive_uuid}, which was {how}, with what it held then; empty the folder to add it"
+        )
+    return found
+
+
+def find_drive(roots: Sequence[Path], drive_uuid: str, *, beside: bool = False) -> Path | None:
+    """The folder of a drive among these, or with `beside` among the folders next to these."""
+    folders = list(roots)
+    if beside:
+        for parent in dict.fromkeys(root.parent for root in roots):
+            with contextlib.suppress(OSError):
+                folders += sorted(parent.iterdir())
+    for folder in dict.fromkeys(folders):
+        with contextlib.suppress(FormatError, OSError):
+            found = identities.read(folder) if (folder / identities.FILE_NAME).exists() else None
+            if found is not None and found.drive_uuid == drive_uuid:
+                return folder
+    return None
+
+
+def open_beside(
+    record: ClusterRecord, before: ClusterRecord, roots: Sequence[Path], durability: Durability
+) -> list[Drive]:
+    """For a reader: drives that a writer has added, where they lie beside the others."""
+    found: list[Drive] = []
+    for drive_uuid in record.drives:
+        if drive_uuid not in before.drives:
+            root = find_drive(roots, drive_uuid, beside=True)
+            with contextlib.suppress(StoreError):  # its names answer that it is not open here
+                if root is not None:
+                    identity = DriveIdentity(drive_uuid, record.store_uuid)
+                    found.append(Drive(root, identity, writable=False, durability=durability, epoch=record.epoch))
+    return found
 
 
 def known_drives(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
@@ -168,7 +263,7 @@ def _create(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
     record = ClusterRecord(store_uuid, tuple(identity.drive_uuid for identity in known.values()))
     try:
         for root, identity in known.items():
-            _make_folder(root)
+            make_folder(root)
             identities.write(root, identity)
             failpoint("create.identity")
         for root in roots:
@@ -178,7 +273,7 @@ def _create(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
     return known
 
 
-def _make_folder(root: Path) -> None:
+def make_folder(root: Path) -> None:
     """With all its parents, lasting."""
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
     root.mkdir(parents=True, exist_ok=True)
@@ -191,7 +286,7 @@ def _only_opener(roots: Sequence[Path]) -> Iterator[None]:
     """Of several processes that open a store for writing at once, one gets to look at it."""
     root = next((root for root in roots if root.is_dir()), roots[0])
     try:
-        _make_folder(root)
+        make_folder(root)
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (NotADirectoryError, FileExistsError):
         raise FormatError(f"{root} is not a folder") from None

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import DriveFailed, DriveFull, StoreError, StoreReadOnly
+from storage_node.store.faults import Faults
 from storage_node.store.format import BLOCK_BYTES, XATTR_NAME
 
 RESERVE_BYTES = 64 << 20
@@ -52,8 +53,9 @@ def require_space(fd: int, need_bytes: int) -> None:
 class StagedFile:
     """Bytes of an object on their way in: checksums are computed as they pass."""
 
-    def __init__(self, staging_fd: int, name: str, make_room: Callable[[], bool]) -> None:
+    def __init__(self, staging_fd: int, name: str, make_room: Callable[[], bool], faults: Faults) -> None:
         self._staging_fd = staging_fd
+        self._faults = faults
         self._make_room = make_room
         self._pid = os.getpid()
         self.name = name
@@ -79,7 +81,25 @@ class StagedFile:
             except OSError as error:
                 # Dead files wait for late readers; a full drive cannot afford that.
                 if not is_full(error) or not self._make_room():
+                    self._faults.note(error, "writing an object")
                     raise
+
+    def sync(self) -> None:
+        """What has been written survives a power cut on return. Raises OSError."""
+        try:
+            os.fsync(self.fd)
+        except OSError as error:
+            self._faults.note(error, "syncing an object")
+            raise
+
+    def read_back(self) -> Iterator[bytes]:
+        """The bytes written so far. Raises OSError."""
+        fd = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._staging_fd)
+        try:
+            while part := os.read(fd, BLOCK_BYTES):
+                yield part
+        finally:
+            os.close(fd)
 
     def _update_blocks(self, view: memoryview) -> None:
         at = self.size_bytes
@@ -116,8 +136,9 @@ class StagedFile:
 class RawFiles:
     """The folders `objects` and `staging` of one drive."""
 
-    def __init__(self, root: Path, *, writable: bool) -> None:
+    def __init__(self, root: Path, *, writable: bool, faults: Faults | None = None) -> None:
         self.root = root
+        self.faults = faults or Faults()
         self.objects_fd = self.staging_fd = -1
         self._lasting_folders: set[bytes] = set()  # known to survive a power cut; only ever grows
         if writable:
@@ -147,14 +168,29 @@ class RawFiles:
 
     def stage(self, name: str, make_room: Callable[[], bool]) -> StagedFile:
         """A new invisible file; `make_room` is asked when the drive is full and says whether it freed anything."""
-        return StagedFile(self.staging_fd, name, make_room)
+        try:
+            return StagedFile(self.staging_fd, name, make_room, self.faults)
+        except OSError as error:
+            self.faults.note(error, "staging an object")
+            raise
 
     def set_identity(self, fd: int, identity: bytes) -> None:
         if self.keeps_identity:
-            os.setxattr(fd, XATTR_NAME, identity)
+            try:
+                os.setxattr(fd, XATTR_NAME, identity)
+            except OSError as error:
+                self.faults.note(error, "writing what an object is")
+                raise
 
     def publish(self, staged: StagedFile, path: bytes, *, sync: bool) -> None:
         """Give the staged file its final name; with `sync` the name survives a power cut on return."""
+        try:
+            self._publish(staged, path, sync=sync)
+        except OSError as error:
+            self.faults.note(error, "publishing an object")
+            raise
+
+    def _publish(self, staged: StagedFile, path: bytes, *, sync: bool) -> None:
         folder = os.path.dirname(path)
         if sync and folder not in self._lasting_folders:
             # Synced even where they exist: whoever made them may not have synced them.
@@ -185,7 +221,24 @@ class RawFiles:
 
     def open(self, path: bytes) -> int:
         """A descriptor for reading; the caller closes it. Raises OSError."""
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.objects_fd)
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.objects_fd)
+        except OSError as error:
+            self.faults.note(error, "opening an object")
+            raise
+
+    def read(self, path: bytes, most_bytes: int) -> Iterator[bytes]:
+        """A file's bytes in pieces, `most_bytes` in all if it has so many. Raises OSError."""
+        fd = self.open(path)
+        try:
+            while most_bytes and (part := os.read(fd, min(most_bytes, 4 * BLOCK_BYTES))):
+                most_bytes -= len(part)
+                yield part
+        except OSError as error:
+            self.faults.note(error, "reading an object")
+            raise
+        finally:
+            os.close(fd)
 
     def size_bytes(self, path: bytes) -> int:
         return os.stat(path, dir_fd=self.objects_fd, follow_symlinks=False).st_size
@@ -213,8 +266,13 @@ class RawFiles:
                     os.close(fd)
 
     def unlink(self, path: bytes) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             os.unlink(path, dir_fd=self.objects_fd)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.faults.note(error, "removing an object's file")
+            raise
 
     def clear_staging(self) -> int:
         """Remove what earlier writers left unfinished; returns how many files there were."""

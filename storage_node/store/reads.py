@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -13,7 +14,14 @@ from storage_node.store.batch_plan import check_range
 from storage_node.store.blocks import read_blocks
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive import Drive
-from storage_node.store.errors import CorruptObject, DriveFailed, InvalidRequest, ObjectNotFound, RangeError
+from storage_node.store.errors import (
+    CorruptObject,
+    DriveFailed,
+    InvalidRequest,
+    ObjectNotFound,
+    RangeError,
+    StoreError,
+)
 from storage_node.store.format import BLOCK_BYTES, Record
 from storage_node.store.raw_files import drive_error
 from storage_node.store.store import Store
@@ -83,6 +91,7 @@ class ObjectReader(Iterator[bytes]):
 
     def _compare(self, data: bytes | memoryview, expected: int) -> None:
         if crc32c(data) != expected:
+            self._drive.faults.note_checksum()
             raise CorruptObject(
                 f"{self._label}: the bytes on {self._drive.root} do not match the stored checksum; "
                 "run `ais-loader doctor`, and put the object again"
@@ -94,6 +103,7 @@ class ObjectReader(Iterator[bytes]):
             try:
                 part = os.pread(self._fd, size, offset)
             except OSError as error:
+                self._drive.faults.note(error, f"reading {self._label}")
                 raise drive_error(error, self._drive.root, f"reading {self._label}") from error
             if not part:
                 raise CorruptObject(f"{self._label}: its file on {self._drive.root} is shorter than what was put")
@@ -125,7 +135,7 @@ def open_object(
         raise InvalidRequest(f"{label}: reading members of archives is not supported by this store")
     if length is not None and length < 0:
         raise RangeError(f"{label}: negative range: start={start}, length={length}")
-    gone: Record | None = None
+    gone: tuple[Drive, bytes] | None = None
     for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
         drive, record = store.locate(bucket, name)
         if version and version != str(record.version):
@@ -139,12 +149,16 @@ def open_object(
         except OSError as error:
             if error.errno != errno.ENOENT or not (drive.root / "objects").is_dir():
                 raise drive_error(error, drive.root, f"opening {label}") from error
-            if gone is not None and gone.path == record.path:
+            if gone == (drive, record.path):
                 raise CorruptObject(f"{label}: its file on {drive.root} is missing; see `ais-loader doctor`") from error
         except CorruptObject:
-            if gone is not None and gone.path == record.path:
+            if gone == (drive, record.path):
                 raise
-        # Replaced or deleted between the two steps, most likely; what the catalog says next is final.
-        gone = record
-        drive.catch_up()
+        except DriveFailed:
+            if drive in store.drives:
+                raise  # else it has left the store, and what was on it is elsewhere
+        # Replaced, deleted or moved between the two steps, most likely; what the catalog says next is final.
+        gone = drive, record.path
+        with contextlib.suppress(StoreError):  # the next look says what there is to say
+            drive.catch_up()
     raise DriveFailed(f"{label} is replaced faster than it can be opened")

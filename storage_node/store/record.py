@@ -19,6 +19,9 @@ from storage_node.store.format import FORMAT_VERSION
 from storage_node.store.sealed import seal, unseal
 
 FILE_NAME = "record.json"
+DRIVES_VERSION = 3
+"""Format of a record whose drives have changed; others keep the format that older versions read as well."""
+_CHANGED_DRIVES = ("retiring", "former", "gone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +42,53 @@ class ClusterRecord:
 
     store_uuid: str
     drives: tuple[str, ...]
-    """Uuids (hex) of all drives, in the order in which placement numbers them."""
+    """Uuids (hex) of all drives; placement does not depend on their order."""
     epoch: int = 1
     revision: int = 1
     buckets: Mapping[str, BucketRecord] = field(default_factory=dict)
     purging: tuple[str, ...] = ()
     """Uuids of deleted buckets whose objects may not all be gone yet."""
+    retiring: tuple[str, ...] = ()
+    """Those of `drives` that own no names any more: what they still hold moves to the others."""
+    former: tuple[tuple[str, ...], ...] = ()
+    """The sets of drives that owned the names before, oldest first; empty when everything is where it belongs."""
+    gone: Mapping[str, str] = field(default_factory=dict)
+    """Uuids of drives that left the store, and how: "retired" or "forgotten"."""
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The drives that own the names."""
+        return tuple(drive for drive in self.drives if drive not in self.retiring)
+
+    def with_drive(self, drive_uuid: str) -> ClusterRecord:
+        return self._placed((*self.drives, drive_uuid), self.retiring)
+
+    def with_retiring(self, drive_uuid: str) -> ClusterRecord:
+        return self._placed(self.drives, (*self.retiring, drive_uuid))
+
+    def with_reinstated(self, drive_uuid: str) -> ClusterRecord:
+        return self._placed(self.drives, tuple(other for other in self.retiring if other != drive_uuid))
+
+    def _placed(self, drives: tuple[str, ...], retiring: tuple[str, ...]) -> ClusterRecord:
+        changed = replace(self, revision=self.revision + 1, drives=drives, retiring=retiring)
+        return replace(changed, former=_eras((*self.former, self.active), changed.active))
+
+    def without_drive(self, drive_uuid: str) -> ClusterRecord:
+        """The drive is given up: what it held is not in the store any more."""
+        left = self._left((drive_uuid,), "forgotten")
+        former = (tuple(drive for drive in era if drive != drive_uuid) for era in self.former)
+        return replace(left, former=_eras(tuple(era for era in former if era), left.active))
+
+    def settled(self) -> ClusterRecord:
+        """Everything is where it belongs: nothing is anywhere else, nor on a drive that retires."""
+        return replace(self._left(self.retiring, "retired"), former=())
+
+    def _left(self, drives: tuple[str, ...], how: str) -> ClusterRecord:
+        return replace(
+            self, revision=self.revision + 1, drives=tuple(drive for drive in self.drives if drive not in drives),
+            retiring=tuple(drive for drive in self.retiring if drive not in drives),
+            gone={**self.gone, **dict.fromkeys(drives, how)},
+        )  # fmt: skip
 
     @property
     def order(self) -> tuple[int, int]:
@@ -86,16 +130,27 @@ def recovered_name(bucket_uuid: bytes) -> str:
     return f"recovered-{bucket_uuid.hex()}"
 
 
+def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Without those that the next one repeats."""
+    following = (*former[1:], active)
+    return tuple(era for era, after in zip(former, following, strict=True) if set(era) != set(after))
+
+
 def encode(record: ClusterRecord) -> bytes:
-    return seal("record", FORMAT_VERSION, asdict(record))
+    fields = asdict(record)
+    if any(fields[name] for name in _CHANGED_DRIVES):
+        return seal("record", DRIVES_VERSION, fields)
+    return seal("record", FORMAT_VERSION, {name: at for name, at in fields.items() if name not in _CHANGED_DRIVES})
 
 
 def decode(data: bytes, source: Path) -> ClusterRecord:
     """Raises FormatError on anything that `encode` did not write."""
     try:
-        fields = unseal("record", FORMAT_VERSION, data, source)
+        fields = unseal("record", (FORMAT_VERSION, DRIVES_VERSION), data, source)
         fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
         fields["drives"], fields["purging"] = tuple(fields["drives"]), tuple(fields["purging"])
+        fields["retiring"] = tuple(fields.get("retiring", ()))
+        fields["former"] = tuple(map(tuple, fields.get("former", ())))
         return ClusterRecord(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{source}: not a cluster record: {error}") from error

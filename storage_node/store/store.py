@@ -7,21 +7,21 @@ it is back. Thread-safe. Belongs to the process that opened it.
 from __future__ import annotations
 
 import contextlib
-import heapq
 import itertools
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
-from protos.placement import Candidate, ranked
 from storage_node.store import record as records
 from storage_node.store.changes import PendingObject
-from storage_node.store.copies import Copies, StoredVersion
+from storage_node.store.copies import StoredVersion
 from storage_node.store.doubts import CopyInDoubt, in_doubt_message
 from storage_node.store.drive import READER_STALENESS_S, Drive, Durability
+from storage_node.store.drive_changes import DriveChanges
+from storage_node.store.drive_set import DriveSet, Located
 from storage_node.store.errors import (
     BucketExists,
     BucketNotEmpty,
@@ -36,31 +36,33 @@ from storage_node.store.errors import (
 )
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record, Version
+from storage_node.store.listing import merged
+from storage_node.store.moving import Moved
 from storage_node.store.names import check_bucket_name, check_object_name, object_name_fault
-from storage_node.store.opening import drive_folders, newest_record, open_drives
+from storage_node.store.opening import OpenDrives, drive_folders, newest_record, open_beside, open_drives
+from storage_node.store.placed_changes import PlacedChanges, StagedObject
+from storage_node.store.places import Placement
 from storage_node.store.raw_files import drive_error
 from storage_node.store.record import BucketRecord, ClusterRecord
 from storage_node.store.states import DriveState, drive_state
 from storage_node.store.upload import Upload, checked_metadata
 
-__all__ = ["DriveState", "Store", "StoredVersion", "Upload", "not_found_message"]
+__all__ = ["DriveState", "Moved", "Store", "StoredVersion", "Upload", "not_found_message"]
 
 _PURGE_AT_ONCE = 1000
 
 
-class Store(Copies):
+class Store(DriveChanges):
     """Open with `Store.open`; close it, or use it as a context manager."""
 
-    def __init__(
-        self, record: ClusterRecord, drives: Sequence[Drive | None], problems: Sequence[str | None], *, writable: bool
-    ) -> None:
-        super().__init__()
-        self._record = record
-        self._drives = list(drives)
-        self._problems = list(problems)
+    def __init__(self, opened: OpenDrives, *, writable: bool, durability: Durability, roots: Sequence[Path]) -> None:
+        drives = DriveSet(opened.record, opened.drives, opened.problems, self._follow_writer)
+        super().__init__(drives, durability, roots)
+        self._record = opened.record
+        self._changes = PlacedChanges(drives)
+        self.left_out = opened.left_out
+        """Folders given that are not of the store any more (retired, forgotten), or not yet, and why."""
         self.writable = writable
-        self._candidates = [Candidate(bytes.fromhex(drive_uuid)) for drive_uuid in record.drives]
-        self._record_lock = threading.Lock()
         self._record_read_at = time.monotonic()
         self._closed = False
 
@@ -82,8 +84,9 @@ class Store(Copies):
             raise InvalidRequest(f'mode {mode!r}: "a" opens for reading and writing and creates, "r" only reads')
         if durability not in ("process", "power"):
             raise InvalidRequest(f'durability {durability!r}: "process" or "power"')
-        opened = open_drives(drive_folders(paths), writable=mode == "a", durability=durability)
-        store = cls(opened.record, opened.drives, opened.problems, writable=mode == "a")
+        roots = drive_folders(paths)
+        opened = open_drives(roots, writable=mode == "a", durability=durability)
+        store = cls(opened, writable=mode == "a", durability=durability, roots=roots)
         if store.writable:
             try:
                 store._settle()
@@ -105,6 +108,8 @@ class Store(Copies):
         for bucket_uuid in self._record.purging:
             with contextlib.suppress(StoreError):  # the next start goes on
                 self._purge(bucket_uuid)
+        if self.moving:
+            self._synchronise(self._live())
 
     def close(self) -> None:
         """Wait for running commits, and let go of the drives. What comes later raises StoreClosed."""
@@ -130,17 +135,16 @@ class Store(Copies):
 
     @property
     def drives(self) -> Sequence[Drive | None]:
-        """In placement order; None for a drive that is missing."""
-        return self._drives
+        """In the order of the record; None for a drive that is missing or disabled."""
+        return self._set.in_record()
 
     def _live(self) -> list[Drive]:
-        return [drive for drive in self._drives if drive is not None]
+        return self._set.live()
 
     def states(self) -> list[DriveState]:
         """Raises StoreClosed."""
         self._require_open()
-        rows = zip(self._record.drives, self._drives, self._problems, strict=True)
-        return [drive_state(drive_uuid, drive, problem) for drive_uuid, drive, problem in rows]
+        return [drive_state(slot, retiring=slot.uuid in self._record.retiring) for slot in self._set.rows()]
 
     # -- buckets
 
@@ -169,8 +173,24 @@ class Store(Copies):
             newest = newest_record({drive.root: drive.identity for drive in self._live()})
             with self._record_lock:
                 if newest.order > self._record.order:
-                    self._record = newest
+                    self._follow(newest)
         self._record_read_at = now
+
+    def _follow_writer(self) -> None:
+        """What was not found may have moved to a drive that the writer has added since."""
+        if not self.writable and not self._closed:
+            self._refresh_record(only_if_stale=False)
+
+    def _follow(self, record: ClusterRecord, also: Sequence[Drive] = ()) -> None:
+        """The record that counts from now on; the caller holds _record_lock."""
+        before, self._record = self._record, record
+        if (before.drives, before.active, before.former) == (record.drives, record.active, record.former):
+            return
+        if not self.writable:
+            also = open_beside(record, before, self._roots, self._durability)
+        for drive in self._set.follow(record, also):
+            if not self.writable:
+                drive.give_up(f"drive {drive.identity.drive_uuid} has left the store")
 
     def create_bucket(
         self, name: str, *, copies: int = 1, exist_ok: bool = False, bucket_uuid: str | None = None
@@ -207,6 +227,7 @@ class Store(Copies):
             if not force and next(self.objects(name, page_size=1), None) is not None:
                 raise BucketNotEmpty(f"bucket {name!r} holds objects; pass force=True to delete them with it")
             self._commit_record(self._record.without_bucket(name))
+            self._dead_buckets.add(bucket.uuid_bytes)
             for drive in self._live():
                 drive.refuse_bucket(bucket.uuid_bytes)
         failpoint("bucket.recorded")
@@ -219,7 +240,7 @@ class Store(Copies):
             found = drive.scan_all(bytes.fromhex(bucket_uuid), "", "")
             while names := [name for name, _ in itertools.islice(found, _PURGE_AT_ONCE)]:
                 purged += sum(drive.delete(bytes.fromhex(bucket_uuid), names, tombstones=True))
-        if all(drive is not None for drive in self._drives):
+        if self._set.all_live():
             with self._record_lock:
                 self._commit_record(self._record.purged(bucket_uuid))
         return purged
@@ -230,26 +251,39 @@ class Store(Copies):
         with self._record_lock:
             self._commit_record(change(self._record))
 
-    def _commit_record(self, record: ClusterRecord) -> None:
-        """Put the record on every drive; the caller holds _record_lock. Counts once a majority has it."""
-        live = self._live()
-        if len(live) * 2 <= len(self._drives):
+    def _commit_record(self, record: ClusterRecord, also: Sequence[Drive] = (), *, whoever: bool = False) -> None:
+        """Put the record on every drive; the caller holds _record_lock.
+
+        It counts once a majority has it, of the drives before and after; with `whoever`, once all that can be written
+        have it. `also`: drives that are new in it.
+        """
+        live = [*self._live(), *also]
+        sets = () if whoever else (self._record.drives, record.drives)
+
+        def is_enough(drives: Sequence[Drive]) -> bool:
+            there = {drive.identity.drive_uuid for drive in drives}
+            return bool(there) and all(2 * len(there.intersection(uuids)) > len(uuids) for uuids in sets)
+
+        if not is_enough(live):
             raise DriveFailed(
-                f"only {len(live)} of {len(self._drives)} drives can be written; a change of buckets needs a majority"
+                f"only {len(live)} of {len(self._record.drives)} drives can be written; a change of buckets or drives "
+                "needs a majority"
             )
-        written = 0
+        written: list[Drive] = []
         problem: StoreError | None = None
         for drive in live:
             try:
                 records.write(drive.root, record)
-                written += 1
+                written.append(drive)
             except OSError as error:
+                drive.faults.note(error, "writing the record")
                 problem = drive_error(error, drive.root, "writing the record of buckets")
-        if problem is not None and written * 2 <= len(self._drives):
+        failed = {drive.identity.drive_uuid for drive in live if drive not in written}
+        if problem is not None and (not is_enough(written) or failed & {drive.identity.drive_uuid for drive in also}):
             # The number is spent: a drive that has this record must never hold it for the one that comes next.
             self._record = replace(self._record, revision=record.revision)
             raise problem
-        self._record = record
+        self._follow(record, also)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -262,22 +296,51 @@ class Store(Copies):
 
     # -- objects
 
+    @property
+    def placement(self) -> Placement:
+        """Replaced whenever drives come or go. Who has not found something asks `still`."""
+        return self._set.placement
+
+    def still(self, placement: Placement) -> bool:
+        """Whether what was not found by this placement is not there; otherwise look again, by the one of now."""
+        return self._set.still(placement)
+
     def drive_index(self, bucket_uuid: bytes, name: str) -> int:
-        """Position in `drives` of the drive that owns the object."""
-        if len(self._candidates) == 1:
-            return 0
-        return ranked(bucket_uuid, name, self._candidates)[0]
+        """The slot of the drive that owns the object; what `drive_at` takes. As long as no drive has come or gone,
+        its position in `drives`."""
+        return self._set.placement.owner(bucket_uuid, name)
 
     def drive_at(self, index: int) -> Drive:
-        """Raises DriveFailed for a drive that is missing, StoreClosed."""
+        """Raises DriveFailed for a drive that is missing, disabled, or not of the store any more, StoreClosed."""
         self._require_open()
-        drive = self._drives[index]
-        if drive is None:
-            raise DriveFailed(f"{self._problems[index]}")
-        return drive
+        return self._set.at(index)
 
-    def _drive_of(self, bucket_uuid: bytes, name: str) -> Drive:
-        return self.drive_at(self.drive_index(bucket_uuid, name))
+    def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, Record] | None:
+        """What is known of an object without asking a catalog; None means that it has to be looked up."""
+        placement = self._set.placement
+        drive = self._set.slots[placement.owner(bucket_uuid, name)].drive
+        record = drive.cached(bucket_uuid, name) if drive is not None and placement.ordered else None
+        return None if drive is None or record is None else (drive, record)
+
+    def lookup_moving(
+        self, placement: Placement, bucket_uuid: bytes, names: Sequence[str]
+    ) -> list[Located | StoreError | UnicodeEncodeError]:
+        """Objects of many names while they may be on several drives; slot and record of each, or what went wrong."""
+        self._require_open()
+        return self._set.lookup_moving(placement, bucket_uuid, names)
+
+    def newest_entry(self, bucket_uuid: bytes, name: str) -> Record | None:
+        self._require_open()
+        return self._set.newest(bucket_uuid, name).record
+
+    def look_again(self, bucket_uuid: bytes, name: str) -> Located:
+        """Straight from the catalogs, after the file of an object was not there. Raises DriveFailed, FormatError."""
+        self._require_open()
+        slot, record = self._set.newest(bucket_uuid, name)
+        return Located(slot, None if record is None or record.is_tombstone else record)
+
+    def _drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
+        return self._changes.drop(bucket_uuid, name, version, tombstone=tombstone)
 
     def begin_put(
         self, bucket: str, name: str, metadata: dict[str, str] | None = None, version: Version | None = None
@@ -292,43 +355,34 @@ class Store(Copies):
         check_object_name(name)
         bucket_uuid = self.bucket(bucket).uuid_bytes
         metadata = checked_metadata(metadata)
-        drive = self._drive_of(bucket_uuid, name)
+        placement = self._set.placement
+        drive = self._set.at(placement.owner(bucket_uuid, name))
         pending = PendingObject(bucket_uuid, name, drive.stage(), metadata, version)
-        return Upload(f"{bucket}/{name}", drive, pending)
+        return Upload(f"{bucket}/{name}", StagedObject(drive, placement, pending), self._changes)
 
     def commit_many(self, uploads: Sequence[Upload | StoreError]) -> list[Record | StoreError]:
         """Commit many uploads with few catalog writes; each succeeds or fails on its own drive. Order is kept."""
         results: list[Record | StoreError] = [
             StoreError("not committed") if isinstance(upload, Upload) else upload for upload in uploads
         ]
-        by_drive: dict[Drive, list[int]] = {}
-        pending: dict[int, PendingObject] = {}
+        staged: dict[int, StagedObject] = {}
         for at, upload in enumerate(uploads):
             if isinstance(upload, Upload):
                 try:
-                    pending[at] = upload.take()
+                    staged[at] = upload.take()
                 except InvalidRequest as error:
                     results[at] = error
-                else:
-                    by_drive.setdefault(upload.drive, []).append(at)
-        for drive, positions in by_drive.items():
-            group = [pending[at] for at in positions]
-            try:
-                outcome: Iterable[Record | StoreError] = drive.commit(group)
-            except StoreError as error:
-                outcome = [error] * len(group)
-            for at, result in zip(positions, outcome, strict=True):
-                results[at] = result
+        for at, result in zip(staged, self._changes.commit(list(staged.values())), strict=True):
+            results[at] = result
         return results
 
     def locate(self, bucket: str, name: str) -> tuple[Drive, Record]:
         """The drive that owns an object, and what its catalog knows of it. Raises what `head` raises."""
         bucket_uuid = self.bucket(bucket).uuid_bytes
         try:
-            drive = self._drive_of(bucket_uuid, name)
-            found = drive.lookup(bucket_uuid, [name])[0]
-        except UnicodeEncodeError:
             self._require_open()
+            drive, found = self._set.lookup(bucket_uuid, name)
+        except UnicodeEncodeError:
             found = None
         if self.doubts.any and self.in_doubt(bucket_uuid, name, found):
             raise CopyInDoubt(in_doubt_message(name))
@@ -355,13 +409,13 @@ class Store(Copies):
         if object_name_fault(name):
             missing = True
         elif keep_tombstone:
-            before, found = self._drive_of(bucket_uuid, name).entomb(bucket_uuid, name, version)
+            before, found = self._changes.entomb(bucket_uuid, name, version)
             missing = version is None and (before is None or before.is_tombstone)
         elif version is not None:
-            found = self._drive_of(bucket_uuid, name).drop(bucket_uuid, name, version, tombstone=False)
+            found = self._changes.drop(bucket_uuid, name, version, tombstone=False)
             missing = False
         else:
-            missing = not self._drive_of(bucket_uuid, name).delete(bucket_uuid, [name])[0]
+            missing = not self._changes.delete(bucket_uuid, name)
         if missing:
             raise ObjectNotFound(not_found_message(bucket, name))
         return found
@@ -383,13 +437,8 @@ class Store(Copies):
             prefix.encode(), start_after.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(f"prefix {prefix!r}, start_after {start_after!r}: not valid Unicode") from None
-        drives = [self.drive_at(index) for index in range(len(self._drives))]
-        scans = [(drive.scan_all if tombstones else drive.scan)(bucket_uuid, prefix, start_after) for drive in drives]
-        return scans[0] if len(scans) == 1 else heapq.merge(*scans, key=_by_name_bytes)
-
-
-def _by_name_bytes(pair: tuple[str, Record]) -> bytes:
-    return pair[0].encode()
+        self._require_open()
+        return merged(self._set, bucket_uuid, prefix, start_after, tombstones=tombstones)
 
 
 def not_found_message(bucket: str, name: str) -> str:

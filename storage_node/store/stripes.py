@@ -8,21 +8,19 @@ from collections.abc import Iterable, Sequence
 
 import xxhash
 
-_STRIPES = 64
-
 
 class Stripes:
     """Taken in one order by everybody, so that nobody waits in a circle."""
 
-    def __init__(self) -> None:
-        self._locks = [threading.Lock() for _ in range(_STRIPES)]
+    def __init__(self, count: int = 64) -> None:
+        self._locks = [threading.Lock() for _ in range(count)]
 
     def of(self, keys: Sequence[bytes]) -> contextlib.ExitStack:
         """Holds the stripes of these keys until it is left."""
-        return self._hold(sorted({xxhash.xxh3_64_intdigest(key) % _STRIPES for key in keys}))
+        return self._hold(sorted({xxhash.xxh3_64_intdigest(key) % len(self._locks) for key in keys}))
 
     def all(self) -> contextlib.ExitStack:
-        return self._hold(range(_STRIPES))
+        return self._hold(range(len(self._locks)))
 
     def _hold(self, numbers: Iterable[int]) -> contextlib.ExitStack:
         with contextlib.ExitStack() as held:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from storage_node.store.changes import PendingObject
 from storage_node.store.drive import Drive
-from storage_node.store.errors import InvalidRequest
+from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.format import Record, Version
+from storage_node.store.placed_changes import PlacedChanges, StagedObject
 from storage_node.store.raw_files import drive_error
 
 MAX_METADATA_BYTES = 4096
@@ -14,10 +15,16 @@ MAX_METADATA_BYTES = 4096
 class Upload:
     """Belongs to one thread; `commit` or `abort` ends it, leaving the block aborts it."""
 
-    def __init__(self, label: str, drive: Drive, pending: PendingObject) -> None:
+    def __init__(self, label: str, staged: StagedObject, changes: PlacedChanges) -> None:
         self.label = label
-        self.drive = drive
-        self._pending: PendingObject | None = pending
+        self._changes = changes
+        self._staged = staged
+        self._pending: PendingObject | None = staged.pending
+
+    @property
+    def drive(self) -> Drive:
+        """On which the object is staged."""
+        return self._staged.drive
 
     @property
     def _open(self) -> PendingObject:
@@ -48,7 +55,7 @@ class Upload:
     def newest(self) -> Record | None:
         """What the store has of this name now, a tombstone too. Raises DriveFailed, FormatError, StoreClosed."""
         pending = self._open
-        return self.drive.newest(pending.bucket_uuid, [pending.name])[0]
+        return self._changes.newest(pending.bucket_uuid, pending.name)
 
     def assign(self, version: Version, modified_ns: int = 0) -> None:
         """Give a copy the version, and the time, that all copies have; it is committed if nothing newer is there."""
@@ -60,12 +67,15 @@ class Upload:
         That is the object, unless it brought a version that was not newer than what the store has: then nothing has
         changed, and it is what the store has, be it a tombstone. Raises what `Drive.commit` raises.
         """
-        return self.drive.commit([self.take()])[0]
+        result = self._changes.commit([self.take()])[0]
+        if isinstance(result, StoreError):
+            raise result
+        return result
 
-    def take(self) -> PendingObject:
-        """Hand the staged object over to whoever commits it."""
+    def take(self) -> StagedObject:
+        """Hand the staged object over to whoever commits it. Raises InvalidRequest."""
         pending, self._pending = self._open, None
-        return pending
+        return self._staged._replace(pending=pending)
 
     def abort(self) -> None:
         if self._pending is not None:

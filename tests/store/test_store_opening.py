@@ -177,8 +177,8 @@ def test_a_later_format_is_refused_by_its_number(tmp_path: Path, name: str) -> N
     with store_at(tmp_path / "drive"):
         pass
     path = tmp_path / "drive" / name
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
-    with pytest.raises(FormatError, match="format 3; this version reads format 2"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 9}))
+    with pytest.raises(FormatError, match="format 9; this version reads format 2"):
         Store.open([tmp_path / "drive"])
 
 

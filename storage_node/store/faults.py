@@ -1,0 +1,50 @@
+"""What one drive has refused to do, counted: by these numbers somebody may decide to stop using it.
+
+Counted is what tells of the device or its file system. A full drive, or one file that is not there, tells of neither.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+_BROKEN = frozenset(
+    (
+        errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN,
+        errno.ESHUTDOWN, errno.EUCLEAN, errno.ENOMEDIUM, errno.EMEDIUMTYPE, errno.ETIMEDOUT,
+    )
+)  # fmt: skip
+
+
+class Faults:
+    """Numbers that only grow while the drive is open. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.io_errors = 0
+        """Times that the operating system, or the catalog, could not read or write the drive."""
+        self.last_io_error = ""
+        self.checksum_errors = 0
+        """Times that bytes were not those that had been put."""
+
+    def note(self, error: OSError, doing: str) -> None:
+        """Count an error of the operating system, if it is of the kind that counts."""
+        self.note_number(error.errno or 0, f"{doing}: {error.strerror or error}")
+
+    def note_number(self, number: int, message: str) -> None:
+        if number in _BROKEN:
+            self._count(message)
+
+    def note_catalog(self, message: str) -> None:
+        """Count what RocksDB says, unless it says that the drive is full."""
+        if "No space left" not in message and "NoSpace" not in message:
+            self._count(message)
+
+    def note_checksum(self) -> None:
+        with self._lock:
+            self.checksum_errors += 1
+
+    def _count(self, message: str) -> None:
+        with self._lock:
+            self.io_errors += 1
+            self.last_io_error = message

@@ -1,0 +1,57 @@
+"""Changes of objects pass together; a change of where objects belong passes alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+from storage_node.store.errors import StoreClosed
+
+
+class Gate:
+    """A thread that is inside must not enter again, by neither way. Thread-safe; useless after a fork, and says so."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition(threading.Lock())
+        self._inside = 0  # guarded by _changed
+        self._closed = False  # guarded by _changed
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Raises StoreClosed in a process that inherited the gate."""
+        self._require_own_process()
+        with self._changed:
+            while self._closed:
+                self._changed.wait()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                if self._closed and not self._inside:
+                    self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Waits for all that are inside, and keeps the others out. Raises StoreClosed as `shared` does."""
+        self._require_own_process()
+        with self._changed:
+            while self._closed:
+                self._changed.wait()
+            self._closed = True
+            while self._inside:
+                self._changed.wait()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._closed = False
+                self._changed.notify_all()
+
+    def _require_own_process(self) -> None:
+        if self._pid != os.getpid():
+            raise StoreClosed("the store was opened before a fork; open it again in the child")

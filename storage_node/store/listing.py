@@ -1,0 +1,59 @@
+"""Names of several drives as one list, each once, with its newest entry.
+
+A list looks at every drive as it was at one moment, and the moments differ. While objects move, one that goes from a
+drive that has not been looked at yet to one that already has would be missing: every drive is then looked at twice, all
+of them once before the first is looked at again. What was there all the time is in one of the two.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+
+from storage_node.store.drive import Drive
+from storage_node.store.drive_set import DriveSet
+from storage_node.store.errors import StoreError
+from storage_node.store.format import Record
+
+Named = tuple[str, Record]
+
+
+def merged(
+    drives: DriveSet, bucket_uuid: bytes, prefix: str, start_after: str, *, tombstones: bool
+) -> Iterator[Named]:
+    """Entries in name order. Raises DriveFailed when a drive is missing, FormatError, StoreClosed."""
+    while True:
+        placement = drives.placement
+        try:
+            open_drives = [drives.at(slot) for slot in placement.slots]
+            looks = 2 if placement.moving else 1
+            begun = [
+                _begun(drive, bucket_uuid, prefix, start_after, everything=tombstones or placement.moving)
+                for _ in range(looks)
+                for drive in open_drives
+            ]
+        except StoreError:
+            if drives.still(placement):
+                raise
+            continue
+        if drives.still(placement):
+            break
+    scans = begun[0] if len(begun) == 1 else heapq.merge(*begun, key=_by_name_bytes)
+    if not placement.moving:
+        yield from scans
+        return
+    for _, same in itertools.groupby(scans, key=_by_name_bytes):
+        newest = max(same, key=lambda pair: pair[1].version)
+        if tombstones or not newest[1].is_tombstone:
+            yield newest
+
+
+def _begun(drive: Drive, bucket_uuid: bytes, prefix: str, start_after: str, *, everything: bool) -> Iterator[Named]:
+    """The drive's entries as they are now: the first one has been read."""
+    scan = (drive.scan_all if everything else drive.scan)(bucket_uuid, prefix, start_after)
+    return itertools.chain(list(itertools.islice(scan, 1)), scan)
+
+
+def _by_name_bytes(pair: Named) -> bytes:
+    return pair[0].encode()
