@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 
@@ -44,6 +45,23 @@ def run_node(
     node = NodeServer(drives, config).start()
     try:
         announce(node)
-        stopping.wait()
+        _wait_for_signals(stopping)
     finally:
         node.stop(grace_s)
+
+
+def _wait_for_signals(until: threading.Event) -> None:
+    """Until a signal's handler has set the event.
+
+    The kernel may give a signal to any thread, above all to a process that goes on after a SIGSTOP; handlers run on
+    this one, and an event that it waits for would not wake it for them.
+    """
+    woken, waking = socket.socketpair()
+    with woken, waking:
+        waking.setblocking(False)
+        before = signal.set_wakeup_fd(waking.fileno())
+        try:
+            while not until.is_set():
+                woken.recv(64)
+        finally:
+            signal.set_wakeup_fd(before)

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from ais_loader.testing import eventually
+from ais_loader import connect
+from ais_loader.testing import NodeProcess, eventually, throwaway_folder
+from ais_loader.testing.cluster import ClusterProcesses
 from protos.cluster_map import ClusterView
+from tests.faults.fault_kit import MIXED, MODES, Kind, designated, fill, nothing_held, read, serve_all
 from tests.faults.test_cluster_repair import BUCKET, KEYS, TIMEOUT_S, delete, equal, put, reading, three
 
-pytestmark = pytest.mark.slow  # real processes, killed and awaited
+RETRY_S = 60.0
+_TGKILL = {"x86_64": 234, "aarch64": 131}
 
 
+@pytest.mark.slow
 def test_a_node_that_stood_still_serves_nothing_old_when_it_goes_on(tmp_path: Path) -> None:
     with three(tmp_path) as (cluster, bucket, ledger):
         view = ClusterView(cluster.map)
@@ -29,3 +40,81 @@ def test_a_node_that_stood_still_serves_nothing_old_when_it_goes_on(tmp_path: Pa
             eventually(lambda: equal(cluster.nodes, ledger), TIMEOUT_S, interval_s=0.2)
             clients.check()
         assert "stood still" in cluster.nodes[1].log()
+
+
+# -- a sender of a batch
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[ClusterProcesses]:
+    with (
+        throwaway_folder() as folder,
+        ClusterProcesses(folder, 3, buckets={"one": 1, "two": 2}, metrics=True) as cluster,
+    ):
+        with connect(cluster.url) as client:
+            fill(client, "one", "two")
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running: ClusterProcesses) -> Iterator[ClusterProcesses]:
+    serve_all(running)
+    yield running
+    nothing_held(running)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bucket", ["one", "two"])
+@pytest.mark.parametrize(("assembly", "ordered"), MODES)
+def test_a_sender_that_stands_still_in_the_middle_of_a_batch_and_goes_on_costs_nothing_but_time(
+    cluster: ClusterProcesses, bucket: str, assembly: str, ordered: bool
+) -> None:
+    """It goes on when all that others could send has been taken, and the batch waits for it alone, if it waits."""
+    with connect(cluster.url, retry_s=RETRY_S, verify_payload=True) as client, ThreadPoolExecutor(1) as pool:
+        going_on: list[Future[None]] = []
+
+        def stand_still() -> None:
+            victim = (designated(cluster) + 1) % 3 if assembly == "target" else 1
+            others = [node for at, node in enumerate(cluster.nodes) if at != victim]
+            cluster.nodes[victim].pause()
+
+            def go_on() -> None:
+                sent = -1.0
+                try:
+                    # Until nothing moves any more between those that can.
+                    while sent != (sent := _sent_bytes(others)):
+                        eventually(lambda: _pending_reads(others) == 0)
+                finally:
+                    cluster.nodes[victim].resume()
+
+            going_on.append(pool.submit(go_on))
+
+        kind = Kind(assembly, ordered)
+        read(client.bucket(bucket), MIXED, kind, at=len(MIXED) // 4, harm=stand_still, timeout_s=RETRY_S)
+        going_on[0].result()
+
+
+def _sent_bytes(nodes: list[NodeProcess]) -> float:
+    return sum(node.numbers()["ais_loader_session_sent_bytes_total"] for node in nodes)
+
+
+def _pending_reads(nodes: list[NodeProcess]) -> float:
+    return sum(node.numbers()["ais_loader_pending_reads"] for node in nodes)
+
+
+# -- told to stop
+
+
+def test_a_node_stops_by_a_signal_that_the_kernel_gives_to_any_of_its_threads(tmp_path: Path) -> None:
+    """As it does with one that comes together with the order to go on, to a process that stands still."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with NodeProcess(tmp_path / number.name) as node:
+            threads = [int(name) for name in os.listdir(f"/proc/{node.pid}/task") if int(name) != node.pid]
+            signal_thread(node.pid, threads[-1], number)
+            assert eventually(lambda node=node: not node.alive)  # type: ignore[misc]
+
+
+def signal_thread(pid: int, thread: int, number: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_TGKILL[platform.machine()], pid, thread, number) != 0:
+        raise OSError(ctypes.get_errno(), "tgkill")
