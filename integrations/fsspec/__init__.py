@@ -1,0 +1,7 @@
+"""`ais://` for fsspec, and so for pandas, pyarrow, datasets and whatever else opens URLs through it."""
+
+from __future__ import annotations
+
+from integrations.fsspec.filesystem import AISFileSystem
+
+__all__ = ["AISFileSystem"]

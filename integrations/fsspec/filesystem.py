@@ -1,0 +1,329 @@
+"""An fsspec file system over buckets and objects: `ais://bucket/name`.
+
+Found by fsspec through its entry point, so `fsspec.open("ais://bucket/name")` and `pandas.read_parquet("ais://…")` need
+nothing but the installed package, and the store: `storage_options={"store": …}` or AIS_LOADER_URL. Many files, or many
+ranges, are one GetBatch. Folders are what names have in common: they come and go with their objects.
+
+Interface: https://filesystem-spec.readthedocs.io/en/latest/api.html#fsspec.spec.AbstractFileSystem
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from fsspec.spec import AbstractFileSystem
+
+import ais_loader
+from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
+from ais_loader.object_file import READ_AHEAD_BYTES
+from integrations.fsspec.listing import Row, file_row, folder_row, rows_below
+from integrations.fsspec.naming import missing, no_writing, split
+from integrations.fsspec.writing import ObjectWriter
+
+
+class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no annotations
+    """Args:
+    store: its URL, as `ais_loader.connect` takes it; None: AIS_LOADER_URL.
+    connect_options: further arguments of `connect`: mode, retry_s, tenant, …
+
+    Errors are those of files where there is one: FileNotFoundError, FileExistsError, IsADirectoryError; else
+    `ais_loader.errors`.
+    """
+
+    protocol = "ais"
+    root_marker = ""
+
+    def __init__(
+        self, store: str | None = None, *, connect_options: dict[str, Any] | None = None, **storage_options: Any
+    ) -> None:
+        super().__init__(**storage_options)
+        self._url = store or os.environ.get("AIS_LOADER_URL")
+        self._client: Client = ais_loader.connect(self._url, **(connect_options or {}))
+
+    @property
+    def fsid(self) -> str:
+        return f"ais:{self._url}"
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        """Names are literal: nothing in them is decoded or made shorter but slashes at the end."""
+        if isinstance(path, list):
+            return [cls._strip_protocol(one) for one in path]
+        path = os.fspath(path)
+        return path.removeprefix("ais://").strip("/")
+
+    def _place(self, path: str) -> tuple[Bucket, str]:
+        bucket, name = split(self._strip_protocol(path))
+        if not bucket:
+            raise IsADirectoryError("the store itself: name a bucket")
+        return self._client.bucket(bucket), name
+
+    def _object(self, path: str) -> tuple[Bucket, str]:
+        bucket, name = self._place(path)
+        if not name:
+            raise IsADirectoryError(f"{path} is a bucket")
+        return bucket, name
+
+    # -- what is there
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        rows = self._rows(path)
+        return rows if detail else [row["name"] for row in rows]
+
+    def _rows(self, path: str) -> list[Row]:
+        bucket_name, name = split(path)
+        if not bucket_name:
+            return [folder_row(bucket.name) for bucket in self._client.buckets()]
+        bucket = self._client.bucket(bucket_name)
+        with missing(path):
+            rows = list(rows_below(bucket.objects(f"{name}/" if name else ""), path))
+            if rows or not name:
+                return rows
+            return [file_row(bucket.head(name))]
+
+    def find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **kwargs: Any
+    ) -> Any:
+        """All files below, from one listing; folders and depths are seen to by the general way."""
+        path = self._strip_protocol(path)
+        bucket_name, name = split(path)
+        if maxdepth is not None or withdirs or not bucket_name:
+            return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
+        bucket = self._client.bucket(bucket_name)
+        found: dict[str, Row] = {}
+        prefix = kwargs.get("prefix", "")
+        try:
+            infos: list[ObjectInfo] = list(bucket.objects(f"{name}/{prefix}" if name else prefix))
+            if name and not prefix and not infos:
+                infos = [bucket.head(name)]
+        except errors.NotFound:
+            infos = []
+        for info in infos:
+            row = file_row(info)
+            found[row["name"]] = row
+        return found if detail else list(found)
+
+    def info(self, path: str, **kwargs: Any) -> Row:
+        path = self._strip_protocol(path)
+        bucket_name, name = split(path)
+        if not bucket_name:
+            return folder_row("")
+        bucket = self._client.bucket(bucket_name)
+        with missing(path):
+            if not name:
+                bucket.info()
+                return folder_row(path)
+            try:
+                return file_row(bucket.head(name))
+            except errors.ObjectNotFound:
+                if next(bucket.objects(f"{name}/", page_size=1), None) is None:
+                    raise
+                return folder_row(path)
+
+    def modified(self, path: str) -> datetime.datetime:
+        moment: datetime.datetime = self.info(path)["mtime"]
+        return moment
+
+    created = modified
+
+    def ukey(self, path: str) -> str:
+        """Another one for other contents."""
+        return f"{self.fsid}/{self._strip_protocol(path)}@{self.info(path)['version']}"
+
+    checksum = ukey
+
+    # -- reading
+
+    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **kwargs: Any) -> Any:
+        bucket, name = self._object(path)
+        if mode == "rb":
+            with missing(path):
+                return bucket.open(name, read_ahead_bytes=READ_AHEAD_BYTES if block_size is None else 4 * block_size)
+        if mode in ("wb", "xb"):
+            if mode == "xb" and self.exists(path):
+                raise FileExistsError(path)
+            return ObjectWriter(bucket, name, autocommit=kwargs.get("autocommit", True))
+        raise no_writing(path, mode)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        (found,) = self.cat_ranges([path], [start], [end], on_error="raise")
+        assert isinstance(found, bytes)
+        return found
+
+    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
+        """One GetBatch for all files. See fsspec for what it returns."""
+        paths = self.expand_path(path, recursive=recursive)
+        if len(paths) == 1 and paths[0] == self._strip_protocol(path):
+            return self.cat_file(paths[0])
+        if recursive:
+            paths = [one for one in paths if self.isfile(one)]
+        found = self.cat_ranges(paths, [None] * len(paths), [None] * len(paths), on_error="return")
+        taken: dict[str, Any] = {}
+        for one, data in zip(paths, found, strict=True):
+            if isinstance(data, Exception) and on_error == "raise":
+                raise data
+            if not isinstance(data, Exception) or on_error == "return":
+                taken[one] = data
+        return taken
+
+    def cat_ranges(
+        self, paths: list[str], starts: Any, ends: Any, max_gap: int | None = None, on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[bytes | Exception]:  # fmt: skip
+        """One GetBatch for all ranges. As slices of bytes do, ranges end where their file ends."""
+        starts = [starts] * len(paths) if not isinstance(starts, list) else starts
+        ends = [ends] * len(paths) if not isinstance(ends, list) else ends
+        if len(starts) != len(paths) or len(ends) != len(paths):
+            raise ValueError(f"{len(paths)} paths, {len(starts)} starts, {len(ends)} ends")
+        entries = [self._entry(path, start, end) for path, start, end in zip(paths, starts, ends, strict=True)]
+        found: list[bytes | Exception] = []
+        for item in self._client.get_batch(entries, on_error="placeholder"):
+            result: bytes | Exception = item.tobytes()
+            if isinstance(item.error, errors.RangeError):  # a range passes the end
+                result = self._clamped(item.entry)
+            elif isinstance(item.error, errors.NotFound):
+                result = FileNotFoundError(paths[item.index])
+            elif item.error is not None:
+                result = item.error
+            if isinstance(result, Exception) and on_error == "raise":
+                raise result
+            found.append(result)
+        return found
+
+    def _entry(self, path: str, start: int | None, end: int | None) -> Entry:
+        bucket, name = self._object(path)
+        first, stop = start or 0, end
+        if first < 0 or (stop is not None and stop < 0):
+            size = int(self.info(path)["size"])
+            first = max(0, size + first) if first < 0 else first
+            stop = size + stop if stop is not None and stop < 0 else stop
+        return Entry(bucket.name, name, start=first, length=None if stop is None else max(0, stop - first))
+
+    def _clamped(self, entry: Entry) -> bytes | Exception:
+        bucket = self._client.bucket(entry.bucket)
+        try:
+            size = bucket.head(entry.name).size_bytes
+            start = min(entry.start, size)
+            length = size - start if entry.length is None else min(entry.length, size - start)
+            return bucket.get(entry.name, start=start, length=length)
+        except errors.LoaderError as error:
+            return error
+
+    def get_file(self, rpath: str, lpath: Any, callback: Any = None, outfile: Any = None, **kwargs: Any) -> None:
+        if outfile is None and self.isdir(rpath):
+            os.makedirs(lpath, exist_ok=True)
+            return
+        bucket, name = self._object(rpath)
+        with missing(rpath), bucket.reader(name) as reader:
+            if callback is not None:
+                callback.set_size(reader.info.size_bytes)
+            target: BinaryIO = outfile if outfile is not None else open(lpath, "wb")  # noqa: SIM115 - closed below
+            try:
+                for chunk in reader.chunks():
+                    target.write(chunk)
+                    if callback is not None:
+                        callback.relative_update(len(chunk))
+            finally:
+                if outfile is None:
+                    target.close()
+
+    # -- writing
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        bucket, name = self._object(path)
+        if mode == "create" and self.exists(path):
+            raise FileExistsError(path)
+        with missing(path):
+            bucket.put(name, value)
+
+    def pipe(self, path: Any, value: bytes | None = None, **kwargs: Any) -> None:
+        """One request for many objects of a bucket."""
+        if isinstance(path, str):
+            return self.pipe_file(path, value or b"", **kwargs)
+        by_bucket: dict[str, list[tuple[str, bytes]]] = {}
+        for one, data in path.items():
+            bucket, name = self._object(one)
+            by_bucket.setdefault(bucket.name, []).append((name, data))
+        for bucket_name, pairs in by_bucket.items():
+            with missing(bucket_name):
+                for _ in self._client.bucket(bucket_name).put_many(pairs):
+                    pass
+        return None
+
+    def put_file(self, lpath: Any, rpath: str, callback: Any = None, mode: str = "overwrite", **kwargs: Any) -> None:
+        if os.path.isdir(lpath):
+            return
+        bucket, name = self._object(rpath)
+        if mode == "create" and self.exists(rpath):
+            raise FileExistsError(rpath)
+        with missing(rpath):
+            stored = bucket.put(name, Path(lpath))
+        if callback is not None:
+            callback.set_size(stored.size_bytes)
+            callback.relative_update(stored.size_bytes)
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        source, name = self._object(path1)
+        target, new_name = self._object(path2)
+        with missing(path1), source.open(name) as file:
+            target.put(new_name, cast(BinaryIO, file), metadata=dict(file.info.metadata))
+
+    def rm_file(self, path: str) -> None:
+        bucket, name = self._object(path)
+        with missing(path):
+            bucket.delete(name)
+
+    def _rm(self, path: str) -> None:
+        self.rm_file(path)
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """With `recursive` a bucket goes with its objects."""
+        for one in [path] if isinstance(path, str) else path:
+            one = self._strip_protocol(one)
+            bucket_name, name = split(one)
+            if not name:
+                if not recursive:
+                    raise IsADirectoryError(f"{one} is a bucket: recursive=True removes it with its objects")
+                with missing(one):
+                    self._client.delete_bucket(bucket_name, force=True)
+                continue
+            files: Sequence[str] = self.expand_path(one, recursive=recursive, maxdepth=maxdepth)
+            for file in files:
+                if self.isfile(file):
+                    self.rm_file(file)
+                elif not recursive:
+                    raise IsADirectoryError(f"{file} is a folder: recursive=True removes what is in it")
+
+    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        """Makes the bucket. Folders are there when there is something in them."""
+        bucket_name, name = split(self._strip_protocol(path))
+        if name and not create_parents:
+            with missing(bucket_name):
+                self._client.bucket(bucket_name).info()
+            return
+        try:
+            self._client.create_bucket(bucket_name, exist_ok=bool(name))
+        except errors.BucketExists:
+            raise FileExistsError(path) from None
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        bucket_name, name = split(self._strip_protocol(path))
+        try:
+            self._client.create_bucket(bucket_name, exist_ok=exist_ok or bool(name))
+        except errors.BucketExists:
+            raise FileExistsError(path) from None
+
+    def rmdir(self, path: str) -> None:
+        bucket_name, name = split(self._strip_protocol(path))
+        if name:
+            return  # it goes with its last object
+        with missing(path):
+            try:
+                self._client.delete_bucket(bucket_name)
+            except errors.BucketNotEmpty as error:
+                raise OSError(f"{error}") from error

@@ -1,0 +1,69 @@
+"""A file that becomes an object when it is closed: whole, or not at all."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from typing import TYPE_CHECKING
+
+from ais_loader import Bucket
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MEMORY_BYTES = 64 << 20
+"""What is larger waits in a temporary file."""
+
+
+class ObjectWriter(io.BufferedIOBase):
+    """Sequential. Leaving its `with` block by an exception writes nothing."""
+
+    def __init__(self, bucket: Bucket, name: str, *, autocommit: bool = True) -> None:
+        """With autocommit=False it is `commit` that writes, after `close`: fsspec's transactions."""
+        self.name = f"ais://{bucket.name}/{name}"
+        self._bucket = bucket
+        self._object_name = name
+        self._autocommit = autocommit
+        self._failed = False
+        self._spool = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - closed by commit and discard
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._spool.tell()
+
+    def write(self, data: Buffer, /) -> int:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        return self._spool.write(data)
+
+    def close(self) -> None:
+        """Stores the object, unless the `with` block failed. Raises what `Bucket.put` raises."""
+        if self.closed:
+            return
+        super().close()
+        if self._failed:
+            self.discard()
+        elif self._autocommit:
+            self.commit()
+
+    def commit(self) -> None:
+        try:
+            self._spool.seek(0)
+            self._bucket.put(self._object_name, self._spool)
+        finally:
+            self._spool.close()
+
+    def discard(self) -> None:
+        self._spool.close()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._failed = kind is not None
+        self.close()
+
+    def __del__(self) -> None:
+        # One that was dropped without being closed was given up, and the interpreter would close it.
+        if not self.closed:
+            self._failed = True
+            self.close()

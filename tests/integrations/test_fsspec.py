@@ -1,0 +1,208 @@
+"""`ais://` under fsspec and the libraries that open URLs through it, over an embedded store and over gRPC."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+
+from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
+from integrations.fsspec import AISFileSystem
+
+FILES = {
+    "a": b"one",
+    "a/b": b"two",
+    "a/c/d": seeded_bytes(100_000, seed=1),
+    "a/c/e f#?%20": b"literal",
+    "z.bin": seeded_bytes(3_000_000, seed=2),
+}
+
+
+@pytest.fixture(scope="module", params=["embedded", "grpc"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with throwaway_folder() as folder:
+        if request.param == "embedded":
+            yield str(folder / "store")
+        else:
+            with NodeProcess(folder / "drive") as node:
+                yield node.url
+
+
+@pytest.fixture
+def files(url: str) -> Iterator[AISFileSystem]:
+    AISFileSystem.clear_instance_cache()
+    files = fsspec.filesystem("ais", store=url)
+    if files.exists("b"):
+        files.rm("b", recursive=True)
+    files.mkdir("b")
+    files.pipe({f"b/{name}": data for name, data in FILES.items()})
+    yield files
+    files._client.close()
+
+
+def test_it_is_found_by_its_scheme_once_installed(files: AISFileSystem, url: str) -> None:
+    assert isinstance(files, AISFileSystem)
+    with fsspec.open("ais://b/a/b", store=url) as file:
+        assert file.read() == b"two"
+
+
+def test_the_environment_says_which_store_it_is(
+    files: AISFileSystem, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIS_LOADER_URL", url)
+    files._client.close()
+    AISFileSystem.clear_instance_cache()
+    other = fsspec.filesystem("ais")
+    assert other.cat_file("ais://b/a") == b"one"
+    other._client.close()
+
+
+def test_names_with_common_beginnings_are_listed_as_folders(files: AISFileSystem) -> None:
+    assert files.ls("ais://b", detail=False) == ["b/a", "b/a", "b/z.bin"]  # an object, and a folder of the same name
+    assert [row["type"] for row in files.ls("b")] == ["file", "directory", "file"]
+    assert files.ls("b/a", detail=False) == ["b/a/b", "b/a/c"]
+    assert files.ls("b/a/c/", detail=False) == ["b/a/c/d", "b/a/c/e f#?%20"]
+    assert files.ls("b/z.bin")[0]["size"] == 3_000_000
+    assert "b" in files.ls("", detail=False)
+    assert files.find("b") == [f"b/{name}" for name in sorted(FILES)]
+    assert files.glob("ais://b/a/*/d") == ["b/a/c/d"]
+    assert files.du("b") == sum(map(len, FILES.values()))
+
+
+def test_what_is_not_there_is_a_file_that_is_not_found(files: AISFileSystem) -> None:
+    for call in (
+        lambda: files.info("b/nothing"),
+        lambda: files.ls("b/nothing"),
+        lambda: files.ls("nobucket"),
+        lambda: files.info("nobucket/x"),
+        lambda: files.open("b/nothing"),
+        lambda: files.cat_file("b/nothing"),
+        lambda: files.rm_file("b/nothing"),
+        lambda: files.pipe_file("nobucket/x", b""),
+    ):
+        with pytest.raises(FileNotFoundError):
+            call()
+    assert not files.exists("b/nothing")
+    assert files.exists("b/a/c") and files.isdir("b/a/c") and files.isfile("b/a/c/d")
+    with pytest.raises(IsADirectoryError):
+        files.open("b")
+
+
+def test_many_files_come_with_one_call_and_failures_in_their_place(files: AISFileSystem) -> None:
+    assert files.cat(["b/a", "b/z.bin"]) == {"b/a": b"one", "b/z.bin": FILES["z.bin"]}
+    assert files.cat("b/a/c", recursive=True) == {f"b/{name}": FILES[name] for name in ("a/c/d", "a/c/e f#?%20")}
+    found = files.cat_ranges(["b/a", "b/nothing", "b/z.bin"], [0, 0, 5], [2, 2, 10])
+    assert found[0] == b"on" and isinstance(found[1], FileNotFoundError) and found[2] == FILES["z.bin"][5:10]
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(None, None), (1, 2), (0, 100), (2, None), (-2, None), (None, -1), (100, 200), (2, 1)]
+)
+def test_ranges_are_those_of_slices(files: AISFileSystem, start: int | None, end: int | None) -> None:
+    assert files.cat_file("b/a", start=start, end=end) == b"one"[start:end]
+
+
+def test_a_file_is_written_whole_when_it_is_closed_or_not_at_all(files: AISFileSystem) -> None:
+    with files.open("b/new", "wb") as file:
+        file.write(b"12")
+        assert not files.exists("b/new")
+        file.write(b"34")
+    assert files.cat_file("b/new") == b"1234"
+    with pytest.raises(RuntimeError), files.open("b/new", "wb") as file:
+        file.write(b"half of it")
+        raise RuntimeError
+    assert files.cat_file("b/new") == b"1234"
+    with files.open("b/text", "w") as file:
+        file.write("grüße\n")
+    assert files.cat_file("b/text") == "grüße\n".encode()
+    with pytest.raises(FileExistsError):
+        files.open("b/new", "xb")
+    with pytest.raises(OSError, match="'ab'"):
+        files.open("b/new", "ab")
+
+
+def test_a_transaction_writes_all_its_files_or_none(files: AISFileSystem) -> None:
+    with pytest.raises(RuntimeError), files.transaction:
+        with files.open("b/t1", "wb") as file:
+            file.write(b"1")
+        raise RuntimeError
+    assert not files.exists("b/t1")
+    with files.transaction:
+        with files.open("b/t1", "wb") as file:
+            file.write(b"1")
+        assert not files.exists("b/t1")
+    assert files.cat_file("b/t1") == b"1"
+
+
+def test_files_are_copied_moved_and_removed(files: AISFileSystem, tmp_path: Path) -> None:
+    files.copy("b/z.bin", "b/copy")
+    assert files.cat_file("b/copy") == FILES["z.bin"]
+    files.mv("b/copy", "b/moved")
+    assert (files.exists("b/copy"), files.cat_file("b/moved")) == (False, FILES["z.bin"])
+    files.get("b/a/c", str(tmp_path / "got"), recursive=True)
+    assert (tmp_path / "got" / "d").read_bytes() == FILES["a/c/d"]
+    files.put(str(tmp_path / "got"), "b/put", recursive=True)
+    assert files.cat_file("b/put/d") == FILES["a/c/d"]
+    with pytest.raises(IsADirectoryError):
+        files.rm("b/put")
+    files.rm("b/put", recursive=True)
+    assert not files.exists("b/put")
+
+
+def test_buckets_are_made_and_removed_as_folders_are(files: AISFileSystem) -> None:
+    files.mkdir("other")
+    with pytest.raises(FileExistsError):
+        files.mkdir("other")
+    files.makedirs("other/x/y", exist_ok=True)
+    files.pipe_file("other/x", b"1")
+    with pytest.raises(OSError, match="holds objects"):
+        files.rmdir("other")
+    files.rm("other", recursive=True)
+    assert not files.exists("other")
+
+
+def test_another_content_has_another_key(files: AISFileSystem) -> None:
+    before = files.ukey("b/a")
+    assert files.ukey("b/a") == before
+    files.pipe_file("b/a", b"one")
+    assert files.ukey("b/a") != before
+    assert files.modified("b/a").year >= 2024
+
+
+def test_it_goes_to_another_process_as_its_address(files: AISFileSystem) -> None:
+    copy = pickle.loads(pickle.dumps(files))
+    assert copy.cat_file("b/a") == b"one"
+
+
+# -- libraries
+
+
+def test_pandas_writes_and_reads_tables_by_url(files: AISFileSystem, url: str) -> None:
+    table = pd.DataFrame({"a": np.arange(1_000), "b": [f"row {at}" for at in range(1_000)]})
+    options = {"store": url}
+    table.to_parquet("ais://b/table.parquet", storage_options=options)
+    pd.testing.assert_frame_equal(pd.read_parquet("ais://b/table.parquet", storage_options=options), table)
+    table.to_csv("ais://b/table.csv", index=False, storage_options=options)
+    pd.testing.assert_frame_equal(pd.read_csv("ais://b/table.csv", storage_options=options), table)
+
+
+def test_pyarrow_reads_columns_and_folders_of_parquet(files: AISFileSystem) -> None:
+    table = pa.table({"a": np.arange(200_000), "b": np.random.default_rng(1).random(200_000)})
+    for part in range(3):
+        with files.open(f"b/parts/{part}.parquet", "wb") as file:
+            pq.write_table(table, file, row_group_size=50_000)
+    with files.open("b/parts/1.parquet") as file:
+        assert pq.read_table(file, columns=["b"]).equals(table.select(["b"]))
+    with files._client.open("ais://b/parts/0.parquet") as file:
+        assert pq.ParquetFile(file).read_row_group(2).equals(table.slice(100_000, 50_000))
+    dataset = pa.dataset.dataset("b/parts", filesystem=files, format="parquet")
+    assert dataset.count_rows() == 600_000
+    assert dataset.to_table(columns=["a"]).num_rows == 600_000
