@@ -10,9 +10,7 @@ it. All of them share this machine's cores, so nothing is gained here by more no
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,13 +20,13 @@ import click
 import ais_loader
 from ais_loader.testing import NodeProcess
 from ais_loader.testing.cluster import ClusterProcesses
-from benchmarks.clients import BUCKET, Clients, batches, object_names
+from benchmarks.clients import BUCKET, Clients, object_names
+from benchmarks.cluster_assembly import IN_FLIGHT, Latency, batch_latencies, get_latencies, grid_table
 from benchmarks.getbatch import label
 from benchmarks.harness import Claim, claims_table, judge, machine, rates_table, run_rounds
 
 BATCH = 128
 CLIENTS = 4
-IN_FLIGHT = 3
 NODES = 3
 TABLE = Path(__file__).with_name("cluster.md")
 COUNTS = {10 << 10: 12_000, 100 << 10: 6_000, 1 << 20: 1_500}
@@ -36,7 +34,6 @@ COUNTS = {10 << 10: 12_000, 100 << 10: 6_000, 1 << 20: 1_500}
 ONE = f"1 node, ×{BATCH}"
 DIRECT = f"{NODES} nodes, direct, ×{BATCH}"
 TARGET = f"{NODES} nodes, target, ×{BATCH}"
-MODES = ("direct", "target")
 
 
 def put_all(client: ais_loader.Client, count: int, size_bytes: int) -> None:
@@ -46,23 +43,8 @@ def put_all(client: ais_loader.Client, count: int, size_bytes: int) -> None:
         pass
 
 
-def latencies_s(client: ais_loader.Client, names: Sequence[str], size: int, **options: object) -> list[float]:
-    """Seconds from asking to the last byte of each of a row of batches, one at a time."""
-    found = []
-    for batch in batches(names, size, seed=3):
-        start = time.perf_counter()
-        for _ in client.get_batch(batch, **options):
-            pass
-        found.append(time.perf_counter() - start)
-    return found
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    return statistics.quantiles(values, n=1000, method="inclusive")[round(share * 1000) - 1]
-
-
-def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> tuple[str, list[Claim], dict[str, list[float]]]:
-    """The table of latencies, the claims, and objects per second of each way in each round."""
+def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> tuple[str, str, dict[str, list[float]]]:
+    """The table of latencies, that of entries per owner, and objects per second of each way in each round."""
     names = object_names(count)
     shares = [names[part::CLIENTS] for part in range(CLIENTS)]
     with ExitStack() as held:
@@ -76,39 +58,51 @@ def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> tuple[str
         many[DIRECT] = many[TARGET] = held.enter_context(Clients(cluster.url, CLIENTS))
         seeds = iter(range(10**6))
 
-        def by_batches(way: str, size: int, options: dict[str, object]) -> Callable[[], float]:
+        def by_batches(way: str, options: dict[str, object]) -> Callable[[], float]:
             def run() -> float:
                 seed = next(seeds)
-                return count / many[way].seconds("batches", [(part, size, IN_FLIGHT, seed, options) for part in shares])
+                work = [(part, BATCH, IN_FLIGHT, seed, options) for part in shares]
+                return count / many[way].seconds("batches", work)
 
             return run
 
         contestants = {
-            ONE: by_batches(ONE, BATCH, {}),
-            DIRECT: by_batches(DIRECT, BATCH, {"assembly": "direct"}),
-            TARGET: by_batches(TARGET, BATCH, {"assembly": "target"}),
+            ONE: by_batches(ONE, {}),
+            DIRECT: by_batches(DIRECT, {"assembly": "direct"}),
+            TARGET: by_batches(TARGET, {"assembly": "target"}),
         }
-        claims = [Claim(DIRECT, ONE, 0.6), Claim(TARGET, ONE, 0.4)] if size_bytes == 10 << 10 else []
-        for size in (12, 48, 192, 768) if size_bytes == 10 << 10 else ():
-            for mode, way in zip(MODES, (DIRECT, TARGET), strict=True):
-                contestants[by_size(mode, size)] = by_batches(way, size, {"assembly": mode})
         for work in contestants.values():  # connections, caches
             work()
         rates = run_rounds(contestants, rounds)
-        lines = ["| one batch at a time | P50 ms | P99 ms | against 1 node, P50 |", "|---|---:|---:|---:|"]
-        base = 0.0
-        for way, client, options in (
-            (ONE, single, {}), (DIRECT, several, {"assembly": "direct"}), (TARGET, several, {"assembly": "target"}),
-        ):  # fmt: skip
-            found = latencies_s(client, names, BATCH, **options)
-            p50, p99 = percentile(found, 0.5) * 1e3, percentile(found, 0.99) * 1e3
-            base = base or p50
-            lines.append(f"| {way} | {p50:.2f} | {p99:.2f} | {p50 / base:.2f}× |")
-    return "\n".join(lines), claims, rates
+        latencies = latency_table(single, several, names, size_bytes, rounds)
+        return latencies, grid_table(several, many[DIRECT], shares, size_bytes, NODES, rounds), rates
 
 
-def by_size(mode: str, size: int) -> str:
-    return f"{NODES} nodes, {mode}, {size // NODES} entries per owner"
+def latency_table(
+    single: ais_loader.Client, several: ais_loader.Client, names: Sequence[str], size_bytes: int, rounds: int
+) -> str:
+    """One call at a time, over three nodes and over one, as Markdown."""
+    most = max(10, min(100, (1 << 30) // (BATCH * size_bytes * rounds)))
+    batch = Latency({
+        ONE: batch_latencies(single, names, BATCH, most),
+        DIRECT: batch_latencies(several, names, BATCH, most, assembly="direct"),
+        TARGET: batch_latencies(several, names, BATCH, most, assembly="target"),
+    })  # fmt: skip
+    get = Latency({
+        "1 node, single GET": get_latencies(single, names, 300),
+        f"{NODES} nodes, single GET": get_latencies(several, names, 300),
+    })  # fmt: skip
+    lines = ["| one at a time | P50 ms | P99 ms | against 1 node, P50 | P99 |", "|---|---:|---:|---:|---:|"]
+    for latency in (batch, get):
+        latency.run(rounds)
+        base = next(iter(latency.ways))
+        for way in latency.ways:
+            p50, p99 = latency.milliseconds(way, 0.5), latency.milliseconds(way, 0.99)
+            lines.append(
+                f"| {way} | {p50:.2f} | {p99:.2f} | {p50 / latency.milliseconds(base, 0.5):.2f}× | "
+                f"{p99 / latency.milliseconds(base, 0.99):.2f}× |"
+            )
+    return "\n".join(lines)
 
 
 @click.command(help=__doc__)
@@ -124,11 +118,12 @@ def main(sizes: str, rounds: int, write: bool) -> None:
     for size_bytes in map(int, sizes.split(",")):
         count = COUNTS.get(size_bytes, 2_000)
         with tempfile.TemporaryDirectory() as here:
-            latency, claims, rates = measure(size_bytes, count, rounds, Path(here))
-        outcomes = judge(rates, claims or [Claim(TARGET, DIRECT, 0.0), Claim(DIRECT, ONE, 0.0)])
+            latency, grid, rates = measure(size_bytes, count, rounds, Path(here))
+        claims = [Claim(DIRECT, ONE, 0.6), Claim(TARGET, ONE, 0.4)] if size_bytes == 10 << 10 else []
+        outcomes = judge(rates, claims or [Claim(DIRECT, ONE, 0.0), Claim(TARGET, ONE, 0.0)])
         missed += sum(not outcome.reached for outcome in outcomes)
         section = f"## {count:,} objects of {label(size_bytes)}\n\n{rates_table(rates, 'objects/s', size_bytes)}\n"
-        section += f"\n{claims_table(outcomes)}\n\n{latency}\n"
+        section += f"\n{claims_table(outcomes)}\n\n{latency}\n\n{grid}\n"
         click.echo(section)
         parts.append(section)
     if write:

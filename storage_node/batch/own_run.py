@@ -11,6 +11,7 @@ from storage_node.batch.admission import Credit
 from storage_node.batch.counts import BatchTally, clock_s
 from storage_node.batch.fairness import Slot
 from storage_node.batch.outcomes import Busy, retrieve, settled
+from storage_node.batch.readahead import BatchAhead
 from storage_node.store.batch import StoreBatch
 from storage_node.store.batch_plan import FrameSpan
 from storage_node.store.errors import InvalidRequest, StoreError
@@ -49,19 +50,23 @@ class OwnRun:
         if self._request.local and view is not None and 0 < self._request.map_version < view.version:
             raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
         batch = await self._service.read(StoreBatch, self._service.store, self._request)
+        ahead = self._service.readahead.of(batch)
+        run = self._run_buffered if self._request.buffered else self._run_streaming
         try:
-            end = await (self._run_buffered(batch) if self._request.buffered else self._run_streaming(batch))
+            end = await run(batch, ahead)
             self._tally.ended(batch, end)
             return end
         finally:
+            ahead.close()
             batch.close()
 
-    async def _run_streaming(self, batch: StoreBatch) -> pb.End | None:
+    async def _run_streaming(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
         service = self._service
         sending: asyncio.Task[None] | None = None
         entries, ended = 0, False
         try:
             for span in batch.spans():
+                ahead.reading(span)
                 await self._spend_credit(span.payload_bytes)
                 await service.throttle()
                 slot = await service.turn(self._request.tenant, span.payload_bytes, span.payload_bytes)
@@ -105,7 +110,7 @@ class OwnRun:
             slot.release()
             self._service.slots.release_memory(payload_bytes)
 
-    async def _run_buffered(self, batch: StoreBatch) -> pb.End | None:
+    async def _run_buffered(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
         budget = self._service.buffered
         held_bytes = int(batch.sizes.sum())
         if held_bytes > budget.limit_bytes:
@@ -118,6 +123,7 @@ class OwnRun:
             messages: list[tuple[int, bytes]] = []
             entries, ended = 0, False
             for span in batch.spans():
+                ahead.reading(span)
                 await self._service.throttle()
                 slot = await self._service.turn(self._request.tenant, span.payload_bytes)
                 try:

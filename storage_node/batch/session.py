@@ -23,6 +23,7 @@ from storage_node.batch.outcomes import Busy, Gone, retrieve, settled
 from storage_node.batch.own_run import OwnRun
 from storage_node.batch.places import Places
 from storage_node.batch.pressure import Pressure, give_memory_back
+from storage_node.batch.readahead import Readahead
 from storage_node.batch.small import MAX_BYTES, answer_small
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.peers import PeerPool
@@ -74,6 +75,7 @@ class BatchService:
         self.counts = NodeCounts()
         self.slots = FairSlots(self.budget, config.tenant_weights, config.read_threads + 1)
         self.pressure = Pressure(config, lambda: readers.submit(give_memory_back))
+        self.readahead = Readahead(config.readahead_bytes, config.readahead_threads)
         self.stopping = False
         self._sessions: set[_Session] = set()
         self._readers = readers
@@ -119,6 +121,7 @@ class BatchService:
     def stop(self) -> None:
         """Take no further batch; each session ends with the last one that it has begun, an idle one now."""
         self.stopping = True
+        self.readahead.close()
         for session in self._sessions:
             session.stop_if_idle()
 

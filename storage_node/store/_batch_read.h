@@ -8,7 +8,9 @@
  * the one system call of the read. At the first refusal the rest of the job runs cold: a window of
  * entries is opened and announced (POSIX_FADV_WILLNEED) ahead of the blocking reads, because a drive
  * wants a queue. A file system that knows no RWF_NOWAIT (tmpfs, overlayfs, many network ones) is
- * treated as cold. The verdict lasts for one job, as the next may be about another drive.
+ * treated as cold. The verdict lasts for one job, as the next may be about another drive; `waited`
+ * tells the caller that a drive really was waited for, who may then have the jobs to come announced by
+ * other threads (job_announce).
  *
  * Include after Python.h or after defining _GNU_SOURCE.
  */
@@ -54,6 +56,7 @@ struct job {
     ptrdiff_t count;
     ptrdiff_t ahead; /* entries before this one need no announcement any more */
     int cold;
+    int waited; /* bytes were not cached, and had to come from a drive */
     uint8_t *sums; /* where the checksums go, little-endian; or NULL */
     ptrdiff_t failed_at;
     int code, error; /* of the failure; code 0: none */
@@ -112,6 +115,7 @@ static ssize_t read_some(struct job *job, ptrdiff_t i, size_t done, size_t size)
         if (!job->cold) {
             got = preadv2(entry->fd, &piece, 1, offset, RWF_NOWAIT);
             if (got < 0 && (errno == EAGAIN || errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)) {
+                job->waited |= errno == EAGAIN;
                 job->cold = 1;
                 look_ahead(job, i);
                 continue;
@@ -172,6 +176,40 @@ static void job_read(struct job *job)
     for (; i < job->count; i++) /* after a failure: what was opened ahead, or handed on */
         if (job->entries[i].fd >= 0)
             entry_release(job, i);
+}
+
+static int is_cold(int fd, off_t offset)
+{
+#ifdef RWF_NOWAIT
+    char byte;
+    struct iovec piece = {&byte, 1};
+    return preadv2(fd, &piece, 1, offset, RWF_NOWAIT) < 0 && errno == EAGAIN;
+#else
+    (void)fd, (void)offset;
+    return 0;
+#endif
+}
+
+/* Have the kernel fetch what is not in the page cache, judged by first and last byte; bytes asked for.
+ * Waits for folders and for room in a drive's queue, not for the bytes. An entry that cannot be opened
+ * is left to whoever reads it; a file system that knows no RWF_NOWAIT is asked for nothing. */
+static int64_t job_announce(struct job *job)
+{
+    int64_t announced = 0;
+    for (ptrdiff_t i = 0; i < job->count; i++) {
+        struct entry *entry = &job->entries[i];
+        if (entry->fd < 0 && entry->length)
+            entry->fd = entry_open(entry);
+        if (entry->fd < 0)
+            continue;
+        if (is_cold(entry->fd, entry->offset)
+            || is_cold(entry->fd, entry->offset + (off_t)entry->length - 1)) {
+            posix_fadvise(entry->fd, entry->offset, (off_t)entry->length, POSIX_FADV_WILLNEED);
+            announced += (int64_t)entry->length;
+        }
+        entry_release(job, i);
+    }
+    return announced;
 }
 
 /* Read and check a whole small file only if nothing has to be waited for: neither its folders nor its

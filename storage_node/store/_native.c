@@ -89,6 +89,7 @@ static int column_check(int k, const Py_buffer *view, Py_ssize_t count)
 /* A job and what Python has to keep alive for it. */
 struct call {
     struct job job;
+    int columns;      /* how many of the columns the caller has: all, or those up to LENGTHS */
     PyObject *paths;  /* a tuple of our own: another thread may change the caller's list meanwhile */
     Py_ssize_t total; /* bytes of all entries, and of the prefix before them */
 };
@@ -111,8 +112,10 @@ static int entries_fill(struct call *call, const Py_buffer *views)
         memcpy(&entry->dirfd, (const char *)views[DIRFDS].buf + 4 * i, 4);
         memcpy(&offset, (const char *)views[OFFSETS].buf + 8 * i, 8);
         memcpy(&length, (const char *)views[LENGTHS].buf + 8 * i, 8);
-        memcpy(&entry->expected, (const char *)views[EXPECTED].buf + 4 * i, 4);
-        entry->verify = ((const uint8_t *)views[VERIFY].buf)[i];
+        if (call->columns == COLUMNS) {
+            memcpy(&entry->expected, (const char *)views[EXPECTED].buf + 4 * i, 4);
+            entry->verify = ((const uint8_t *)views[VERIFY].buf)[i];
+        }
         if (offset < 0 || length < 0 || offset > INT64_MAX - length) {
             PyErr_Format(PyExc_ValueError, "entry %zd: offset %lld and length %lld are not a range of a file", i,
                          (long long)offset, (long long)length);
@@ -132,16 +135,17 @@ static int entries_fill(struct call *call, const Py_buffer *views)
     return 0;
 }
 
-/* Copies (dirfds, paths, offsets, lengths, expected, verify) into the job. */
-static int call_open(struct call *call, PyObject *const *args)
+/* Copies (dirfds, paths, offsets, lengths, expected, verify), or the first four of them, into the job. */
+static int call_open(struct call *call, PyObject *const *args, int all)
 {
-    PyObject *const sources[COLUMNS] = {args[0], args[2], args[3], args[4], args[5]};
+    PyObject *const sources[COLUMNS] = {args[0], args[2], args[3], all ? args[4] : NULL, all ? args[5] : NULL};
     Py_buffer views[COLUMNS];
     int opened = 0, result = -1;
     if (!PyList_Check(args[1]) && !PyTuple_Check(args[1])) {
         PyErr_Format(PyExc_TypeError, "paths must be a list of bytes, not %.100s", Py_TYPE(args[1])->tp_name);
         return -1;
     }
+    call->columns = all ? COLUMNS : EXPECTED;
     call->paths = PySequence_Tuple(args[1]);
     if (!call->paths)
         return -1;
@@ -151,12 +155,12 @@ static int call_open(struct call *call, PyObject *const *args)
         PyErr_NoMemory();
         return -1;
     }
-    while (opened < COLUMNS && PyObject_GetBuffer(sources[opened], &views[opened], PyBUF_RECORDS_RO) == 0) {
+    while (opened < call->columns && PyObject_GetBuffer(sources[opened], &views[opened], PyBUF_RECORDS_RO) == 0) {
         opened++;
         if (column_check(opened - 1, &views[opened - 1], call->job.count) < 0)
             goto done;
     }
-    if (opened == COLUMNS)
+    if (opened == call->columns)
         result = entries_fill(call, views);
 done:
     while (opened)
@@ -187,15 +191,17 @@ static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t 
     struct job *job = &call.job;
     Py_buffer prefix;
     PyObject *frame = NULL;
-    if (nargs != 8)
-        return PyErr_Format(PyExc_TypeError, "read_frame takes 8 positional arguments, got %zd", nargs);
+    if (nargs != 8 && nargs != 9)
+        return PyErr_Format(PyExc_TypeError, "read_frame takes 8 or 9 positional arguments, got %zd", nargs);
+    if (nargs == 9 && (!PyByteArray_Check(args[8]) || !PyByteArray_GET_SIZE(args[8])))
+        return PyErr_Format(PyExc_TypeError, "waited must be a bytearray of at least one byte, not %R", args[8]);
     const Py_ssize_t checksum_at = PyNumber_AsSsize_t(args[1], PyExc_ValueError);
     if (checksum_at == -1 && PyErr_Occurred())
         return NULL;
     if (PyObject_GetBuffer(args[0], &prefix, PyBUF_SIMPLE) < 0)
         return NULL;
     call.total = prefix.len;
-    if (call_open(&call, args + 2) == 0) {
+    if (call_open(&call, args + 2, 1) == 0) {
         if (checksum_at >= 0 && (checksum_at > prefix.len || (prefix.len - checksum_at) / 4 < job->count))
             PyErr_Format(PyExc_ValueError, "%zd checksums at %zd do not fit in a prefix of %zd bytes",
                          (Py_ssize_t)job->count, checksum_at, prefix.len);
@@ -211,7 +217,10 @@ static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t 
         job->sums = checksum_at >= 0 ? start + checksum_at : NULL;
     }
     PyBuffer_Release(&prefix);
-    return call_run(&call, frame);
+    frame = call_run(&call, frame);
+    if (nargs == 9 && job->waited && PyByteArray_GET_SIZE(args[8]))
+        PyByteArray_AS_STRING(args[8])[0] = 1;
+    return frame;
 }
 
 static PyObject *read_list(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -222,7 +231,7 @@ static PyObject *read_list(PyObject *module, PyObject *const *args, Py_ssize_t n
     PyObject *pieces = NULL;
     if (nargs != 6)
         return PyErr_Format(PyExc_TypeError, "read_list takes 6 positional arguments, got %zd", nargs);
-    if (call_open(&call, args) == 0)
+    if (call_open(&call, args, 1) == 0)
         pieces = PyList_New(job->count);
     for (Py_ssize_t i = 0; pieces && i < job->count; i++) {
         PyObject *piece = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)job->entries[i].length);
@@ -234,6 +243,22 @@ static PyObject *read_list(PyObject *module, PyObject *const *args, Py_ssize_t n
         }
     }
     return call_run(&call, pieces);
+}
+
+static PyObject *announce(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    struct call call = {0};
+    int64_t announced = -1;
+    if (nargs != 4)
+        return PyErr_Format(PyExc_TypeError, "announce takes 4 positional arguments, got %zd", nargs);
+    if (call_open(&call, args, 0) == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        announced = job_announce(&call.job);
+        Py_END_ALLOW_THREADS
+    }
+    call_run(&call, NULL);
+    return announced < 0 ? NULL : PyLong_FromLongLong(announced);
 }
 
 /* Keeps the GIL: it never waits. */
@@ -299,6 +324,7 @@ static PyMethodDef methods[] = {
     {"crc32c", (PyCFunction)(void (*)(void))py_crc32c, METH_FASTCALL | METH_KEYWORDS, "See checksum.crc32c."},
     {"crc32c_table", (PyCFunction)(void (*)(void))py_crc32c_table, METH_FASTCALL | METH_KEYWORDS,
      "crc32c as machines without the instruction compute it."},
+    {"announce", (PyCFunction)(void (*)(void))announce, METH_FASTCALL, "See batch_read.announce_python."},
     {"read_cached", read_cached, METH_VARARGS, "See batch_read.read_cached_python."},
     {"read_frame", (PyCFunction)(void (*)(void))read_frame, METH_FASTCALL, "See batch_read.read_frame_python."},
     {"read_list", (PyCFunction)(void (*)(void))read_list, METH_FASTCALL, "See batch_read.read_list_python."},

@@ -15,6 +15,9 @@ CHECKSUM: int
 
 def crc32c(data: Buffer, /, crc: int = 0) -> int: ...
 def crc32c_table(data: Buffer, /, crc: int = 0) -> int: ...
+def announce(
+    dirfds: Column, paths: list[bytes] | tuple[bytes, ...], offsets: Column, lengths: Column, /
+) -> int: ...
 def read_cached(prefix: bytes, files: tuple[tuple[int, bytes, int, int], ...], /) -> bytes | None: ...
 def read_frame(
     prefix: Buffer,
@@ -25,6 +28,7 @@ def read_frame(
     lengths: Column,
     expected: Column,
     verify: Column,
+    waited: bytearray = ...,
     /,
 ) -> bytes | tuple[int, int, int]: ...
 def read_list(

@@ -20,7 +20,7 @@ import numpy as np
 from protos import ais_batch_pb2 as pb
 from protos.frame import TARGET_PAYLOAD_BYTES, U8, U32, EntryFault, Frame, Piece, encode_frame, encode_prefix
 from storage_node.store.batch_plan import FrameSpan, plan_frames
-from storage_node.store.batch_read import Failure, FailureCode, read_frame, read_list
+from storage_node.store.batch_read import Failure, FailureCode, announce, read_frame, read_list
 from storage_node.store.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.errors import StoreError
@@ -46,6 +46,7 @@ class StoreBatch(BatchTable):
     def __init__(self, store: Store, request: pb.BatchRequest) -> None:
         super().__init__(store, request)
         self._open: _OpenEntry | None = None
+        self._waited = bytearray(1)
         self._has_duplicates = len(set(self._paths)) < self.n
 
     def spans(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[FrameSpan]:
@@ -53,11 +54,18 @@ class StoreBatch(BatchTable):
         offset = self._request.resume_offset
         if offset and self.n and not self.status[0] and self.sizes[0] < offset:
             self._fail(0, pb.NOT_FOUND, f"cannot resume at {offset:,}: the entry has {int(self.sizes[0]):,} bytes")
-        resume_offset = 0 if self.n and self.status[0] else offset
-        for span in plan_frames(self.sizes, target_bytes=target_bytes, resume_offset=resume_offset):
+        resume_offset = self._resume_offset()
+        for span in self.planned(target_bytes):
             # A piece that failed has ended its entry: the pieces planned after it are void.
             if span.offset == resume_offset or not self.status[span.first]:
                 yield span
+
+    def planned(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[FrameSpan]:
+        """The frames of `spans` as far as can be said before any has been read."""
+        return plan_frames(self.sizes, target_bytes=target_bytes, resume_offset=self._resume_offset())
+
+    def _resume_offset(self) -> int:
+        return 0 if self.n and self.status[0] else self._request.resume_offset
 
     def bytes_in(self, span: FrameSpan) -> int:
         """Payload of a frame that has been read: less than was planned where entries failed."""
@@ -66,6 +74,22 @@ class StoreBatch(BatchTable):
         return int(self.sizes[span.first : span.stop].sum())
 
     # -- reading
+
+    def waited(self) -> bool:
+        """Whether a frame that was read since the last call had to wait for a drive."""
+        waited, self._waited[0] = bool(self._waited[0]), 0
+        return waited
+
+    def announce(self, span: FrameSpan) -> int:
+        """Have the kernel fetch what of this frame is not in the page cache; returns how many bytes that is.
+
+        For any thread, beside the one that the batch belongs to.
+        """
+        at = slice(span.first, span.stop)
+        start, sizes = self._start[at], self.sizes[at]
+        if span.piece_bytes is not None:
+            start, sizes = start + span.offset, np.array([span.piece_bytes])
+        return announce(self._folders[at], self._paths[at], start, sizes)
 
     def read(self, span: FrameSpan) -> Frame:
         """Read one frame into memory of its own."""
@@ -138,7 +162,7 @@ class StoreBatch(BatchTable):
         at = slice(span.first, span.stop)
         result = read_frame(
             prefix, checksum_at, self._folders[at], self._paths[at], self._start[at], self.sizes[at],
-            self.checksum[at], self.kind[at] == pb.STORED,
+            self.checksum[at], self.kind[at] == pb.STORED, self._waited,
         )  # fmt: skip
         return result if isinstance(result, bytes) else None
 
@@ -196,11 +220,12 @@ class StoreBatch(BatchTable):
         self._fail(position, pb.UNAVAILABLE, f"{self._names[position]!r} is replaced faster than it can be read")
         return b""
 
-    @staticmethod
-    def _read_bytes(folder: int, path: bytes, start: int, size: int, expected: int | None) -> bytes | tuple[int, int]:
+    def _read_bytes(
+        self, folder: int, path: bytes, start: int, size: int, expected: int | None
+    ) -> bytes | tuple[int, int]:
         result = read_frame(
             b"", -1, np.array([folder], np.int32), [path], np.array([start]), np.array([size]),
-            np.array([expected or 0], np.uint32), np.array([expected is not None]),
+            np.array([expected or 0], np.uint32), np.array([expected is not None]), self._waited,
         )  # fmt: skip
         return result if isinstance(result, bytes) else (result[1], result[2])
 

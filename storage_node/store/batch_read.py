@@ -27,10 +27,11 @@ from __future__ import annotations
 
 import os
 import sys
+from array import array
 from collections.abc import Callable
 from enum import IntEnum
 from operator import index
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
 from storage_node.store.checksum import crc32c
 
@@ -48,6 +49,8 @@ __all__ = [
     "CachedFile",
     "Failure",
     "FailureCode",
+    "announce",
+    "announce_python",
     "read_cached",
     "read_cached_python",
     "read_frame",
@@ -88,12 +91,15 @@ def read_frame_python(
     lengths: Column,
     expected: Column,
     verify: Column,
+    waited: bytearray | None = None,
     /,
 ) -> bytes | Failure:
     """`prefix` followed by every piece, as one bytes object of len(prefix) + sum(lengths) bytes.
 
     With `checksum_at` >= 0 the pieces' CRC-32C, computed from the bytes just read, replace the
-    4 * n bytes of the prefix from there on, as little-endian uint32.
+    4 * n bytes of the prefix from there on, as little-endian uint32. The first byte of `waited` becomes 1
+    when a drive had to be waited for because bytes were not in the page cache, as far as the file system
+    can tell; otherwise it stays as it is.
     """
     checksum_at = index(checksum_at)
     if not memoryview(prefix).c_contiguous:
@@ -104,7 +110,7 @@ def read_frame_python(
     if checksum_at >= 0 and checksum_at + 4 * count > len(head):
         raise ValueError(f"{count} checksums at {checksum_at} do not fit in a prefix of {len(head)} bytes")
     try:
-        pieces, sums = _read_pieces(columns, all_sums=checksum_at >= 0)
+        pieces, sums = _read_pieces(columns, all_sums=checksum_at >= 0, waited=waited)
     except _EntryFailed as failed:
         return failed.failure
     if checksum_at >= 0:
@@ -120,6 +126,33 @@ def read_list_python(
         return _read_pieces(_columns(0, dirfds, paths, offsets, lengths, expected, verify), all_sums=False)[0]
     except _EntryFailed as failed:
         return failed.failure
+
+
+def announce_python(dirfds: Column, paths: Paths, offsets: Column, lengths: Column, /) -> int:
+    """Have the kernel fetch what is not in the page cache; returns how many bytes were asked for.
+
+    Waits for folders and for room in a drive's queue, not for the bytes. Each entry is judged by its first and last
+    byte. One that cannot be opened is left to whoever reads it; a file system that cannot tell what is in the page
+    cache is asked for nothing.
+    """
+    count, announced = len(paths), 0
+    for dirfd, path, offset, length, _, _ in _columns(
+        0, dirfds, paths, offsets, lengths, array("I", bytes(4 * count)), bytes(count)
+    ):
+        if not length:
+            continue
+        try:
+            fd = _open(0, dirfd, path) if path else dirfd
+        except _EntryFailed:
+            continue
+        try:
+            if _is_cold(fd, offset) or _is_cold(fd, offset + length - 1):
+                os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
+                announced += length
+        finally:
+            if path:
+                os.close(fd)
+    return announced
 
 
 CachedFile: TypeAlias = tuple[int, bytes, int, int]
@@ -203,7 +236,9 @@ def _columns(
     return entries
 
 
-def _read_pieces(entries: list[_Entry], *, all_sums: bool) -> tuple[list[bytes], list[int]]:
+def _read_pieces(
+    entries: list[_Entry], *, all_sums: bool, waited: bytearray | None = None
+) -> tuple[list[bytes], list[int]]:
     """The pieces and their checksums (0 where nobody asked for one), in order; or _EntryFailed."""
     pieces: list[bytes] = []
     sums: list[int] = []
@@ -216,6 +251,8 @@ def _read_pieces(entries: list[_Entry], *, all_sums: bool) -> tuple[list[bytes],
                 file = (-1, b"")
                 fd = _open(i, dirfd, path) if path else dirfd
                 file = (dirfd, path)
+            if waited is not None and length and not waited[0] and _is_cold(fd, offset):
+                waited[0] = 1
             piece = _pread_exactly(i, fd, offset, length)
             crc = crc32c(piece) if verify or all_sums else 0
             if verify and crc != expected:
@@ -226,6 +263,16 @@ def _read_pieces(entries: list[_Entry], *, all_sums: bool) -> tuple[list[bytes],
         if file[1]:
             os.close(fd)
     return pieces, sums
+
+
+def _is_cold(fd: int, offset: int) -> bool:
+    try:
+        os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:  # this file system cannot tell
+        return False
+    return False
 
 
 def _open(position: int, dirfd: int, path: bytes) -> int:
@@ -250,15 +297,20 @@ def _pread_exactly(position: int, fd: int, offset: int, length: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-ReadFrame: TypeAlias = Callable[
-    ["Buffer", int, "Column", Paths, "Column", "Column", "Column", "Column"], "bytes | Failure"
-]
+class ReadFrame(Protocol):
+    def __call__(
+        self, prefix: Buffer, checksum_at: int, dirfds: Column, paths: Paths, offsets: Column, lengths: Column,
+        expected: Column, verify: Column, waited: bytearray = ..., /,
+    ) -> bytes | Failure: ...  # fmt: skip
+
+
 ReadList: TypeAlias = Callable[["Column", Paths, "Column", "Column", "Column", "Column"], "list[bytes] | Failure"]
 ReadCached: TypeAlias = Callable[[bytes, tuple[CachedFile, ...]], "bytes | None"]
+Announce: TypeAlias = Callable[["Column", Paths, "Column", "Column"], int]
 Implementation: TypeAlias = Literal["native", "python"]
 
 
-def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadList, ReadCached]:
+def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadList, ReadCached, Announce]:
     if choice not in ("auto", "native", "python"):
         raise ValueError(f"AIS_LOADER_READER must be auto, native or python, got {choice!r}")
     if choice != "python":
@@ -271,8 +323,8 @@ def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadList, ReadCache
                     f"({error}); install with a C compiler, or set AIS_LOADER_READER=auto"
                 ) from error
         else:
-            return "native", _native.read_frame, _native.read_list, _native.read_cached
-    return "python", read_frame_python, read_list_python, read_cached_python
+            return "native", _native.read_frame, _native.read_list, _native.read_cached, _native.announce
+    return "python", read_frame_python, read_list_python, read_cached_python, announce_python
 
 
-IMPLEMENTATION, read_frame, read_list, read_cached = _choose(os.environ.get("AIS_LOADER_READER", "auto"))
+IMPLEMENTATION, read_frame, read_list, read_cached, announce = _choose(os.environ.get("AIS_LOADER_READER", "auto"))

@@ -78,7 +78,7 @@ def test_what_takes_more_is_left_to_the_ordinary_way(tmp_path: Path) -> None:
 
 def test_a_node_answers_only_for_what_the_newest_map_gives_it(tmp_path: Path) -> None:
     with serving(tmp_path) as node, bucket_of(node) as bucket:
-        names = [f"k{i}" for i in range(8)]
+        names = [f"k{i}" for i in range(24)]
         for i, name in enumerate(names):
             bucket.put(name, content(i, 100))
         assert node.service is not None

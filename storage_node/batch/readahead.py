@@ -1,0 +1,146 @@
+"""Page-cache read-ahead: a few threads announce to the kernel what batches will read next.
+
+A batch reads one frame after another, and not even that while its client has no room: left alone, a drive would have
+work for one frame at a time. The announcements give it a queue to work off meanwhile. A frame of many entries is one
+already, and is left to the reader, which announces some of it ahead itself (`store/_batch_read.h`): to open so many
+files twice was measured to cost more than it gains.
+
+Only what is not in the page cache is announced, and finding that out costs a few microseconds for every file. So it
+begins when a frame had to wait for a drive and ends when two frames in a row turn out to be cached: a node that serves
+from memory pays for one flag per frame.
+
+Bounded by bytes: those announced and not yet read are counted, of all batches together and of each. What is not
+announced because of that is read as it would have been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from storage_node.batch.admission import MemoryBudget
+from storage_node.store.batch import StoreBatch
+from storage_node.store.batch_plan import FrameSpan
+
+AHEAD_BYTES = 16 << 20
+"""Of one batch: enough for a drive's queue, and the page cache does not lose it again before it is read."""
+MOST_ENTRIES = 32
+"""A frame of more than these is queue enough by itself."""
+_CACHED_IN_A_ROW = 2
+
+
+class Readahead:
+    """What all batches of a node share. Belongs to the node's event loop; its threads start when they are needed.
+
+    Args:
+        limit_bytes: of page cache announced and not yet read; 0 announces nothing.
+    """
+
+    def __init__(self, limit_bytes: int, threads: int) -> None:
+        self.memory = MemoryBudget(limit_bytes)
+        self._workers = ThreadPoolExecutor(threads, thread_name_prefix="ais-loader-ahead")
+        self._lock = threading.Lock()
+        self._expecting = False  # guarded by _lock for changes, as the next two
+        self._cached_in_a_row = 0
+        self.announced_bytes = 0
+        """What was not in the page cache and has been asked of the drives, since the node began."""
+
+    def of(self, batch: StoreBatch) -> BatchAhead:
+        return BatchAhead(self, batch)
+
+    @property
+    def expecting(self) -> bool:
+        """Whether what is read next is likely to have to come from a drive."""
+        return self._expecting
+
+    def expect(self) -> None:
+        """A frame had to wait for a drive."""
+        if self.memory.limit_bytes:
+            with self._lock:
+                self._expecting, self._cached_in_a_row = True, 0
+
+    def submit(self, batch: StoreBatch, span: FrameSpan) -> Future[None] | None:
+        """Have a frame announced; None when the node stops."""
+        with contextlib.suppress(RuntimeError):
+            return self._workers.submit(self._announce, batch, span)
+        return None
+
+    def _announce(self, batch: StoreBatch, span: FrameSpan) -> None:
+        """On a thread of its own."""
+        found_bytes = batch.announce(span)
+        with self._lock:
+            self.announced_bytes += found_bytes
+            self._cached_in_a_row = 0 if found_bytes else self._cached_in_a_row + 1
+            if self._cached_in_a_row >= _CACHED_IN_A_ROW:
+                self._expecting = False
+
+    def close(self) -> None:
+        """Announce nothing any more. Does not wait: what has begun takes milliseconds."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+
+class BatchAhead:
+    """What is announced of one batch. `close` when it has ended."""
+
+    def __init__(self, readahead: Readahead, batch: StoreBatch) -> None:
+        self._readahead = readahead
+        self._batch = batch
+        self._reading: FrameSpan | None = None
+        self._coming: Iterator[FrameSpan] | None = None
+        self._next: FrameSpan | None = None
+        """Of those to come, the one that there was no room for."""
+        self._announced: deque[tuple[FrameSpan, Future[None]]] = deque()
+        self._held_bytes = 0
+
+    def reading(self, span: FrameSpan) -> None:
+        """This frame is read next; announce what comes after it, if that is of use."""
+        if self._batch.waited() and self._reading is not None and _is_short(self._reading):
+            self._readahead.expect()
+        self._reading = span
+        while self._announced and _place(self._announced[0][0]) <= _place(span):
+            self._release()
+        if self._readahead.expecting:
+            self._advance(span)
+
+    def _advance(self, reading: FrameSpan) -> None:
+        memory = self._readahead.memory
+        if self._coming is None:
+            self._coming = self._batch.planned()
+        while True:
+            span = self._next or next(self._coming, None)
+            self._next = None
+            if span is None:
+                return
+            if _place(span) <= _place(reading) or not _is_short(span):
+                continue
+            size_bytes = span.payload_bytes
+            if self._held_bytes + size_bytes > AHEAD_BYTES or not memory.acquire_now(size_bytes):
+                self._next = span
+                return
+            work = self._readahead.submit(self._batch, span)
+            if work is None:
+                memory.release(size_bytes)
+                return
+            self._held_bytes += size_bytes
+            self._announced.append((span, work))
+
+    def _release(self) -> None:
+        span, work = self._announced.popleft()
+        work.cancel()  # too late to be of use, if it has not begun
+        self._held_bytes -= span.payload_bytes
+        self._readahead.memory.release(span.payload_bytes)
+
+    def close(self) -> None:
+        while self._announced:
+            self._release()
+
+
+def _is_short(span: FrameSpan) -> bool:
+    return span.stop - span.first <= MOST_ENTRIES
+
+
+def _place(span: FrameSpan) -> tuple[int, int]:
+    return span.first, span.offset
