@@ -48,7 +48,7 @@ class Batch:
         self._watch = Stopwatch()
         self.between_frames: Cause = "consumer"
         """What the time between two frames is spent on, in `timing`; for those who take frames for a purpose."""
-        self._retries, self._paused_s = 0, 0.0  # of streams that are done
+        self._retries, self._paused_s, self._hedged = 0, 0.0, 0  # of streams that are done
         self._entries = entries
         self._bucket = bucket  # of all entries, where they are mere names
         self._open_stream = open_stream
@@ -143,13 +143,15 @@ class Batch:
     def _done_with(self, stream: FrameStream) -> None:
         self._retries += stream.retries
         self._paused_s += stream.paused_s
+        self._hedged += stream.hedged
 
     @property
     def timing(self) -> BatchTiming:
         """Where this batch's time went; final when it has been consumed or closed, and so far before."""
         retries = self._retries + sum(stream.retries for stream in self._streams)
         paused_s = self._paused_s + sum(stream.paused_s for stream in self._streams)
-        return self._watch.read(paused_s=paused_s, retries=retries)
+        hedged = self._hedged + sum(stream.hedged for stream in self._streams)
+        return self._watch.read(paused_s=paused_s, retries=retries, hedged=hedged)
 
     def _join(self, frame: Frame) -> Frame | None:
         piece = frame.piece

@@ -29,6 +29,7 @@ def connect(
     retry_s: float = 10.0,
     verify_payload: bool = False,
     tenant: str = "",
+    hedge_budget: float = 0.05,
 ) -> Client:
     """A client of the store at `url`.
 
@@ -43,9 +44,12 @@ def connect(
         verify_payload: gRPC only: compare every entry with its checksum again where it arrives.
         tenant: gRPC only: for whom batches are fetched. Nodes that have not enough for all serve tenants by weight,
             however many clients and batches each has. At most 128 characters.
+        hedge_budget: clusters only: of what is asked for, the share that may be asked of a second node as well when the
+            first is unusually slow; 0: none.
 
     Raises:
-        InvalidRequest: no URL, or one that says nothing; a tenant's name that is too long or no text.
+        InvalidRequest: no URL, or one that says nothing; a tenant's name that is too long or no text; a hedge_budget
+            that is no share.
         StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: from an embedded store, at once. A gRPC connection is
             made at the first call.
     """
@@ -57,7 +61,11 @@ def connect(
 
         if len(tenant) > MAX_TENANT or not _is_text(tenant):
             raise errors.InvalidRequest(f"tenant={tenant[:MAX_TENANT]!r}: need at most {MAX_TENANT} characters of text")
-        return Client(ClusterTransport(text, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant))
+        if not 0 <= hedge_budget <= 1:
+            raise errors.InvalidRequest(f"hedge_budget={hedge_budget!r}: need a share, 0 to 1")
+        return Client(ClusterTransport(
+            text, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, hedge_budget=hedge_budget
+        ))  # fmt: skip
     if "://" in text and not text.startswith("file://"):
         scheme = text.partition("://")[0]
         raise errors.InvalidRequest(f"{text!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port")

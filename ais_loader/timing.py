@@ -38,6 +38,8 @@ class BatchTiming:
     """Entries that arrived without their data."""
     retries: int
     """Times that the batch, or what was left of it, was asked for again."""
+    hedged: int = 0
+    """Entries that were asked of a second node because the first was slow."""
 
     @property
     def total_s(self) -> float:
@@ -79,7 +81,7 @@ class Stopwatch:
         self.payload_bytes += sum(map(len, items))
         self.entries += len(items)
 
-    def read(self, *, paused_s: float, retries: int) -> BatchTiming:
+    def read(self, *, paused_s: float, retries: int, hedged: int = 0) -> BatchTiming:
         """What was spent so far. `paused_s` are the pauses before retries, which were entered as "wire"."""
         spent_s = dict(self._spent_s)
         if self._cause is not None:
@@ -88,5 +90,5 @@ class Stopwatch:
         return BatchTiming(
             queue_s=spent_s["queue"] + paused_s, ahead_s=spent_s["ahead"], wire_s=spent_s["wire"] - paused_s,
             consumer_s=spent_s["consumer"], decode_s=spent_s["decode"], payload_bytes=self.payload_bytes,
-            entries=self.entries, failures=self.failures, retries=retries,
+            entries=self.entries, failures=self.failures, retries=retries, hedged=hedged,
         )  # fmt: skip

@@ -165,7 +165,7 @@ class EntryError(_message.Message):
     def __init__(self, index: _Optional[int] = ..., message: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class End(_message.Message):
-    __slots__ = ("outcome", "error_kind", "message", "first_index", "entries", "failed_entries", "payload_bytes", "digest")
+    __slots__ = ("outcome", "error_kind", "message", "first_index", "entries", "failed_entries", "payload_bytes", "digest", "wait_us")
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         COMPLETE: _ClassVar[End.Outcome]
@@ -182,6 +182,7 @@ class End(_message.Message):
     FAILED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
     outcome: End.Outcome
     error_kind: str
     message: str
@@ -190,12 +191,15 @@ class End(_message.Message):
     failed_entries: int
     payload_bytes: int
     digest: int
-    def __init__(self, outcome: _Optional[_Union[End.Outcome, str]] = ..., error_kind: _Optional[str] = ..., message: _Optional[str] = ..., first_index: _Optional[int] = ..., entries: _Optional[int] = ..., failed_entries: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+    wait_us: int
+    def __init__(self, outcome: _Optional[_Union[End.Outcome, str]] = ..., error_kind: _Optional[str] = ..., message: _Optional[str] = ..., first_index: _Optional[int] = ..., entries: _Optional[int] = ..., failed_entries: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., digest: _Optional[int] = ..., wait_us: _Optional[int] = ...) -> None: ...
 
 class Reject(_message.Message):
-    __slots__ = ("retry_after_ms", "reason")
+    __slots__ = ("retry_after_ms", "reason", "wait_us")
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
     retry_after_ms: int
     reason: str
-    def __init__(self, retry_after_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    wait_us: int
+    def __init__(self, retry_after_ms: _Optional[int] = ..., reason: _Optional[str] = ..., wait_us: _Optional[int] = ...) -> None: ...

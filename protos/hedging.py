@@ -41,6 +41,11 @@ class HedgeBudget:
         with self._lock:
             self._tokens = min(self._most, self._tokens + self.share * entries)
 
+    @property
+    def available(self) -> bool:
+        """Whether anything may be asked for again."""
+        return self._tokens >= 1
+
     def take(self, entries: int) -> int:
         """How many of these may be asked for again; they count as spent."""
         with self._lock:
@@ -92,3 +97,5 @@ class Hedging:
         """Of nodes that send what they have."""
         self.gathered = Silences(0.5, 2.0)
         """Of nodes that gather from others first, and hedge themselves."""
+        self.singles = Silences()
+        """Of nodes that are asked for one object."""

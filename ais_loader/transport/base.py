@@ -51,6 +51,10 @@ class FrameStream(Protocol):
     def paused_s(self) -> float:
         """Time spent between a failure and the next try."""
 
+    @property
+    def hedged(self) -> int:
+        """Entries that were asked of a second node because the first was slow."""
+
     def __iter__(self) -> Iterator[Frame]: ...
     def __next__(self) -> Frame: ...
     def read_all(self) -> list[bytes] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ais_loader import errors
@@ -17,6 +17,7 @@ from ais_loader.content import Buffer, Source
 from ais_loader.entry import ObjectInfo
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec, Transport
 from ais_loader.transport.grpc import CALL_TIMEOUT_S, GrpcTransport
+from ais_loader.transport.members import HEDGE_BUDGET
 from ais_loader.transport.routed import RoutedTransport
 from protos import ais_batch_pb2 as pb
 from protos import ais_cluster_pb2 as cluster_pb
@@ -28,21 +29,32 @@ _ALL: weakref.WeakSet[ClusterTransport] = weakref.WeakSet()
 
 
 class ClusterTransport:
-    """A `Transport` to whatever answers at the endpoints of `url`. Pickles as its address."""
+    """A `Transport` to whatever answers at the endpoints of `url`. Pickles as its address.
+
+    Args:
+        known: further endpoints, of nodes that the cluster was last known to have.
+    """
 
     def __init__(
-        self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False, tenant: str = ""
-    ) -> None:
+        self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False, tenant: str = "",
+        hedge_budget: float = HEDGE_BUDGET, known: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.url = url
         self._options: dict[str, Any] = {"retry_s": retry_s, "verify_payload": verify_payload, "tenant": tenant}
-        self._endpoints = GrpcTransport(url, **self._options)
+        self._hedge_budget = hedge_budget
+        self._begin_at = list(dict.fromkeys([*url.replace("grpc://", "").split(","), *known]))
+        self._endpoints = GrpcTransport("grpc://" + ",".join(self._begin_at), **self._options)
         self._lock = threading.Lock()
         self._found: Transport | None = None
         self._closed = False
         _ALL.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _connect_again, (self.url, self._options)
+        # The nodes behind the URL may all have been replaced since.
+        found, known = self._found, self._begin_at
+        if isinstance(found, RoutedTransport):
+            known = [*known, *(node.endpoint for node in found.members.view.nodes)]
+        return _connect_again, (self.url, {**self._options, "hedge_budget": self._hedge_budget, "known": known})
 
     def _there(self, timeout_s: float = CALL_TIMEOUT_S, *, retry: bool = True) -> Transport:
         """What answers there. Raises NodeUnavailable, SilenceTimeout when nothing does."""
@@ -55,7 +67,9 @@ class ClusterTransport:
                 if view is None:
                     self._found = self._endpoints
                 else:
-                    self._found = RoutedTransport(self.url, view, **self._options)
+                    self._found = RoutedTransport(
+                        self.url, view, hedge_budget=self._hedge_budget, **self._options
+                    )
                     if self._closed:
                         self._found.close()
                     self._endpoints.let_go()
@@ -65,10 +79,10 @@ class ClusterTransport:
         """The newest map that an endpoint has; None when those that answer have none."""
         timeout_s = min(timeout_s, CALL_TIMEOUT_S)
         answer = _map_of(self._endpoints, timeout_s, retry=retry)
-        if answer is None and "," in self.url:
+        if answer is None and len(self._begin_at) > 1:
             # A node that has just come back may not know yet what the others do.
-            for endpoint in self.url.split(","):
-                other = GrpcTransport(endpoint, retry_s=0.0)
+            for endpoint in self._begin_at:
+                other = GrpcTransport(f"grpc://{endpoint}", retry_s=0.0)
                 try:
                     answer = _map_of(other, min(timeout_s, QUICK_TIMEOUT_S), retry=False)
                 except (errors.NodeUnavailable, errors.SilenceTimeout):
@@ -159,6 +173,10 @@ class _LateStream:
     @property
     def paused_s(self) -> float:
         return 0.0 if self._stream is None else self._stream.paused_s
+
+    @property
+    def hedged(self) -> int:
+        return 0 if self._stream is None else self._stream.hedged
 
     def __iter__(self) -> Iterator[Frame]:
         return self

@@ -255,7 +255,7 @@ def _object_info(bucket: str, name: str, record: Record) -> ObjectInfo:
 class _EmbeddedStream:
     """Frames read when they are asked for, in the caller's thread."""
 
-    retries, paused_s = 0, 0.0
+    retries, paused_s, hedged = 0, 0.0, 0
 
     def __init__(self, store: Store, request: pb.BatchRequest, helpers: Executor | None) -> None:
         self._store = store

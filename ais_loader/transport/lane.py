@@ -14,6 +14,7 @@ from ais_loader.transport.session import Event, Session
 from ais_loader.transport.stream import digest
 from protos import ais_batch_pb2 as pb
 from protos.frame import U8, U32, EntryFault, Frame
+from protos.frame_edit import Mask
 
 LANE_WINDOW_BYTES = 4 << 20
 """Payload that each node may send ahead of the consumer."""
@@ -36,6 +37,8 @@ class Share:
     error: errors.LoaderError | None = None
     direct: bool = True
     """Asked of the nodes that have them; False: of one that gathers them."""
+    hedge: bool = False
+    """Asked of another node already, which is slow."""
 
 
 class _Tagged:
@@ -60,6 +63,10 @@ class Lane:
         self.share = share
         self.waited_s = 0.0
         """How long the consumer has waited since this lane last gave a sign of life."""
+        self.busy_s = 0.0
+        """How long the consumer has waited for this lane altogether."""
+        self.hedges = 0
+        """How often others have been asked for what it owes, since then."""
         self.received_bytes = 0
         self._granted_bytes = LANE_WINDOW_BYTES
         self._received = 0
@@ -67,6 +74,17 @@ class Lane:
         self._checksum: U32 = np.zeros(len(share.positions), np.uint32)
         self._session: Session | None = None
         self._batch_id = 0
+
+    @property
+    def received(self) -> int:
+        """Entries that have come whole."""
+        return self._received
+
+    def heard(self) -> float:
+        """A sign of life has come; returns how long it was waited for."""
+        waited_s, self.waited_s, self.hedges = self.waited_s, 0.0, 0
+        self.busy_s += waited_s
+        return waited_s
 
     def begin(self, session: Session, request: pb.BatchRequest, arrivals: Arrivals) -> None:
         request.initial_credit_bytes = LANE_WINDOW_BYTES
@@ -97,6 +115,16 @@ class Lane:
             self._received += len(frame.index)
             self._status[frame.index] = frame.status
             self._checksum[frame.index] = frame.checksum
+
+    def comparing(self, frame: Frame) -> Mask:
+        """Entries that this holder will answer for when it has compared its copies with those of others."""
+        found: Mask = frame.status == pb.UNAVAILABLE
+        if not self.share.direct:
+            return np.zeros(len(found), np.bool_)
+        for at in np.flatnonzero(found).tolist():
+            fault = frame.errors.get(int(frame.index[at]))
+            found[at] = fault is not None and fault.kind == errors.NodeUnavailable.kind
+        return found
 
     def finish(self, end: pb.End) -> None:
         """Raises LoaderError when END says something else than what came."""

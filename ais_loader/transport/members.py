@@ -7,24 +7,32 @@ not cost every call its time-out.
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
 
 from ais_loader import errors
 from ais_loader.transport.grpc import GrpcTransport
 from protos import ais_cluster_pb2 as pb
 from protos.cluster_map import ClusterView
+from protos.copy_choice import NodeLoads, choose
+from protos.hedging import Hedging
 from protos.placement import Candidate, ranked
 
 MAP_TIMEOUT_S = 2.0
 """A node that takes longer to tell its map is passed over."""
-SUSPECT_S = 2.0
-"""How long a node that did not answer is asked last."""
+_OTHERS_S = 0.2
+"""When one node has told its map, others have so long to tell theirs."""
+SUSPECT_S, _LONGEST_SUSPECT_S = 2.0, 16.0
+"""How long a node that did not answer is asked last; longer each time, until it has answered."""
 REFRESH_INTERVAL_S = 0.25
 _ASKED_AT_ONCE = 3
+HEDGE_BUDGET = 0.05
 
 _ALL: weakref.WeakSet[Members] = weakref.WeakSet()
 
@@ -32,7 +40,10 @@ _ALL: weakref.WeakSet[Members] = weakref.WeakSet()
 class Members:
     """The nodes of one cluster, by their uuids."""
 
-    def __init__(self, view: ClusterView, *, retry_s: float, verify_payload: bool, tenant: str = "") -> None:
+    def __init__(
+        self, view: ClusterView, *, retry_s: float, verify_payload: bool, tenant: str = "",
+        hedge_budget: float = HEDGE_BUDGET,
+    ) -> None:  # fmt: skip
         self.view = view
         """Replaced, never changed: take it once and work with that."""
         self.retry_s = retry_s
@@ -40,7 +51,11 @@ class Members:
         self.tenant = tenant
         self._lock = threading.Lock()
         self._transports: dict[tuple[bytes, str], GrpcTransport] = {}  # guarded by _lock
+        self.loads: NodeLoads[bytes] = NodeLoads()
+        self.hedging = Hedging(hedge_budget)
         self._suspects: dict[bytes, float] = {}
+        self._suspected_s: dict[bytes, float] = {}
+        """Nodes that have not answered since, and for how long they were asked last."""
         self._refreshed_at = -REFRESH_INTERVAL_S
         self._closed = False
         self._identity = os.getpid(), uuid.uuid4().bytes
@@ -96,9 +111,31 @@ class Members:
         suspects = self._suspects
         return sorted(nodes, key=lambda node: node in suspects)
 
+    def preferred(self, found: Sequence[Sequence[bytes]], key: Callable[[int], int]) -> Sequence[Sequence[bytes]]:
+        """Holders of entries, ordered by trust, with those first that have less to do; see `copy_choice.choose`."""
+        if self.view.former is not None or all(len(nodes) < 2 for nodes in found):
+            return found  # while objects move, only their order says where they are
+        loads = self.loads.of(set(chain.from_iterable(found)))
+        for node in self._suspects.keys() & loads.keys():
+            loads[node] = replace(loads[node], doubtful=True)
+        return choose(found, loads, key)
+
     def suspect(self, node: bytes) -> None:
         """It did not answer."""
-        self._suspects[node] = time.monotonic() + SUSPECT_S
+        now = time.monotonic()
+        if self._suspects.get(node, 0.0) > now:
+            return  # that is known
+        for_s = min(2 * self._suspected_s.get(node, SUSPECT_S / 2), _LONGEST_SUSPECT_S)
+        self._suspects[node], self._suspected_s[node] = now + for_s, for_s
+
+    def is_suspect(self, node: bytes) -> bool:
+        return self._suspects.get(node, 0.0) > time.monotonic()
+
+    def heard(self, node: bytes) -> None:
+        """It has answered."""
+        if self._suspected_s:
+            self._suspects.pop(node, None)
+            self._suspected_s.pop(node, None)
 
     def anybody(self) -> list[bytes]:
         """All nodes, in the order of this client: clients spread over nodes."""
@@ -132,20 +169,41 @@ class Members:
         if first in self.view.position:
             assert first is not None
             nodes = [first, *(node for node in nodes if node != first)]
-        answered, newer = 0, False
-        for node in nodes:
-            if answered >= (1 if newer else _ASKED_AT_ONCE) or (answered and node in self._suspects):
-                break
+        answers: queue.SimpleQueue[tuple[bytes, pb.GetMapResponse | None]] = queue.SimpleQueue()
+        known, waiting, answered, newer = self.view.version, 0, 0, False
+        ends_at = now + MAP_TIMEOUT_S
+        while True:
+            while nodes and waiting + answered < _ASKED_AT_ONCE and not newer:
+                # A frozen one must not hold the others up. Threads end with their calls' deadline.
+                asking = threading.Thread(
+                    target=self._ask_map, args=(nodes.pop(0), known, answers), name="ais-loader map", daemon=True
+                )
+                asking.start()
+                waiting += 1
+            if not waiting or newer:
+                return newer
             try:
-                answer = self.transport(node).cluster_map(self.view.version, timeout_s=MAP_TIMEOUT_S, retry=False)
-            except (errors.NodeUnavailable, errors.SilenceTimeout):
-                self.suspect(node)
-                continue
-            except errors.Unsupported:
-                continue
-            answered += 1
-            newer = (answer.HasField("map") and self.learn(answer.map)) or newer
-        return newer
+                _, answer = answers.get(timeout=max(0.0, ends_at - time.monotonic()))
+            except queue.Empty:
+                return newer
+            waiting -= 1
+            if answer is not None:
+                answered += 1
+                ends_at = min(ends_at, time.monotonic() + _OTHERS_S)
+                newer = answer.HasField("map") and self.learn(answer.map)
+
+    def _ask_map(
+        self, node: bytes, known: int, answers: queue.SimpleQueue[tuple[bytes, pb.GetMapResponse | None]]
+    ) -> None:
+        answer: pb.GetMapResponse | None = None
+        try:
+            answer = self.transport(node).cluster_map(known, timeout_s=MAP_TIMEOUT_S, retry=False)
+        except (errors.NodeUnavailable, errors.SilenceTimeout):
+            self.suspect(node)
+        except errors.LoaderError:  # it has no map, or the client has been closed
+            pass
+        finally:
+            answers.put((node, answer))
 
     # -- life
 
@@ -160,6 +218,8 @@ class Members:
     def forget_inherited(self) -> None:
         """In a forked child: the lock may be held by a thread that is not here."""
         self._lock = threading.Lock()
+        self.loads.forget_inherited()
+        self.hedging.budget.forget_inherited()
 
 
 def _after_fork_in_child() -> None:

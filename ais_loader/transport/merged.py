@@ -7,6 +7,10 @@ again, and a large entry goes on from its last byte, in the version it began wit
 failed, in their place. A node that assembles the batch for its client ("target") is a single part, with the other nodes
 to fall back on.
 
+A node that is silent for much longer than is usual is not given up, but what it owes is asked of the next holder as
+well, within a budget (see `protos.hedging`); the first to deliver an entry has it, and who has nothing more to deliver
+is told to stop.
+
 Memory: each node may send LANE_WINDOW_BYTES ahead of the consumer.
 """
 
@@ -18,15 +22,15 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NoReturn
 
 import numpy as np
 
 from ais_loader import errors
 from ais_loader.entry import Status
+from ais_loader.transport.asking import Asking
 from ais_loader.transport.lane import Arrivals, Lane, Share
 from ais_loader.transport.members import Members
-from ais_loader.transport.parts import Columns, grouped
+from ais_loader.transport.parts import Columns
 from ais_loader.transport.session import Broken, Event
 from ais_loader.transport.stream import StreamPolicy, damaged_entry
 from protos import ais_batch_pb2 as pb
@@ -39,6 +43,7 @@ _EVENTS_AT_ONCE = 16
 _NOBODY = -1
 _ASK_ANOTHER = (pb.NOT_FOUND, pb.CORRUPT)
 """What one copy has not, another may have."""
+_MAY_BE_BETTER_ELSEWHERE = (pb.NOT_FOUND, pb.CORRUPT, pb.UNAVAILABLE, pb.TIMEOUT)
 _ASK_HOLDERS = (pb.UNAVAILABLE, pb.TIMEOUT)
 """What the gathering node could not reach, this process may; and it has a longer patience."""
 
@@ -56,13 +61,17 @@ class MergedStream:
         self._members = members
         self._policy = policy
         self._columns = Columns(request)
-        self._targets = targets
+        self._asking = Asking(members, self._columns, targets)
         self._pid = os.getpid()
         self._reorder = Reorder(self._columns.count, request.first_index, ordered=request.ordered)
         self._arrivals: Arrivals = queue.SimpleQueue()
         self._lanes: dict[int, Lane] = {}
         self._later: list[tuple[float, Share]] = []
         self._closed = self._done = False
+        self._hedging = members.hedging
+        self._hedging.budget.asked(self._columns.count)
+        self.hedged = 0
+        """Entries that were asked of a second node because the first was slow."""
         self.retries = 0
         """Parts that were asked for again, of the same node or of another."""
         self.paused_s = 0.0
@@ -100,8 +109,24 @@ class MergedStream:
             self._arrivals.put((_NOBODY, Broken(errors.Closed("this batch has been closed"))))
 
     def _cancel(self) -> None:
-        for lane in list(self._lanes.values()):
+        for number, lane in list(self._lanes.items()):
             lane.cancel()
+            if self._lanes.pop(number, None) is not None:
+                self._count(lane)
+
+    def _end(self, lane: Lane) -> list[int]:
+        """Nothing more is taken from it; returns what nobody is to deliver now."""
+        del self._lanes[lane.number]
+        self._count(lane)
+        left, _ = self._reorder.close_lane(lane.number)
+        positions: list[int] = left.tolist()
+        return positions
+
+    def _count(self, lane: Lane) -> None:
+        if lane.share.direct:
+            # One that was waited for in vain is as slow as that, at least.
+            answered = max(lane.received, int(lane.waited_s > 0))
+            self._members.loads.over(lane.node, len(lane.share.positions), answered, lane.busy_s + lane.waited_s)
 
     # -- the loop
 
@@ -133,8 +158,9 @@ class MergedStream:
                 self._assign(share)
             return
         owing = [lane for lane in self._lanes.values() if lane.owes]
+        limits_s = {lane.number: min(self._policy.timeout_s, self._limit_s(lane)) for lane in owing}
         wait_s = min(
-            [self._policy.timeout_s - lane.waited_s for lane in owing] + [at - now for at, _ in self._later],
+            [limits_s[lane.number] - lane.waited_s for lane in owing] + [at - now for at, _ in self._later],
             default=self._policy.timeout_s,
         )
         arrived: tuple[int, Event] | None = None
@@ -154,35 +180,70 @@ class MergedStream:
             if lane.waited_s >= self._policy.timeout_s and lane.number in self._lanes:
                 lane.cancel()
                 self._failed(lane, self._silence(lane))
+            elif lane.waited_s >= limits_s[lane.number] and lane.number in self._lanes:
+                self._hedge(lane)
+
+    def _limit_s(self, lane: Lane) -> float:
+        """How long this lane may be silent before others are asked for what it owes, too."""
+        if not self._hedging.budget.share:
+            return self._policy.timeout_s
+        silences = self._hedging.parts if lane.share.direct else self._hedging.gathered
+        last = all(other is lane or other.share.hedge for other in self._lanes.values())
+        return silences.limit_s(last=last) * float(1 << lane.hedges)
+
+    def _hedge(self, lane: Lane) -> None:
+        """Ask the next holders for what this lane owes, as far as the budget goes; it may still be the first."""
+        lane.hedges += 1
+        share, positions = lane.share, self._reorder.hedgeable(lane.number).tolist()
+        avoid = share.tried | {lane.node}
+        for node, wanted in self._asking.hedges(share, positions, avoid).items():
+            if granted := wanted[: self._hedging.budget.take(len(wanted))]:
+                self.hedged += len(granted)
+                self._begin(node, Share(granted, avoid, direct=share.direct, hedge=True))
+
+    def _drop_beaten(self) -> None:
+        """Those that have lost all they owed to others need not go on."""
+        if not self.hedged:
+            return
+        for lane in list(self._lanes.values()):
+            if self._reorder.is_beaten(lane.number):
+                lane.cancel()
+                if lane.hedges:  # it has given no sign of life since
+                    self._members.suspect(lane.node)
+                self._end(lane)
 
     def _silence(self, lane: Lane) -> errors.SilenceTimeout:
         received = int(np.count_nonzero(self._reorder.received))
         return errors.SilenceTimeout(
-            f"{self._name(lane.node)}: nothing arrived for {self._policy.timeout_s:g} s, after {received:,} of "
+            f"{self._asking.name(lane.node)}: nothing arrived for {self._policy.timeout_s:g} s, after {received:,} of "
             f"{self._columns.count:,} entries; is the node alive? Retry, or raise timeout_s"
         )
-
-    def _name(self, node: bytes) -> str:
-        view = self._members.view
-        at = view.position.get(node)
-        return node.hex() if at is None else view.nodes[at].endpoint
 
     def _handle(self, number: int, event: Event) -> None:
         lane = self._lanes.get(number)
         if lane is None:
             return  # given up meanwhile
-        lane.waited_s = 0.0
+        waited_s = lane.heard()
         if isinstance(event, Broken):
             self._failed(lane, event.error)
-        elif event.reject is not None:
-            busy = errors.Overloaded(f"{self._name(lane.node)} is too busy: {event.reject.reason}")
+            return
+        self._members.heard(lane.node)
+        if event.reject is not None:
+            self._members.loads.rejected(lane.node, event.reject.retry_after_ms / 1000)
+            self._members.loads.said(lane.node, event.reject.wait_us * 1e-6)
+            busy = errors.Overloaded(f"{self._asking.name(lane.node)} is too busy: {event.reject.reason}")
             self._failed(lane, busy, event.reject.retry_after_ms / 1000)
         else:
+            if waited_s:
+                (self._hedging.parts if lane.share.direct else self._hedging.gathered).note(waited_s)
             self._answered(lane, event)
 
     def _answered(self, lane: Lane, response: Response) -> None:
         if response.frame is not None:
             self._take(lane, response.frame)
+            self._drop_beaten()
+            if lane.number not in self._lanes:
+                return  # it has lost the rest
         end = response.end
         if end is None:
             return
@@ -190,19 +251,27 @@ class MergedStream:
             self._failed(lane, errors.from_kind(end.error_kind, end.message))
             return
         lane.finish(end)
-        del self._lanes[lane.number]
-        self._reorder.close_lane(lane.number)
+        self._members.loads.said(lane.node, end.wait_us * 1e-6)
+        self._end(lane)
 
-    def _take(self, lane: Lane, frame: Frame) -> None:
+    def _take(self, lane: Lane, came: Frame) -> None:
         try:
-            if self._policy.verify_payload:
-                self._verify(lane, frame)
-            again = self._ask_elsewhere(lane, frame)
-            self._reorder.push(lane.number, frame, again)
+            if (frame := self._reorder.wanted(lane.number, came)) is not None:
+                if self._policy.verify_payload:
+                    self._verify(lane, frame)
+                again = self._ask_elsewhere(lane, frame)
+                contested = self._reorder.contested(lane.number, frame)
+                if contested.any():
+                    again |= contested & np.isin(frame.status, _MAY_BE_BETTER_ELSEWHERE)
+                self._reorder.push(lane.number, frame, again)
         except FrameError as wrong:
-            self._wrong(lane, wrong)
-        lane.take(frame)
-        if (waiting := again & self._not_yet(lane, frame)).any():
+            name = self._asking.name(lane.node)
+            raise errors.LoaderError(f"{name}: the node's answer does not add up: {wrong}") from wrong
+        lane.take(came)
+        if frame is None:
+            return
+        again = again & ~contested  # another has been asked for these already
+        if (waiting := again & lane.comparing(frame)).any():
             self._wait_for(lane.share, lane.node, frame, waiting)
             again = again & ~waiting
         for status in sorted(set(frame.status[again].tolist())):
@@ -214,27 +283,15 @@ class MergedStream:
             else:
                 self._assign(Share(positions, error=errors.NodeUnavailable(fault.message)))
 
-    def _not_yet(self, lane: Lane, frame: Frame) -> Mask:
-        """Entries that this holder will answer for when it has compared its copies with those of others."""
-        found: Mask = frame.status == pb.UNAVAILABLE
-        if not lane.share.direct:
-            return np.zeros(len(found), np.bool_)
-        for at in np.flatnonzero(found).tolist():
-            fault = frame.errors.get(int(frame.index[at]))
-            found[at] = fault is not None and fault.kind == errors.NodeUnavailable.kind
-        return found
-
     def _wait_for(self, share: Share, node: bytes, frame: Frame, which: Mask) -> None:
         """Ask the next holders of these entries, and this one again if need be."""
+        self._members.loads.doubt(node)
         fault = frame.errors[int(frame.index[int(which.argmax())])]
         since_s = time.monotonic() if share.failing_since_s is None else share.failing_since_s
         self._assign(replace(
             share, positions=np.array(share.positions)[frame.index[which]].tolist(), tried=share.tried | {node},
             failing_since_s=since_s, error=errors.NodeUnavailable(fault.message),
         ))  # fmt: skip
-
-    def _wrong(self, lane: Lane, error: FrameError) -> NoReturn:
-        raise errors.LoaderError(f"{self._name(lane.node)}: the node's answer does not add up: {error}") from error
 
     def _verify(self, lane: Lane, frame: Frame) -> None:
         seed = 0
@@ -258,28 +315,17 @@ class MergedStream:
             raise FrameError(f"entry {int(frame.index.max())} of {len(lane.share.positions)}")
         positions = [lane.share.positions[at] for at in frame.index[where].tolist()]
         tried = lane.share.tried | {lane.node}
-        _, nobody = grouped(positions, self._candidates(positions, direct=True), tried)
-        if nobody:
+        if hopeless := self._asking.hopeless(positions, tried):
             again = again.copy()
-            hopeless = set(nobody)
             again[where[[at in hopeless for at in positions]]] = False
-            again |= self._not_yet(lane, frame)
+            again |= lane.comparing(frame)
         return again
 
     # -- who is asked
 
-    def _candidates(self, positions: Sequence[int], *, direct: bool) -> list[list[bytes]]:
-        members = self._members
-        if not direct:
-            left = [node for node in self._targets if node in members.view.position] or members.anybody()
-            return [members.by_trust(left)] * len(positions)
-        found = self._columns.holders(positions, members.holders)
-        return found if all(len(nodes) == 1 for nodes in found) else [members.by_trust(nodes) for nodes in found]
-
     def _assign(self, share: Share) -> None:
         """Ask the best holders that have not been tried; what has none waits, or fails."""
-        candidates = self._candidates(share.positions, direct=share.direct)
-        groups, nobody = grouped(share.positions, candidates, share.tried)
+        groups, nobody = self._asking.groups(share)
         for node, positions in groups.items():
             self._begin(node, replace(share, positions=positions))
         if nobody:
@@ -289,14 +335,18 @@ class MergedStream:
     def _begin(self, node: bytes, share: Share) -> None:
         request = self._columns.select(share.positions)
         request.map_version = self._members.view.version
-        # Another node may have what this one has not: whether to stop is decided by who takes the entries.
+        # Whether to stop is decided by who takes the entries, when a failure comes to be the next one. A node that
+        # stopped by itself would do so at an entry that another may have; and where there is no other, at one that
+        # may lie behind what other nodes are still to deliver. It would save less than one window.
         request.fail_fast = False
         request.local = share.direct
         if (resume := self._reorder.resume_of(share.positions[0])) is not None:
             request.resume_offset, request.resume_checksum, request.resume_version = resume
         self.retries += share.error is not None
-        lane = Lane(self._reorder.add_lane(share.positions), node, share)
+        lane = Lane(self._reorder.add_lane(share.positions, rival=share.hedge), node, share)
         self._lanes[lane.number] = lane
+        if share.direct:
+            self._members.loads.asked(node, len(share.positions))
         try:
             lane.begin(self._members.transport(node).session(), request, self._arrivals)
         except errors.NodeUnavailable as error:
@@ -306,12 +356,13 @@ class MergedStream:
         """The lane is over: its entries go to the next holder, or wait."""
         if not error.retryable:
             raise error
-        del self._lanes[lane.number]
-        left, _ = self._reorder.close_lane(lane.number)
-        if not len(left):
-            return  # only its END was lost
+        left = self._end(lane)
+        if isinstance(error, errors.NodeUnavailable | errors.SilenceTimeout):
+            self._members.suspect(lane.node)
+        if not left:
+            return  # only its END was lost, or another has been asked for all of it
         share = lane.share
-        share.positions, share.error = left.tolist(), error
+        share.positions, share.error, share.hedge = left, error, False
         if share.failing_since_s is None:
             share.failing_since_s = time.monotonic()
         if isinstance(error, errors.StaleMap):
@@ -322,17 +373,12 @@ class MergedStream:
             share.failures += 1
         else:
             if isinstance(error, errors.NodeUnavailable | errors.SilenceTimeout):
-                self._members.suspect(lane.node)
                 self._members.refresh()
             share.tried = share.tried | {lane.node}
-        if at_least_s and not self._others(share):
+        if at_least_s and not self._asking.has_others(share):
             self._try_later(share, at_least_s)
             return
         self._assign(share)
-
-    def _others(self, share: Share) -> bool:
-        candidates = self._candidates(share.positions, direct=share.direct)
-        return bool(grouped(share.positions, candidates, share.tried)[0])
 
     def _try_later(self, share: Share, at_least_s: float = 0.0) -> None:
         """Everybody who may have these entries has been asked: begin again after a pause, or let them fail."""

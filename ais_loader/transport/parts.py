@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from protos import ais_batch_pb2 as pb
+from protos.placement import object_hash
 
 COLUMNS = ("bucket_index", "name", "member", "start", "length", "version")
 Holders = Callable[[str, Sequence[str]], list[list[bytes]]]
@@ -39,6 +40,10 @@ class Columns:
             if values:
                 getattr(part, name).extend([values[at] for at in positions])
         return part
+
+    def key(self, position: int) -> int:
+        """Of an entry's object: the same for whoever reads it."""
+        return object_hash(b"", self._values["name"][position])
 
     def holders(self, positions: Sequence[int], holders: Holders) -> list[list[bytes]]:
         """The nodes that may have each of these entries, best first."""

@@ -7,6 +7,7 @@ answers; writes go to the first owner that does, which sees to the other copies.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.download import Call, download
 from ais_loader.transport.grpc import GrpcTransport
-from ais_loader.transport.members import Members
+from ais_loader.transport.members import HEDGE_BUDGET, Members
 from ais_loader.transport.merged import MergedStream
 from ais_loader.transport.merged_listing import merged_listing
 from ais_loader.transport.parts import Columns, grouped
@@ -29,6 +30,7 @@ from ais_loader.transport.text import require_bucket, require_object, require_te
 from protos import ais_batch_pb2 as batch_pb
 from protos import ais_objects_pb2 as pb
 from protos.cluster_map import ClusterView
+from protos.placement import object_hash
 
 T = TypeVar("T")
 DIRECT_FROM_ENTRIES_PER_OWNER = 8
@@ -40,10 +42,13 @@ class RoutedTransport:
     """A `Transport` over the nodes of a cluster. `url` is where the client began."""
 
     def __init__(
-        self, url: str, view: ClusterView, *, retry_s: float, verify_payload: bool, tenant: str = ""
-    ) -> None:
+        self, url: str, view: ClusterView, *, retry_s: float, verify_payload: bool, tenant: str = "",
+        hedge_budget: float = HEDGE_BUDGET,
+    ) -> None:  # fmt: skip
         self.url = url
-        self.members = Members(view, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant)
+        self.members = Members(
+            view, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, hedge_budget=hedge_budget
+        )
         self._retry_s = retry_s
         self._verify_payload = verify_payload
 
@@ -155,14 +160,7 @@ class RoutedTransport:
         """As GrpcTransport's, of the first holder that answers; a broken answer goes on at another one."""
         require_object(bucket, name)
         if start == 0 and length is None and member is None:
-            node = self._nodes(bucket, name)[0]
-            try:
-                data = self.members.transport(node).get_small(bucket, name, timeout_s, local=True)
-            except (errors.SilenceTimeout, errors.NodeUnavailable) as error:
-                self.members.suspect(node)
-                if isinstance(error, errors.SilenceTimeout) and len(self._nodes(bucket, name)) == 1:
-                    raise
-                data = None
+            data = self._get_small(bucket, name, timeout_s)
             if data is not None:
                 yield data
                 return
@@ -178,6 +176,41 @@ class RoutedTransport:
                 bucket=bucket, name=name, member=member, start=start, length=length, verify_range=verify
             )
             yield from self._download(rest, timeout_s)
+
+    def _get_small(self, bucket: str, name: str, timeout_s: float) -> Buffer | None:
+        """By the shortest way, from the holder that is best to ask; None where that is not the way.
+
+        One that is silent for much longer than is usual is asked no further, where there is another and the budget for
+        hedges allows it. Raises SilenceTimeout.
+        """
+        members = self.members
+        nodes = self._nodes(bucket, name)
+        if len(nodes) == 1:
+            try:
+                return members.transport(nodes[0]).get_small(bucket, name, timeout_s, local=True)
+            except errors.NodeUnavailable:
+                members.suspect(nodes[0])
+                return None
+        node = members.preferred([nodes], lambda _: object_hash(b"", name))[0][0]
+        singles, budget = members.hedging.singles, members.hedging.budget
+        budget.asked(1)
+        limit_s = min(timeout_s, singles.limit_s(last=True) if budget.available else timeout_s)
+        members.loads.asked(node, 1)
+        began_s = time.monotonic()
+        try:
+            data = members.transport(node).get_small(bucket, name, limit_s, local=True)
+        except (errors.SilenceTimeout, errors.NodeUnavailable) as error:
+            members.suspect(node)
+            if isinstance(error, errors.SilenceTimeout) and limit_s < timeout_s:
+                budget.take(1)
+            return None
+        finally:
+            waited_s = time.monotonic() - began_s
+            members.loads.over(node, 1, 1, waited_s)
+        if data is not None:
+            singles.note(waited_s)
+            members.heard(node)
+        return data
 
     def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
         """The object's holders in turn, from the last byte that has come."""

@@ -56,7 +56,7 @@ class GrpcStream:
         self._partial: Frame | None = None
         self._unreturned_bytes = 0
         self._patience = Patience(policy.retry_s)
-        self.retries = 0
+        self.retries = self.hedged = 0
         self.paused_s = 0.0
         """Spent waiting before those."""
         self._done = self._closed = False

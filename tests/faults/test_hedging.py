@@ -1,0 +1,122 @@
+"""A node that freezes in the middle of a batch, with a second copy elsewhere: what it owes is asked of the other holder
+long before anybody gives it up, within a budget; and without one the batch is complete all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ais_loader import Client, connect
+from ais_loader.batch import Batch
+from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing.cluster import ClusterProcesses
+from protos.cluster_map import ClusterView
+from protos.hedging import BURST_ENTRIES
+from tests.node.node_kit import RawSession, batch_of
+
+pytestmark = pytest.mark.slow  # real processes, frozen and awaited
+
+MiB = 1 << 20
+SMALL = {f"s/{at:04d}": seeded_bytes(60_000 + at, seed=at) for at in range(300)}
+LARGE = {f"l/{at}": seeded_bytes(12 * MiB + at, seed=900 + at) for at in range(3)}
+OBJECTS = {**SMALL, **LARGE}
+MIXED = [*list(SMALL)[:100], "l/0", *list(SMALL)[100:200], "l/1", "l/2", *list(SMALL)[200:]]
+LONG_S, SHORT_S = 300.0, 3.0
+"""Silences after which a node is given up: never in a test, and soon."""
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[ClusterProcesses]:
+    with throwaway_folder() as folder, ClusterProcesses(Path(folder), 3, buckets={"b": 2}) as cluster:
+        with connect(cluster.url) as client:
+            list(client.bucket("b").put_many(OBJECTS.items()))
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running: ClusterProcesses) -> Iterator[ClusterProcesses]:
+    """Three nodes that serve all they have; each test may leave one frozen."""
+    try:
+        yield running
+    finally:
+        for node in running.nodes:
+            node.resume()
+        # One that stood still compares its copies with those of others first.
+        eventually(lambda: all(serves_all(running, number) for number in range(3)), timeout_s=60, interval_s=0.2)
+
+
+def serves_all(cluster: ClusterProcesses, number: int) -> bool:
+    view = ClusterView(cluster.map)
+    holders = view.holders(view.buckets["b"], list(OBJECTS))
+    names = [name for name, nodes in zip(OBJECTS, holders, strict=True) if number in nodes]
+    request = batch_of(names, bucket="b", local=True, start=[0] * len(names), length=[1] * len(names))
+    with RawSession(cluster.nodes[number].url) as session:
+        return not session.ask(1, request)[1].failed_entries
+
+
+def is_frozen(cluster: ClusterProcesses, number: int) -> bool:
+    return Path(f"/proc/{cluster.nodes[number].pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def first_owner(cluster: ClusterProcesses, name: str) -> int:
+    view = ClusterView(cluster.map)
+    return view.owners(view.buckets["b"], name)[0]
+
+
+def freeze_in_the_middle(cluster: ClusterProcesses, client: Client, number: int, **options: Any) -> Batch:
+    """A batch of which some entries have come when the node stops, consumed whole while it stands."""
+    batch = client.bucket("b").get_batch(MIXED, **options)
+    came = [next(batch)]
+    cluster.nodes[number].pause()
+    came.extend(batch)
+    seen = [item.index for item in came]
+    assert sorted(seen) == list(range(len(MIXED)))
+    assert options.get("ordered") is False or seen == sorted(seen)
+    assert all(item.data == OBJECTS[MIXED[item.index]] for item in came)
+    assert is_frozen(cluster, number)
+    return batch
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "any order"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_batch_does_not_wait_for_a_node_that_freezes_when_others_have_copies(
+    cluster: ClusterProcesses, number: int, ordered: bool
+) -> None:
+    with connect(cluster.url) as client:
+        batch = freeze_in_the_middle(cluster, client, number, assembly="direct", ordered=ordered, timeout_s=LONG_S)
+        assert batch.timing.hedged > 0
+        assert batch.timing.retries == 0  # nothing was given up
+        # Afterwards it is asked last: no further batch has to find out.
+        with client.bucket("b").get_batch(list(SMALL), assembly="direct", timeout_s=LONG_S) as after:
+            assert [item.data for item in after] == list(SMALL.values())
+            assert (after.timing.hedged, after.timing.retries) == (0, 0)
+
+
+def test_without_a_budget_a_frozen_node_is_given_up_when_its_time_is_over(cluster: ClusterProcesses) -> None:
+    with connect(cluster.url, hedge_budget=0.0) as client:
+        batch = freeze_in_the_middle(cluster, client, 1, assembly="direct", timeout_s=SHORT_S)
+        assert batch.timing.hedged == 0
+        assert batch.timing.retries > 0
+
+
+def test_no_more_is_hedged_than_the_budget_allows(cluster: ClusterProcesses) -> None:
+    share = 0.0004
+    with connect(cluster.url, hedge_budget=share) as client:
+        batch = freeze_in_the_middle(cluster, client, 1, assembly="direct", timeout_s=SHORT_S)
+        assert 0 < batch.timing.hedged <= share * (BURST_ENTRIES + len(MIXED))
+        assert batch.timing.retries > 0
+
+
+def test_a_single_object_is_read_from_its_second_owner_while_the_first_is_frozen(cluster: ClusterProcesses) -> None:
+    names = [name for name in SMALL if first_owner(cluster, name) == 2][:20]
+    with connect(cluster.url) as client:
+        bucket = client.bucket("b")
+        assert bucket.get(names[0]) == OBJECTS[names[0]]
+        cluster.nodes[2].pause()
+        for name in [*names, "l/0", "l/1", "l/2"]:
+            assert bucket.get(name, timeout_s=LONG_S) == OBJECTS[name]
+            assert bucket.get(name, start=1000, length=5000, timeout_s=LONG_S) == OBJECTS[name][1000:6000]
