@@ -132,7 +132,7 @@ def recovered_name(bucket_uuid: bytes) -> str:
 
 def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """Without those that the next one repeats."""
-    following = (*former[1:], active)
+    following = (*former, active)[1:]
     return tuple(era for era, after in zip(former, following, strict=True) if set(era) != set(after))
 
 
