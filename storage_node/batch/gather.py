@@ -169,8 +169,10 @@ class Gather:
     async def _read_here(self, lane: Lane, part: pb.BatchRequest, credit: Credit) -> None:
         read = self._service.read
         batch = await read(StoreBatch, self._service.store, part)
+        ahead = self._service.readahead.of(batch)
         try:
             for span in batch.spans():
+                ahead.reading(span)
                 await credit.spend(span.payload_bytes)
                 slot = await self._service.turn(self._request.tenant, 0)  # paid for when it is sent
                 try:
@@ -180,6 +182,7 @@ class Gather:
                 credit.add(span.payload_bytes - len(frame.payload))
                 self._take(lane, frame)
         finally:
+            ahead.close()
             batch.close()
         self._complete(lane)
 
