@@ -61,35 +61,55 @@ def open_drives(roots: Sequence[Path], *, writable: bool, durability: Durability
     Raises StoreNotFound, StoreLocked, StoreReadOnly, FormatError, DriveFull, DriveFailed.
     """
     if not writable:
-        known, left_out = _known_or_left(roots)
-        roots = [root for root in roots if root not in left_out]
-        if _never_used(roots, known):
+        folders = _look(roots)
+        if _never_used(folders.roots, folders.known):
             raise StoreNotFound(f'no store at {", ".join(map(str, roots))}; mode="a" creates one')
-        return _open_known(roots, known, left_out, writable=False, durability=durability)
+        return _open_known(folders, writable=False, durability=durability)
     with _only_opener(roots):
-        known, left_out = _known_or_left(roots)
-        roots = [root for root in roots if root not in left_out]
-        if _never_used(roots, known):
-            known = _create(roots)
-        return _open_known(roots, known, left_out, writable=True, durability=durability)
+        folders = _look(roots)
+        if _never_used(folders.roots, folders.known):
+            folders.known = _create(folders.roots)
+        return _open_known(folders, writable=True, durability=durability)
 
 
-def _known_or_left(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], dict[Path, str]]:
-    """The folders that are drives already, and those that were, beside which there are others. Raises as that does."""
-    left: dict[Path, str] = {}
+@dataclass(slots=True)
+class _Folders:
+    roots: list[Path]
+    """Without those that are left out, and those that cannot be read."""
+    known: dict[Path, DriveIdentity]
+    """Those of them that are drives already."""
+    left_out: dict[Path, str]
+    unreadable: list[str]
+    """What was wrong with each of those that cannot be read."""
+
+
+def _look(roots: Sequence[Path]) -> _Folders:
+    """Raises FormatError, and DriveFailed when no folder can be read."""
+    found = _Folders([], {}, {}, [])
+    problem: StoreError | None = None
     for root in roots:
-        with contextlib.suppress(FormatError):
-            if (reason := identities.left(root)) is not None:
-                left[root] = reason
-    if len(left) == len(roots):
-        raise FormatError("; ".join(left.values()))
-    return known_drives([root for root in roots if root not in left]), left
+        try:
+            reason = identities.left(root)
+            identity = identities.read(root) if reason is None else None
+        except OSError as error:
+            problem = drive_error(error, root, "reading its identity")
+            found.unreadable.append(str(problem))
+            continue
+        if reason is not None:
+            found.left_out[root] = reason
+            continue
+        found.roots.append(root)
+        if identity is not None:
+            found.known[root] = identity
+    if problem is not None and not found.known:
+        raise problem
+    if not found.roots:
+        raise FormatError("; ".join(found.left_out.values()))
+    return found
 
 
-def _open_known(
-    roots: Sequence[Path], known: dict[Path, DriveIdentity], left_out: dict[Path, str], *,
-    writable: bool, durability: Durability,
-) -> OpenDrives:  # fmt: skip
+def _open_known(folders: _Folders, *, writable: bool, durability: Durability) -> OpenDrives:
+    roots, known, left_out = folders.roots, folders.known, folders.left_out
     record = newest_record(known)
     left_out = {**left_out, **_strangers(known, record, mend=writable)}
     known = {root: identity for root, identity in known.items() if root not in left_out}
@@ -103,6 +123,8 @@ def _open_known(
             drive, problem = None, None
             if drive_uuid not in by_uuid:
                 problem = f"drive {drive_uuid} is not among the folders given, or not mounted"
+                if folders.unreadable:
+                    problem = f"drive {drive_uuid} is not among the folders that can be read; {folders.unreadable[0]}"
             else:
                 root = by_uuid[drive_uuid]
                 try:
@@ -151,7 +173,10 @@ def new_drive_folder(root: Path, record: ClusterRecord) -> DriveIdentity | None:
 
     Raises FormatError, DriveFailed, and InvalidRequest for a drive of this store.
     """
-    found = known_drives([root]).get(root)
+    try:
+        found = identities.read(root)
+    except OSError as error:
+        raise drive_error(error, root, "reading its identity") from error
     if found is None:
         return None
     if found.store_uuid != record.store_uuid:
@@ -194,19 +219,6 @@ def open_beside(
                     identity = DriveIdentity(drive_uuid, record.store_uuid)
                     found.append(Drive(root, identity, writable=False, durability=durability, epoch=record.epoch))
     return found
-
-
-def known_drives(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
-    """The folders that are drives already. Raises FormatError, DriveFailed."""
-    known: dict[Path, DriveIdentity] = {}
-    for root in roots:
-        try:
-            found = identities.read(root)
-        except OSError as error:
-            raise drive_error(error, root, "reading its identity") from error
-        if found is not None:
-            known[root] = found
-    return known
 
 
 def newest_record(known: dict[Path, DriveIdentity]) -> ClusterRecord:
