@@ -50,6 +50,9 @@ METRICS = (
     Metric("ais_loader_delivered_bytes_total", "counter", ("kind", "content"), "bytes", "Payload of those entries."),
     Metric("ais_loader_session_sent_bytes_total", "counter", (), "bytes",
            "All messages of all sessions, to clients and to peers, those of abandoned batches too."),
+    Metric("ais_loader_tenant_bytes_total", "counter", ("tenant",), "bytes",
+           "Payload of batches by tenant: those that have a weight, and all others together as `other`. What this node "
+           "read for them, for parts too."),
     Metric("ais_loader_requests_total", "counter", ("operation",), "requests",
            "Calls on single objects that have ended: put, get, head, delete, list. In a PUT of many objects each "
            "counts. A small get() rides a session and is a batch of kind single."),
@@ -209,6 +212,7 @@ class NodeCollector:
             "ais_loader_hard_errors_total": counts.hard_errors,
             "ais_loader_soft_errors_total": counts.soft_errors,
             "ais_loader_rejections_total": counts.rejections,
+            "ais_loader_tenant_bytes_total": service.slots.charged_bytes,
         }
         for name, numbers in labelled.items():
             for label, number in list(numbers.items()):

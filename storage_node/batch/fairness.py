@@ -29,6 +29,7 @@ CROWD_S = 1.0
 """Tenants share the node for this time after two of them have asked: between two batches one asks for nothing."""
 SLOW_WRITE_S = 0.02
 """A frame that a client or its network takes longer to take gives its slot back, and waits at its own expense."""
+OTHER_TENANTS = "other"
 _REMEMBERED = 4096
 
 
@@ -189,6 +190,8 @@ class FairSlots:
         self._crowded_slots = crowded_slots
         self._queue: FairQueue[_Waiting] = FairQueue(weights)
         self.taken = 0
+        self.charged_bytes = dict.fromkeys((*weights, OTHER_TENANTS), 0)
+        """What tenants were charged, those without a weight together: names of clients are without number."""
         self._last_tenant: str | None = None
         self._crowded_until_s = 0.0
 
@@ -217,6 +220,7 @@ class FairSlots:
     def charge(self, tenant: str, size_bytes: int) -> None:
         """Something small was."""
         self._note(tenant)
+        self._count(tenant, size_bytes)
         self._queue.charge(tenant, max(size_bytes, MIN_COST_BYTES))
         if not self.taken and not len(self._queue):
             self._queue.forgive()
@@ -230,18 +234,24 @@ class FairSlots:
         cost = max(size_bytes, MIN_COST_BYTES)
         if not len(self._queue) and self.taken < self._limit() and self._acquire_memory(memory_bytes):
             self._queue.charge(tenant, cost)
+            self._count(tenant, size_bytes)
             self.taken += 1
             return Slot(self)
         waiting = _Waiting(tenant, memory_bytes, asyncio.get_running_loop().create_future())
         self._queue.push(tenant, cost, waiting)
         try:
-            return await waiting.granted
+            slot = await waiting.granted
+            self._count(tenant, size_bytes)
+            return slot
         except asyncio.CancelledError:
             if not self._queue.discard(tenant, waiting) and waiting.granted.done() and not waiting.granted.cancelled():
                 waiting.granted.result().release()  # granted in the very moment of the cancellation
                 self._memory.release(memory_bytes)
             self._grant()
             raise
+
+    def _count(self, tenant: str, size_bytes: int) -> None:
+        self.charged_bytes[tenant if tenant in self.charged_bytes else OTHER_TENANTS] += size_bytes
 
     def _acquire_memory(self, size_bytes: int) -> bool:
         return not size_bytes or self._memory.acquire_now(size_bytes)

@@ -26,7 +26,7 @@ from storage_node.cluster.head import ClusterError, Head
 from storage_node.cluster.launch import Host, Started
 from storage_node.cluster.leaving import wait_until_out
 from storage_node.cluster.proposer import Edit
-from storage_node.settings import Settings, WrongSetting
+from storage_node.settings import Settings, WrongSetting, require_nodes
 
 DRAIN_GRACE_S = 5.0
 CHANGE_TIMEOUT_S = 30.0
@@ -229,6 +229,10 @@ def first_nodes(hosts: Sequence[Host], nodes: int | None) -> dict[str, int]:
 
 def _make_first(plan: Plan, hosts: Sequence[Host], tell: Tell) -> None:
     counts = first_nodes(hosts, plan.nodes)
+    try:  # before anything is made that would have to be unmade
+        require_nodes(plan.settings or {}, [f"node-{at + 1}" for at in range(max(counts.values()))])
+    except WrongSetting as error:
+        raise ClusterError(str(error)) from error
     tell(f"making {sum(counts.values())} x {plan.drives_per_node} drives below {plan.root}")
     launch.make(plan.root, counts, plan.drives_per_node)
 

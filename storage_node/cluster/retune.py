@@ -11,7 +11,7 @@ from storage_node.cluster import launch
 from storage_node.cluster.asking import ask_node
 from storage_node.cluster.launch import Host, Started
 from storage_node.cluster.settings_file import KeptSettings
-from storage_node.settings import Settings, for_node, merged, require_nodes
+from storage_node.settings import NODES, Settings, for_node, merged, require_nodes
 
 _POLL_S = 0.1
 
@@ -27,9 +27,11 @@ def settle(root: Path, hosts: Sequence[Host], change: Settings | None, *, instea
     newest = max((host.settings for host in hosts), key=lambda kept: kept.version, default=KeptSettings())
     values = newest.values
     if change is not None:
-        values = merged({} if instead else values, change)
         nodes = [node for host in hosts for node in host.found.nodes]
-        require_nodes(values, {node.name for node in nodes} | {node.uuid for node in nodes})
+        # Settings of a node that is gone may be taken back.
+        gone = set(values.get(NODES, {}))
+        require_nodes(change, {node.name for node in nodes} | {node.uuid for node in nodes} | gone)
+        values = merged({} if instead else values, change)
     settings = newest if values == newest.values else KeptSettings(newest.version + 1, values)
     if settings.version:
         behind = [host for host in hosts if host.answers and host.settings != settings]

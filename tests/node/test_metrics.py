@@ -229,6 +229,19 @@ def test_drives_and_the_map_are_told(node: NodeServer) -> None:
     assert (value(node, "map_version"), value(node, "map_nodes", state="active")) == (3, 1)
 
 
+def test_tenants_with_a_weight_are_counted_apart_and_all_others_together(tmp_path: Path) -> None:
+    with serving(tmp_path, metrics_port=0, tenant_weights={"asr": 2.0}) as node:
+        with bucket_of(node) as bucket:
+            list(bucket.put_many((name, bytes(SIZE_BYTES)) for name in NAMES))
+        for tenant, count in (("asr", 3), ("of no weight", 1), ("", 2)):
+            with connect(node.url, tenant=tenant) as client:
+                for _ in range(count):
+                    client.bucket("b").get_batch(NAMES).tobytes()
+        whole = len(NAMES) * SIZE_BYTES
+        assert value(node, "tenant_bytes_total", tenant="asr") == 3 * whole
+        assert value(node, "tenant_bytes_total", tenant="other") == 3 * whole
+
+
 # -- serving
 
 
@@ -309,6 +322,28 @@ def test_the_dashboard_has_its_rows_and_its_variables(metrics: dict[str, Series]
     assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
     assert instance["query"]["query"] == "label_values(ais_loader_node_info, instance)"
     assert "ais_loader_node_info" in metrics
+
+
+def test_the_dashboard_has_what_grafana_needs_to_show_it() -> None:
+    """After the schema of Grafana's own dashboards (classic model, version 39): what it requires, and no panel that
+    covers another or reaches over the edge."""
+    assert {"title", "uid", "schemaVersion", "annotations", "templating", "panels", "time"} <= DASHBOARD.keys()
+    units = {"short", "ops", "reqps", "Bps", "bytes", "s", "percentunit", "dateTimeAsIso"}
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"])
+                 for y in range(place["y"], place["y"] + place["h"])}  # fmt: skip
+        assert not cells & taken and place["x"] + place["w"] <= 24, panel["title"]
+        taken |= cells
+        if panel["type"] == "row":
+            assert (panel["collapsed"], panel["panels"]) == (False, [])
+            continue
+        assert panel["type"] == "timeseries" and panel["description"]
+        assert panel["fieldConfig"]["defaults"]["unit"] in units and panel["fieldConfig"]["overrides"] == []
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references) > 0
+        assert all(target["datasource"] == panel["datasource"] for target in panel["targets"])
 
 
 def test_every_metric_but_the_plainest_is_on_the_dashboard() -> None:
