@@ -59,6 +59,8 @@ class Started:
 def connected(address: str, variables: Mapping[str, str] | None = None) -> Iterator[None]:
     """A connection of this process to a Ray that runs. Raises ClusterError."""
     os.environ.update(variables or {})
+    if os.environ.get("RAY_ADDRESS", "").startswith("http"):
+        del os.environ["RAY_ADDRESS"]  # where jobs are submitted; Ray itself would take it for its own address
     try:
         import ray
     except ModuleNotFoundError:
@@ -91,7 +93,7 @@ def look(root: Path) -> list[Host]:
 
 def make(root: Path, counts: Mapping[str, int], drives_per_node: int) -> None:
     """New nodes' drives: so many on each host, by its address. Raises ClusterError."""
-    made = {address: _on(address, make_nodes).remote(root, count, drives_per_node) for address, count in counts.items()}
+    made = {address: _on(address, _make).remote(root, count, drives_per_node) for address, count in counts.items()}
     for address, task in made.items():
         _get(task, f"making drives on {address}")
 
@@ -242,6 +244,14 @@ def _look(root: Path) -> tuple[str, Found, KeptSettings]:
     except (WrongSetting, OSError) as error:
         settings = KeptSettings(problem=str(error))
     return socket.gethostname(), find_nodes(root), settings
+
+
+def _make(root: Path, nodes: int, drives_per_node: int) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ClusterError(f"no nodes can be below {root}: {error.strerror or error}") from error
+    make_nodes(root, nodes, drives_per_node)
 
 
 def _mark_removed(node: NodeDrives) -> None:

@@ -148,6 +148,8 @@ def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
                     stopped += 1
     elif head is not None:
         stopped = _end_orphans(root, head, tell)
+    else:
+        _require_nobody(root)
     if address:
         return stopped, 0
     return stopped, heads.end(root)
@@ -179,6 +181,17 @@ def _require_nodes(plan: Plan) -> None:
         raise ClusterError(f"no nodes below {plan.root}{problems}; `cluster up` makes the first")
 
 
+def _require_nobody(root: Path) -> None:
+    """A root that has no Ray of its own has no nodes of its own Ray either. Raises ClusterError."""
+    said = {one.listening or one.endpoint: one for one in node_file.read_all(root) if one.endpoint and not one.removed}
+    serving = [where for where, answer in ask_nodes(said).items() if answer.uuid == said[where].uuid]
+    if serving:
+        raise ClusterError(
+            f"nodes of {root} serve at {', '.join(serving)}, and are run by another Ray: give its address as in "
+            "--address auto. If there is none any more, they end by themselves within a minute or two"
+        )
+
+
 def _no_node(name: str, hosts: Sequence[Host], root: Path) -> str:
     there = ", ".join(sorted(node.name for node, _ in nodes_of(hosts).values())) or "none"
     return f"no node {name} below {root}; there are: {there}"
@@ -192,6 +205,8 @@ def _ray(plan: Plan, tell: Tell) -> Iterator[Head | None]:
             yield None
         return
     head = heads.remembered(plan.root)
+    if head is None:
+        _require_nobody(plan.root)
     if head is None or not head.answers():
         if ended := heads.end(plan.root):  # what is left of one that died would hold on to the drives
             tell(f"ended {ended} processes that a dead Ray had left")
@@ -340,7 +355,7 @@ def _change(map_: pb.ClusterMap, edit: Edit, names: Mapping[str, str]) -> None:
     except ValueError as error:
         text = str(error)
         for uuid, name in names.items():
-            text = text.replace(uuid, name)
+            text = text.replace(f"node {uuid}", name).replace(uuid, name)
         raise ClusterError(text) from error
 
 

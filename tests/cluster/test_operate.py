@@ -15,13 +15,17 @@ from click.testing import CliRunner, Result
 from ais_loader.cli import main
 from ais_loader.testing import NodeProcess
 from protos import ais_cluster_pb2 as pb
+from protos import ais_objects_pb2 as objects_pb
+from protos.ais_replica_pb2 import ProgressResponse as Progress
 from storage_node.cluster import head as heads
-from storage_node.cluster import node_file
+from storage_node.cluster import node_file, node_log
+from storage_node.cluster.asking import Answer
 from storage_node.cluster.change import change_map
 from storage_node.cluster.drives import Found, NodeDrives, make_nodes
 from storage_node.cluster.edits import create_cluster
 from storage_node.cluster.head import ClusterError, Head
 from storage_node.cluster.launch import Host
+from storage_node.cluster.leaving import not_done
 from storage_node.cluster.node_file import NodeFile
 from storage_node.cluster.operate import first_nodes, nodes_of
 
@@ -83,6 +87,79 @@ def test_status_needs_no_ray_and_remembers_the_map_when_nodes_are_down(tmp_path:
     (shown,) = said["nodes"]
     assert (shown["state"], shown["pid"], shown["member"]) == ("down", 0, "active")
     assert [drive["path"] for drive in shown["drives"]] == [str(made.drives[0])]
+
+
+@pytest.mark.parametrize("command", ["up", "down", "add"])
+def test_nodes_that_another_ray_runs_are_not_started_a_second_time(tmp_path: Path, command: str) -> None:
+    (made,) = make_nodes(tmp_path, 1, 1)
+    with NodeProcess(made.drives) as node:
+        node_file.write(made.folder, NodeFile(made.uuid, node.url.removeprefix("grpc://")))
+        result = CliRunner().invoke(main, ["cluster", command, "--root", str(tmp_path)])
+        assert result.exit_code == 1
+        assert f"serve at 127.0.0.1:{node.port}" in result.stderr and "--address auto" in result.stderr
+        assert heads.remembered(tmp_path) is None
+
+
+WRONG: list[tuple[list[str], int, str]] = [
+    (["up", "--root", "{root}/new", "--nodes", "0"], 2, "'--nodes': 0 is not in the range x>=1"),
+    (["up", "--root", "{root}/new", "--set", "memory_byte=1"], 2, "did you mean memory_bytes?"),
+    (["up", "--root", "{root}/new", "--set", "port=7480"], 2, "nodes of a cluster choose it by themselves"),
+    (["up", "--root", "{root}/new", "--config", "{root}/none.toml"], 2, "does not exist"),
+    (["up", "--root", "{root}/file"], 2, "is a file"),
+    (["up", "--root", "{root}/file/below"], 1, "no nodes can be below {root}/file/below: Not a directory"),
+    (["up", "--root", "/proc/nothing"], 1, "no nodes can be below /proc/nothing: No such file or directory"),
+    (["add", "--root", "{root}/new"], 1, "no nodes below {root}/new; `cluster up` makes the first"),
+    (["remove", "node-1", "--root", "{root}/new"], 1, "no nodes below {root}/new"),
+    (["remove", "", "--root", "{root}/new"], 2, "an empty name is no node"),
+    (["logs", "node-1", "--root", "{root}/new"], 1, "no node node-1 below {root}/new; there are: none"),
+    (["down", "--root", "{root}/new"], 0, "nothing of {root}/new was running"),
+    (["status", "--root", "{root}/new"], 1, "no cluster below {root}/new; `ais-loader cluster up` makes one"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), WRONG, ids=[" ".join(one[0]) for one in WRONG])
+def test_what_cannot_be_done_is_said_at_once_and_leaves_nothing(
+    tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    result = CliRunner().invoke(main, ["cluster", *(one.format(root=tmp_path) for one in arguments)])
+    assert result.exit_code == code, result.output
+    assert said.format(root=tmp_path) in " ".join(result.output.split())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_logs_are_those_of_the_node_that_is_named(tmp_path: Path) -> None:
+    one, two = make_nodes(tmp_path, 2, 1)
+    runner = CliRunner()
+    unsaid = runner.invoke(main, ["cluster", "logs", "node-1", "--root", str(tmp_path)])
+    assert unsaid.exit_code == 1 and "node-1 has logged nothing yet" in unsaid.stderr
+    for node, text in ((one, "of one\n"), (two, "first\nsecond\nthird\n")):
+        path = node_log.path_of(tmp_path, node.uuid)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    path.with_name(f"{path.name}.1").write_text("before\n")
+    for name in ("node-2", two.uuid[:12]):
+        said = runner.invoke(main, ["cluster", "logs", name, "--root", str(tmp_path), "--lines", "4"])
+        assert (said.exit_code, said.stdout) == (0, "before\nfirst\nsecond\nthird\n")
+    last = runner.invoke(main, ["cluster", "logs", "node-2", "--root", str(tmp_path), "--lines", "1"])
+    assert last.stdout == "third\n"
+
+
+def test_who_holds_a_change_of_the_map_up_is_named() -> None:
+    uuids = [bytes([number]) * 16 for number in range(4)]
+    map_ = pb.ClusterMap(version=7, node=[pb.MapNode(uuid=one, endpoint=f"h:{at}") for at, one in enumerate(uuids)])
+    drive = objects_pb.Drive(path="/r/node-2/drive-1", state="missing")
+    answers = {
+        "h:0": Answer("h:0", "x", map_, objects_pb.DescribeResponse(), progress=Progress(clean_version=7)),
+        "h:1": Answer("h:1", "x", map_, objects_pb.DescribeResponse(), progress=Progress(clean_version=6)),
+        "h:2": Answer("h:2", "x", map_, objects_pb.DescribeResponse(drive=[drive]), progress=Progress(clean_version=6)),
+        "h:3": Answer("h:3", problem="unavailable"),
+    }
+    assert list(not_done(map_, {uuids[1].hex(): "node-1", uuids[2].hex(): "node-2"}, answers)) == [
+        "node-1 compares its objects with the others'",
+        "node-2 lacks /r/node-2/drive-1",
+        "h:3 does not answer, and may have what others lack",
+    ]
 
 
 def test_ending_a_ray_never_ends_another_session_of_that_number(tmp_path: Path) -> None:
