@@ -323,7 +323,7 @@ class Gather:
             view = membership.view
             positions, self._unplaced = sorted(self._unplaced), set()
             if view is not None and view.version > known:
-                moved = self._places.move_to(view, positions, service.peers.is_failing)
+                moved = self._places.move_to(view, service.peers.is_failing)
                 for lane in self._lanes.values():
                     lane.node = moved[lane.node]
                 for timer in self._paused.values():

@@ -46,10 +46,8 @@ class Places:
         self.elsewhere = any(len(nodes) != 1 or nodes[0] != self.here for nodes in self.left)
         """Whether anything may have to be asked of another node."""
 
-    def move_to(
-        self, view: ClusterView, positions: Sequence[int], is_failing: Callable[[str], bool]
-    ) -> Mapping[int, int]:
-        """Go on with a newer map: these entries are placed by it; the others keep those of their nodes that it has.
+    def move_to(self, view: ClusterView, is_failing: Callable[[str], bool]) -> Mapping[int, int]:
+        """Go on with a newer map, by which all entries are placed anew: whoever is asked from now on is asked by it.
 
         Returns what the nodes' positions have become; NO_NODE for one that is gone.
         """
@@ -58,10 +56,7 @@ class Places:
         if self.here == NO_NODE:
             moved[NO_NODE] = view.position.get(self._node_uuid, NO_NODE)
         self.view, self.here = view, view.position.get(self._node_uuid, NO_NODE)
-        for nodes in self.left:
-            nodes[:] = [moved[node] for node in nodes if moved[node] != NO_NODE or node == NO_NODE]
-        for position, nodes in zip(positions, self._place(positions, is_failing), strict=True):
-            self.left[position] = nodes
+        self.left[:] = self._place(range(len(self._request.name)), is_failing)
         return moved
 
     def _place(self, positions: Sequence[int], is_failing: Callable[[str], bool]) -> list[list[int]]:
@@ -84,7 +79,8 @@ class Places:
                     nodes.remove(self.here)
                     nodes.insert(0, self.here)
                 if nodes:
-                    placed[position] = nodes
+                    # Between two questions an object may have come to its owner and gone from where it was before.
+                    placed[position] = nodes + nodes[:owners] if len(nodes) > owners else nodes
         failing = {at for at, node in enumerate(view.nodes) if at != self.here and is_failing(node.endpoint)}
         if failing:
             for nodes in placed.values():
