@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from ais_loader import errors
+from ais_loader.archive import ArchiveFormat, ArchiveNames, BatchArchive, check_options
 from ais_loader.batch import Batch
 from ais_loader.content import Content, Source
 from ais_loader.entry import EntryLike, ObjectInfo
@@ -114,7 +115,19 @@ class Client:
 
     # -- batches
 
-    def get_batch(self, entries: Sequence[EntryLike], **options: Any) -> Batch:
+    @overload
+    def get_batch(
+        self, entries: Sequence[EntryLike], *, archive: ArchiveFormat, archive_names: ArchiveNames = "bucket",
+        **options: Any,
+    ) -> BatchArchive: ...  # fmt: skip
+
+    @overload
+    def get_batch(self, entries: Sequence[EntryLike], *, archive: None = None, **options: Any) -> Batch: ...
+
+    def get_batch(
+        self, entries: Sequence[EntryLike], *, archive: ArchiveFormat | None = None,
+        archive_names: ArchiveNames = "bucket", **options: Any,
+    ) -> Batch | BatchArchive:  # fmt: skip
         """Fetch many entries with one request.
 
         Args:
@@ -122,10 +135,12 @@ class Client:
                 than 10,000 are sent in parts; the answer is one all the same.
             options: the fields of `BatchOptions`: on_error, timeout_s, ordered, streaming, assembly, colocation,
                 verify_ranges.
+            archive: "tar", "tar.gz", "tar.lz4", "tar.zst" or "zip": have the batch as one archive instead.
+            archive_names: of its members: "bucket" for bucket/object, "object" without the bucket.
 
         Returns:
             A Batch that yields N Items, in exactly this order unless ordered=False. It is lazy: a slow consumer slows
-            the store down instead of filling memory.
+            the store down instead of filling memory. With `archive` a BatchArchive, to be written to a file.
 
         Raises:
             InvalidRequest, TypeError: here. Errors of entries and of the connection come while iterating: with
@@ -133,8 +148,11 @@ class Client:
             always NodeUnavailable, SilenceTimeout, Overloaded when the batch itself cannot go on.
         """
         chosen = BatchOptions(**options)
+        if archive is not None:
+            check_options(archive, archive_names)
         parsed, requests = requests_for_entries(entries, chosen)
-        return self._batch(parsed, requests, chosen)
+        batch = self._batch(parsed, requests, chosen)
+        return batch if archive is None else BatchArchive(batch, archive, archive_names)
 
     def _batch(
         self, entries: Sequence[EntryLike], requests: list[Any], options: BatchOptions, bucket: str | None = None

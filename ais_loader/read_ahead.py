@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ais_loader.entry import Entry, Item, ObjectInfo
 
@@ -58,7 +58,7 @@ class ReadAhead:
         """`limit_bytes`: most that may have been asked for and not been read."""
         self._client = client
         self._info = info
-        self._options = {"timeout_s": timeout_s, "verify_ranges": verify}
+        self._options: dict[str, Any] = {"timeout_s": timeout_s, "verify_ranges": verify}
         self._limit_bytes = limit_bytes
         self._under_way: deque[Batch] = deque()
         self.jump(position)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -10,8 +11,9 @@ from typing import Any
 
 import click
 
+from ais_loader.archive import FORMATS, ArchiveFormat, ArchiveNames, BatchArchive
 from ais_loader.cli.batch_list import parse_list
-from ais_loader.cli.files import STDOUT, written_whole
+from ais_loader.cli.files import STDOUT, Writable, written_whole
 from ais_loader.cli.show import Lines, count_text, fail, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import label
@@ -27,7 +29,12 @@ _MAX_NAME_BYTES = 180
 @click.argument("list_file", metavar="LIST", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option("-o", "--output", metavar="DIR", type=click.Path(allow_dash=True),
               help="Write each object to a file in DIR, 000000-NAME and so on. With -, all of them go to standard "
-                   "output, end to end.")  # fmt: skip
+                   "output, end to end. With --archive, the archive's file.")  # fmt: skip
+@click.option("--archive", type=click.Choice(FORMATS), default=None,
+              help="Write one archive instead of many files: members are BUCKET/NAME, those that were not delivered "
+                   "empty ones below __404__/.")  # fmt: skip
+@click.option("--archive-names", type=click.Choice(["bucket", "object"]), default="bucket", show_default=True,
+              help="Members' names with their bucket, or without.")  # fmt: skip
 @click.option("--on-error", type=click.Choice(["raise", "placeholder"]), default="raise", show_default=True,
               help="Stop at the first object that cannot be delivered, or mark it in its place and go on.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per entry: index, name, status, size, error.")
@@ -38,6 +45,8 @@ _MAX_NAME_BYTES = 180
 def batch(
     list_file: str,
     output: str | None,
+    archive: ArchiveFormat | None,
+    archive_names: ArchiveNames,
     on_error: OnError,
     as_json: bool,
     force: bool,
@@ -57,8 +66,17 @@ def batch(
             raise click.UsageError("--json and --output - both want standard output")
         if sys.stdout.isatty():
             raise click.UsageError("--output - would write the objects to the terminal: use a pipe")
+    if archive is not None and (output is None or as_json):
+        raise click.UsageError("--archive needs --output FILE (or -), and goes without --json")
     with click.open_file(list_file, "rb") as opened:
         entries = parse_list(opened, "standard input" if list_file == "-" else click.format_filename(list_file))
+    if archive is not None and output is not None:
+        with store.reading() as client:
+            made = client.get_batch(
+                entries, archive=archive, archive_names=archive_names, on_error=on_error, timeout_s=timeout
+            )
+            _write_archive(made, output, force=force)
+        return
     folder = None if output in (None, STDOUT) else output
     if folder is not None:
         _make_folder(folder, force=force)
@@ -89,6 +107,28 @@ def batch(
             out.flush()
     _summarize(fetched, fetched_bytes, failed, time.monotonic() - began)
     if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _write_archive(made: BatchArchive, output: str, *, force: bool) -> None:
+    began = time.monotonic()
+    written_bytes = 0
+    with contextlib.ExitStack() as held:
+        held.enter_context(made)
+        file: Writable = (
+            sys.stdout.buffer if output == STDOUT else held.enter_context(written_whole(output, force=force))
+        )
+        bar = held.enter_context(progress(made.entries, unit=" objects"))
+        for chunk in made:
+            file.write(chunk)
+            written_bytes += len(chunk)
+            bar.update(made.delivered - bar.n)
+        if output == STDOUT:
+            sys.stdout.buffer.flush()
+    took_s = time.monotonic() - began
+    note(f"archived {count_text(made.entries - made.failed, 'object')} ({size_text(written_bytes)} in {took_s:.2f} s)")
+    if made.failed:
+        note(f"failed: {count_text(made.failed, 'object')}, below __404__/ in the archive")
         raise click.exceptions.Exit(1)
 
 

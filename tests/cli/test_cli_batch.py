@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from pathlib import Path
 
 import click
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -157,3 +160,39 @@ def test_any_name_makes_a_file_name_that_stays_in_its_folder(name: str, member: 
     file = f"000000-{safe_name(Entry('b', name, member))}.failed"
     assert "/" not in file and "\0" not in file and file.isprintable()
     assert len(file.encode()) <= 255
+
+
+def test_a_list_becomes_one_archive_with_placeholders(
+    run: Run, objects: dict[str, bytes], listing: Path, filled: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.tar.zst"
+    result = run("batch", listing, "--archive", "tar.zst", "-o", out, "--on-error", "placeholder")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "archived 4 objects" in result.stderr
+    assert "failed: 1 object, below __404__/ in the archive" in result.stderr
+    plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(out.read_bytes())).read()
+    with tarfile.open(fileobj=io.BytesIO(plain)) as opened:
+        found = [(member.name, opened.extractfile(member).read()) for member in opened]  # type: ignore[union-attr]
+    assert found == [
+        (f"{filled}/z", b"last"),
+        (f"{filled}/en/b.bin", objects["en/b.bin"]),
+        (f"__404__/{filled}/none", b""),
+        (f"{filled}/z", b"last"),
+        (f"{filled}/es/ñ 1.txt", b""),
+    ]
+
+
+def test_an_archive_that_fails_is_not_left_behind_nor_replaces_another(run: Run, listing: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.zip"
+    assert run("batch", listing, "--archive", "zip", "-o", out).exit_code == 1
+    assert not out.exists()
+    out.write_bytes(b"from before")
+    result = run("batch", listing, "--archive", "zip", "-o", out, "--on-error", "placeholder")
+    assert result.exit_code == 1 and "exists" in result.stderr
+    assert out.read_bytes() == b"from before"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith((".", "out"))) == ["out.zip"]
+
+
+def test_an_archive_wants_to_know_where_it_goes(run: Run, listing: Path) -> None:
+    result = run("batch", listing, "--archive", "tar")
+    assert result.exit_code == 2 and "--archive needs --output" in result.stderr

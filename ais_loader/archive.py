@@ -1,0 +1,246 @@
+"""A batch as an archive: its entries as members, in order, written as they arrive, readable by the standard tools.
+
+Members are named `bucket/object`, those of shards `bucket/shard.tar/member`; with names="object" without the bucket. An
+entry that could not be fetched is an empty member below `__404__/`, in its place, with the reason as its comment. The
+same answer makes the same archive, byte for byte: no times, no owners. (Names as in NVIDIA AIStore's GetBatch.)
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+import zipfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import IO, Any, Literal, Protocol, TypeAlias, cast
+
+from ais_loader.batch import Batch
+from ais_loader.entry import Entry, Item
+from ais_loader.errors import InvalidRequest
+
+ArchiveFormat: TypeAlias = Literal["tar", "tar.gz", "tar.lz4", "tar.zst", "zip"]
+ArchiveNames: TypeAlias = Literal["bucket", "object"]
+FORMATS: tuple[ArchiveFormat, ...] = ("tar", "tar.gz", "tar.lz4", "tar.zst", "zip")
+MISSING = "__404__"
+_BLOCK = tarfile.BLOCKSIZE
+_CHUNK_BYTES = 1 << 20
+_ZIP_COMMENT_BYTES = 65_535
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest there is
+
+
+class Writable(Protocol):
+    def write(self, data: bytes | memoryview, /) -> object: ...
+
+
+def check_options(archive: str, names: str) -> None:
+    """Raises InvalidRequest."""
+    if archive not in FORMATS:
+        raise InvalidRequest(f"archive={archive!r}: one of {', '.join(map(repr, FORMATS))}")
+    if names not in ("bucket", "object"):
+        raise InvalidRequest(f"archive_names={names!r}: 'bucket' or 'object'")
+
+
+def format_of(path: str) -> ArchiveFormat | None:
+    """The format that a file's name promises."""
+    if path.endswith(".tgz"):
+        return "tar.gz"
+    return next((known for known in FORMATS if path.endswith(f".{known}")), None)
+
+
+def member_name(entry: Entry, names: ArchiveNames, *, failed: bool = False) -> str:
+    parts = [MISSING] if failed else []
+    if names == "bucket":
+        parts.append(entry.bucket)
+    parts.append(entry.name)
+    if entry.member is not None:
+        parts.append(entry.member)
+    return "/".join(parts)
+
+
+class BatchArchive:
+    """A batch on its way to becoming an archive. Write it to a file, or iterate it for its bytes; once."""
+
+    def __init__(self, batch: Batch, archive: ArchiveFormat, names: ArchiveNames = "bucket") -> None:
+        check_options(archive, names)
+        self._batch = batch
+        self._archive = archive
+        self._names = names
+        self.entries = len(batch)
+        self.delivered = 0
+        """Entries that are in the archive, so far; placeholders too."""
+        self.failed = 0
+        """Entries that became placeholders, so far."""
+
+    def write_to(self, target: str | os.PathLike[str] | Writable) -> BatchArchive:
+        """Write it all. A path gets the whole archive or, when an error is raised, none; a file object what there was.
+
+        Raises what the batch raises, OSError, InvalidRequest.
+        """
+        if isinstance(target, str | os.PathLike):
+            path = os.fspath(target)
+            part = f"{path}.part"
+            try:
+                with open(part, "wb") as file:
+                    self._write(file)
+                os.replace(part, path)
+            except BaseException:
+                if os.path.exists(part):
+                    os.unlink(part)
+                raise
+        else:
+            self._write(target)
+        return self
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The archive in chunks of about 1 MiB."""
+        pending = _Pending()
+        for _ in self._written_to(pending):
+            if pending.size_bytes >= _CHUNK_BYTES:
+                yield pending.take()
+        if pending.size_bytes:
+            yield pending.take()
+
+    def close(self) -> None:
+        self._batch.close()
+
+    def __enter__(self) -> BatchArchive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, target: Writable) -> None:
+        for _ in self._written_to(target):
+            pass
+
+    def _written_to(self, target: Writable) -> Iterator[None]:
+        """Writes one member a step; after the last one the archive is whole."""
+        writer = _ZipWriter(target) if self._archive == "zip" else _TarWriter(target, self._archive)
+        with self._batch:
+            try:
+                for item in self._batch:
+                    self.delivered += 1
+                    self.failed += not item.ok
+                    writer.add(member_name(item.entry, self._names, failed=not item.ok), item)
+                    yield
+            except BaseException:
+                writer.abandon()
+                raise
+        writer.close()
+        yield
+
+
+class _Pending:
+    """Collects what a writer writes until somebody takes it."""
+
+    def __init__(self) -> None:
+        self._parts: deque[bytes | memoryview] = deque()
+        self.size_bytes = 0
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        self._parts.append(bytes(data))  # a writer may use its buffer again
+        self.size_bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def take(self) -> bytes:
+        taken = b"".join(self._parts)
+        self._parts.clear()
+        self.size_bytes = 0
+        return taken
+
+
+class _TarWriter:
+    """PAX, which is ustar wherever that will do."""
+
+    def __init__(self, target: Writable, archive: ArchiveFormat) -> None:
+        self._out, self._end = _compressed(target, archive)
+        self._written = 0
+
+    def add(self, name: str, item: Item) -> None:
+        member = tarfile.TarInfo(name)
+        member.size = len(item.data)
+        member.mode = 0o644
+        if item.error is not None:
+            member.pax_headers = {"comment": str(item.error)}
+        header = member.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+        padding = -member.size % _BLOCK
+        self._out.write(header)
+        self._out.write(item.data)
+        if padding:
+            self._out.write(bytes(padding))
+        self._written += len(header) + member.size + padding
+
+    def close(self) -> None:
+        end = 2 * _BLOCK
+        self._out.write(bytes(end + -(self._written + end) % tarfile.RECORDSIZE))
+        self._end()
+
+    def abandon(self) -> None:
+        """What was written stays, and is no whole archive."""
+
+
+def _compressed(target: Writable, archive: ArchiveFormat) -> tuple[Writable, Callable[[], object]]:
+    """Where to write, and what to call at the end; `target` stays open. Raises InvalidRequest."""
+    out = cast(IO[bytes], target)
+    if archive == "tar.gz":
+        zipped = gzip.GzipFile("", fileobj=out, mode="wb", compresslevel=6, mtime=0)
+        return zipped, zipped.close
+    if archive == "tar.zst":
+        writer: Any = _library("zstandard").ZstdCompressor().stream_writer(out, closefd=False)
+        return writer, writer.close
+    if archive == "tar.lz4":
+        writer = _library("lz4.frame").open(out, "wb")
+        return writer, writer.close
+    return target, lambda: None
+
+
+def _library(name: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        package = name.partition(".")[0]
+        raise InvalidRequest(f"this archive format needs the package {package!r}: pip install {package}") from None
+
+
+class _ZipWriter:
+    def __init__(self, target: Writable) -> None:
+        self._zip = zipfile.ZipFile(_Unseekable(target), "w", zipfile.ZIP_DEFLATED)
+
+    def add(self, name: str, item: Item) -> None:
+        member = zipfile.ZipInfo(name, _ZIP_TIME)
+        member.compress_type = zipfile.ZIP_DEFLATED
+        member.external_attr = 0o644 << 16
+        member.file_size = len(item.data)
+        if item.error is not None:
+            member.comment = str(item.error).encode()[:_ZIP_COMMENT_BYTES]
+        # An entry that is asked for twice is there twice, of which zipfile would warn.
+        self._zip.NameToInfo.pop(name, None)
+        with self._zip.open(member, "w") as file:
+            file.write(item.data)
+
+    def close(self) -> None:
+        self._zip.close()
+
+    def abandon(self) -> None:
+        # Without a directory it is no archive, which is true.
+        self._zip.fp = None
+
+
+class _Unseekable(io.RawIOBase):
+    """Keeps zipfile from going back in the file, so that a file and a pipe get the same bytes."""
+
+    def __init__(self, target: Writable) -> None:
+        self._target = target
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self._target.write(data)
+        return len(data)
