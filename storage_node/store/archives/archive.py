@@ -1,0 +1,215 @@
+"""Members of any archive: making the index, then reading them, with one face over all kinds.
+
+Making an index (`ShardIndexer`, `index_shard`) is one pass over the shard, as its bytes come in or from its file.
+Reading (`Archive`) is by name or Member: in a tar, and of stored members of a zip, a member is a range of the file
+(`file_range`), which others may read as they read any range; else it is unpacked from the nearest restart point. What
+has no restart points near enough `needs_copy` (copies.py), and is then read as a plain tar.
+
+Threads: an Archive may be used from any number of threads; an indexer belongs to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from storage_node.store.archives.errors import ArchiveDamaged, MemberCorrupt
+from storage_node.store.archives.index import MemberIndex
+from storage_node.store.archives.inflating import decoder_for, unpacked
+from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
+from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits, Member
+from storage_node.store.archives.restart import (
+    MAX_STRETCH_BYTES,
+    FramesView,
+    GzipView,
+    View,
+    build_gzip_plan,
+    encode_points,
+)
+from storage_node.store.archives.source import ByteSource, chunks_of, range_within
+from storage_node.store.archives.tar_index import TarIndexer
+from storage_node.store.archives.zip_index import index_zip, unpack
+from storage_node.store.checksum import crc32c
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class ShardIndexer:
+    """The index of a shard whose bytes pass by, as in a PUT. A zip passes too, but is looked at only in `finish`."""
+
+    def __init__(self, name: str, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._name, self._limits = name, limits
+        self._head = bytearray()
+        self._size = 0
+        self._kind: ArchiveKind | None = None
+        self._tar = TarIndexer(limits)
+
+    def feed(self, chunk: Buffer) -> None:
+        """Raises NotAnArchive, ArchiveDamaged, ArchiveUnsupported, ArchiveTooLarge, LibraryMissing: the shard can have
+        no index, and is stored all the same."""
+        view = memoryview(chunk).cast("B")
+        self._size += len(view)
+        if self._kind is not None:
+            self._pass_on(view)
+            return
+        self._head += view
+        if len(self._head) >= MAGIC_BYTES:
+            self._begin()
+
+    def finish(self, source: ByteSource) -> MemberIndex:
+        """`source`: the shard as it was stored. Raises as `feed` does."""
+        if self._kind is None:
+            self._begin()
+        kind = self._kind
+        assert kind is not None
+        if source.size_bytes != self._size:
+            raise ArchiveDamaged(f"the shard has {source.size_bytes} bytes, {self._size} have passed by")
+        if kind is ArchiveKind.ZIP:
+            return index_zip(source, self._limits)
+        if kind is ArchiveKind.TAR:
+            return self._tar.finish()
+        self._decoder.finish()
+        index = self._tar.finish()
+        if kind is ArchiveKind.TAR_GZ:
+            return index.with_plan(kind, build_gzip_plan(source, index.content_bytes))
+        return index.with_plan(kind, encode_points(self._decoder.points))
+
+    def _begin(self) -> None:
+        self._kind = recognise(self._name, bytes(self._head[:MAGIC_BYTES]))
+        if self._kind.is_compressed_tar:
+            self._decoder = decoder_for(self._kind, self._limits)
+        self._pass_on(memoryview(bytes(self._head)))
+        self._head.clear()
+
+    def _pass_on(self, view: memoryview) -> None:
+        if self._kind is ArchiveKind.TAR:
+            self._tar.feed(view)
+        elif self._kind is not ArchiveKind.ZIP:
+            for piece in self._decoder.feed(view):
+                self._tar.feed(piece)
+
+
+def index_shard(source: ByteSource, name: str, limits: Limits = DEFAULT_LIMITS) -> MemberIndex:
+    """The index of a shard that is stored already. Raises as ShardIndexer does."""
+    indexer = ShardIndexer(name, limits)
+    if recognise(name, source.pread(MAGIC_BYTES, 0)) is ArchiveKind.ZIP:
+        return index_zip(source, limits)
+    for chunk in chunks_of(source):
+        indexer.feed(chunk)
+    return indexer.finish(source)
+
+
+class Archive:
+    """One shard and its index."""
+
+    def __init__(self, source: ByteSource, index: MemberIndex, limits: Limits = DEFAULT_LIMITS) -> None:
+        """`source` must be what `index` was made from: MemberIndex.open checks that for files.
+
+        Raises IndexDamaged, LibraryMissing.
+        """
+        self.source, self.index, self.limits = source, index, limits
+        self._view: View | None = None
+        if index.kind is ArchiveKind.TAR_GZ:
+            self._view = GzipView(source, index.plan, index.content_bytes)
+        elif index.kind.is_compressed_tar:
+            self._view = FramesView(source, index.kind, index.plan, index.content_bytes, limits)
+        elif index.content_bytes != source.size_bytes:
+            raise ArchiveDamaged(f"the shard has {source.size_bytes} bytes, its index is of {index.content_bytes}")
+
+    @property
+    def kind(self) -> ArchiveKind:
+        return self.index.kind
+
+    @property
+    def stretch_bytes(self) -> int:
+        """The most that is unpacked in front of a member of a compressed tar; 0 for others."""
+        return self._view.stretch_bytes if self._view else 0
+
+    @property
+    def needs_copy(self) -> bool:
+        """Whether members should be read from a decompressed copy (`on_copy`). Reading without one still works."""
+        return self.stretch_bytes > MAX_STRETCH_BYTES
+
+    def content(self) -> Iterator[bytes]:
+        """The uncompressed tar, all of it, in pieces: what a decompressed copy holds."""
+        chunks = chunks_of(self.source)
+        if not self.kind.is_compressed_tar:
+            return chunks
+        # Found to be no bomb when it was indexed, perhaps in other chunks.
+        return unpacked(self.kind, chunks, replace(self.limits, free_bytes=max(1, self.index.content_bytes)))
+
+    def on_copy(self, copy: ByteSource) -> Archive:
+        """The same members, read from what `content` gave."""
+        return Archive(copy, self.index.with_plan(ArchiveKind.TAR, b""), self.limits)
+
+    def file_range(self, member: Member) -> tuple[int, int] | None:
+        """Offset and length of the member's bytes in the file; None where they are packed."""
+        if self._view is None and member.method == STORED:
+            return member.offset_bytes, member.size_bytes
+        return None
+
+    def pieces(self, member: Member, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """A range of a member, in pieces of at most a few MiB. A whole member is verified, as its last piece is given.
+
+        Raises:
+            RangeError: the range is not within the member; nothing was read.
+            MemberCorrupt: the bytes are not those that the index was made from.
+            ArchiveDamaged: they cannot be unpacked.
+        """
+        start, stop = range_within(member.size_bytes, start, length)
+        pieces = self._pieces(member, start, stop)
+        return self._verified(member, pieces) if stop - start == member.size_bytes else pieces
+
+    def read_member(self, name: str | Member, start: int = 0, length: int | None = None) -> bytes:
+        """Raises MemberNotFound, and as `pieces` does."""
+        member = self.index.find(name) if isinstance(name, str) else name
+        parts = list(self.pieces(member, start, length))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _pieces(self, member: Member, start: int, stop: int) -> Iterator[bytes]:
+        if self._view is not None:
+            return self._view.pieces(member.offset_bytes + start, member.offset_bytes + stop)
+        if member.method == STORED:
+            return chunks_of(self.source, member.offset_bytes + start, member.offset_bytes + stop)
+        return self._inflated(member, start, stop)
+
+    def _inflated(self, member: Member, start: int, stop: int) -> Iterator[bytes]:
+        """A deflated member has one restart point, its beginning."""
+        at = 0
+        for piece in unpack(
+            self.source, member.offset_bytes, member.packed_bytes, member.size_bytes, member.method
+        ):
+            if at + len(piece) > start:
+                yield piece[max(0, start - at) : stop - at]
+            at += len(piece)
+            if at >= stop < member.size_bytes:
+                return
+
+    @staticmethod
+    def _verified(member: Member, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        checksum, held, size = 0, b"", 0
+        for piece in pieces:
+            if held:
+                yield held
+            checksum, held = crc32c(piece, checksum), piece
+            size += len(piece)
+        if checksum != member.checksum or size != member.size_bytes:
+            raise MemberCorrupt(
+                f"{member.name!r}: {size} bytes have the CRC-32C {checksum:08x}, the index says {member.checksum:08x}"
+            )
+        if held:
+            yield held
+
+
+def open_archive(
+    source: ByteSource, name: str, index: MemberIndex | None = None, limits: Limits = DEFAULT_LIMITS
+) -> Archive:
+    """The archive that an object is, by its name and first bytes; without an index, one is made first.
+
+    Raises NotAnArchive, and as ShardIndexer and Archive do.
+    """
+    if index is None:
+        index = index_shard(source, name, limits)
+    return Archive(source, index, limits)

@@ -1,0 +1,207 @@
+"""Decompressed copies of shards that cannot be read piece by piece: temporary files within a budget of bytes.
+
+A copy is made once, by the first who asks, while others wait for it; the least recently used go when room is needed.
+Files have no name but while they are being created, so a process that dies leaves nothing that takes room; the empty
+files that a crash in that moment may leave are swept by the next start.
+
+The budget counts what the copies unpack to, from before they are made, and until the last reader of an evicted copy has
+let it go. Threads: everything may be called from any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from pathlib import Path
+
+from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge, CopiesBusy
+from storage_node.store.archives.source import FdSource
+from storage_node.store.errors import StoreClosed
+from storage_node.store.raw_files import drive_error
+
+_SUFFIX = ".unpacking"
+
+
+class _Copy:
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.fd = -1
+        self.readers = 1
+        self.evicted = False
+        self.released = False
+        self.ready = False
+        self.error: Exception | None = None
+
+
+class DecompressedCopies:
+    def __init__(self, folder: Path, budget_bytes: int) -> None:
+        """`folder` is made if need be, and belongs to these copies. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"*{_SUFFIX}"):
+            left.unlink(missing_ok=True)
+        self._folder, self._budget = folder, budget_bytes
+        self._copies: OrderedDict[Hashable, _Copy] = OrderedDict()  # least recently used first
+        self._used = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    @property
+    def used_bytes(self) -> int:
+        with self._changed:
+            return self._used
+
+    @contextlib.contextmanager
+    def get(
+        self, key: Hashable, size_bytes: int, unpack: Callable[[], Iterable[bytes]], *, timeout_s: float
+    ) -> Iterator[FdSource]:
+        """The copy of the shard `key` (its identity and version), which unpacks to exactly `size_bytes`.
+
+        `unpack` is called by one thread when there is no copy yet. The source may be read until the context is left,
+        whatever is evicted meanwhile.
+
+        Raises:
+            ArchiveTooLarge: it is larger than the whole budget.
+            CopiesBusy: for `timeout_s`, others held all room, or another thread was making the copy.
+            ArchiveDamaged: `unpack` gave more or less than `size_bytes`; also whatever else it raises, to all who wait.
+            DriveFull, DriveFailed: the operating system could not write it.
+            StoreClosed: after `close`.
+        """
+        copy, is_maker = self._enter(key, size_bytes, time.monotonic() + timeout_s)
+        try:
+            if is_maker:
+                self._make(key, copy, unpack)
+            yield FdSource(copy.fd, copy.size_bytes)
+        finally:
+            with self._changed:
+                copy.readers -= 1
+                self._let_go(copy)
+
+    def drop(self, key: Hashable) -> None:
+        """Forget the copy of a shard that has changed; its readers go on."""
+        with self._changed:
+            self._evict(key)
+
+    def close(self) -> None:
+        """Forget all copies; what readers hold goes with them."""
+        with self._changed:
+            self._closed = True
+            for key in list(self._copies):
+                self._evict(key)
+            self._changed.notify_all()
+
+    def _enter(self, key: Hashable, size_bytes: int, deadline: float) -> tuple[_Copy, bool]:
+        if size_bytes > self._budget:
+            raise ArchiveTooLarge(
+                f"a decompressed copy needs {size_bytes} bytes, the budget for all of them is {self._budget}; "
+                "store the shard in independent frames, uncompressed, or raise the budget"
+            )
+        with self._changed:
+            while True:
+                if self._closed:
+                    raise StoreClosed("the store is closed, and its decompressed copies with it")
+                copy = self._copies.get(key)
+                if copy is not None:
+                    copy.readers += 1
+                    self._copies.move_to_end(key)
+                    try:
+                        self._await(copy, deadline)
+                    except BaseException:
+                        copy.readers -= 1
+                        self._let_go(copy)
+                        raise
+                    return copy, False
+                if self._room_for(size_bytes):
+                    copy = self._copies[key] = _Copy(size_bytes)
+                    self._used += size_bytes
+                    return copy, True
+                if not self._wait_until(deadline):
+                    raise CopiesBusy(
+                        f"no room for a decompressed copy of {size_bytes} bytes: others hold {self._used} of "
+                        f"{self._budget} bytes; try again, or raise the budget"
+                    )
+
+    def _await(self, copy: _Copy, deadline: float) -> None:
+        while not copy.ready:
+            if copy.error is not None:
+                # Each waiter gets an error of its own: one object raised in several threads grows their tracebacks.
+                raise type(copy.error)(*copy.error.args)
+            if not self._wait_until(deadline):
+                raise CopiesBusy("another request is still making the decompressed copy; try again")
+
+    def _wait_until(self, deadline: float) -> bool:
+        left = deadline - time.monotonic()
+        return left > 0 and self._changed.wait(left)
+
+    def _make(self, key: Hashable, copy: _Copy, unpack: Callable[[], Iterable[bytes]]) -> None:
+        fd = -1
+        try:
+            fd = self._nameless_file()
+            written = 0
+            for piece in unpack():
+                written += len(piece)
+                if written > copy.size_bytes:
+                    break
+                self._write(fd, piece)
+                if self._closed:
+                    raise StoreClosed("the store was closed while a shard was decompressed")
+            if written != copy.size_bytes:
+                raise ArchiveDamaged(f"a shard unpacks to {written} bytes or more, its index says {copy.size_bytes}")
+        except BaseException as error:
+            if fd >= 0:
+                os.close(fd)
+            with self._changed:
+                copy.error = error if isinstance(error, Exception) else CopiesBusy("the copy was given up; try again")
+                if self._copies.get(key) is copy:
+                    self._evict(key)
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            copy.fd, copy.ready = fd, True
+            self._changed.notify_all()
+
+    def _nameless_file(self) -> int:
+        path = self._folder / f"{os.getpid()}.{os.urandom(8).hex()}{_SUFFIX}"
+        try:
+            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            path.unlink(missing_ok=True)  # another process that starts in this folder may have swept it
+        except OSError as error:
+            raise drive_error(error, self._folder, "making a decompressed copy") from error
+        return fd
+
+    def _write(self, fd: int, piece: bytes) -> None:
+        view = memoryview(piece)
+        try:
+            while view:
+                view = view[os.write(fd, view) :]
+        except OSError as error:
+            raise drive_error(error, self._folder, "writing a decompressed copy") from error
+
+    def _room_for(self, size_bytes: int) -> bool:
+        idle = [key for key, copy in self._copies.items() if not copy.readers]
+        if self._used - sum(self._copies[key].size_bytes for key in idle) + size_bytes > self._budget:
+            return False
+        for key in idle:
+            if self._used + size_bytes <= self._budget:
+                break
+            self._evict(key)
+        return True
+
+    def _evict(self, key: Hashable) -> None:
+        copy = self._copies.pop(key, None)
+        if copy is not None:
+            copy.evicted = True
+            self._let_go(copy)
+
+    def _let_go(self, copy: _Copy) -> None:
+        """With the lock held: close a copy that nobody reads and nobody will find, and give back its room, once."""
+        if copy.evicted and not copy.readers and not copy.released:
+            copy.released = True
+            if copy.fd >= 0:
+                os.close(copy.fd)
+                copy.fd = -1
+            self._used -= copy.size_bytes
+        self._changed.notify_all()

@@ -1,0 +1,231 @@
+"""Members of one shard by name: a compact file beside the shard, mapped, never loaded.
+
+An index is made by one pass over the shard (tar_index.py, zip_index.py), saved once, and replaced by another file when
+the shard changes. It costs 40 bytes and the name for each member (49 in a zip), plus the restart points of a compressed
+tar. Opening reads all of it once, to verify it; from then on a look-up touches a few pages.
+
+Threads: an open index is immutable and may be used from any number of threads. The mapped file must not be truncated
+or written while it is open: `save` replaces files, never changes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from storage_node.store.archives.errors import IndexDamaged, IndexStale, MemberNotFound
+from storage_node.store.archives.index_format import (
+    HEADER_BYTES,
+    Body,
+    Head,
+    ShardState,
+    decode_body,
+    decode_head,
+    encode_body,
+    encode_head,
+)
+from storage_node.store.archives.kinds import ArchiveKind
+from storage_node.store.archives.member import Member
+from storage_node.store.archives.table import Columns
+from storage_node.store.checksum import crc32c
+from storage_node.store.format import Version
+
+_UNBOUND = ShardState(Version(0, 0), 0, 0)
+
+
+class Found(NamedTuple):
+    """Answers of `find_many`, one row for each name that was asked for; zeros where `found` is false."""
+
+    found: npt.NDArray[np.bool_]
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    checksums: npt.NDArray[np.uint32]
+
+
+class MemberIndex:
+    def __init__(self, head: Head, data: memoryview) -> None:
+        self._head = head
+        self._data = data
+        self._body: Body = decode_body(head, data)
+        # Python integers come out of a memoryview several times faster than out of an array.
+        self._hashes = data[: 8 * head.members].cast("Q")
+
+    @classmethod
+    def of(cls, columns: Columns, kind: ArchiveKind, content_bytes: int, plan: bytes = b"") -> MemberIndex:
+        """An index in memory, bound to no shard yet. `plan`: how to reach the content of a compressed tar."""
+        data = encode_body(columns, kind, plan)
+        head = Head(
+            kind, _UNBOUND, crc32c(data), len(columns.hashes), len(columns.names), content_bytes, columns.seed,
+            columns.hidden, len(plan), len(data),
+        )  # fmt: skip
+        return cls(head, memoryview(data))
+
+    def with_plan(self, kind: ArchiveKind, plan: bytes) -> MemberIndex:
+        """The same members, reached in another way: those of a tar, once it is known how it is compressed."""
+        kept = len(self._data) - len(self._body.plan) - -len(self._body.plan) % 8
+        data = bytes(self._data[:kept]) + plan + bytes(-len(plan) % 8)
+        head = self._head._replace(
+            kind=kind, body_checksum=crc32c(data), plan_bytes=len(plan), body_bytes=len(data)
+        )
+        return MemberIndex(head, memoryview(data))
+
+    def save(self, path: Path, shard: ShardState, *, sync: bool = False) -> None:
+        """Write the file, or replace it, for this state of the shard. With `sync` it survives a loss of power.
+
+        Raises OSError; then what was at `path` is still there.
+        """
+        partial = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        try:
+            with partial.open("xb") as file:
+                file.write(encode_head(self._head._replace(shard=shard)))
+                file.write(self._data)
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
+            partial.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+        if sync:
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    @classmethod
+    def open(cls, path: Path, shard: ShardState) -> MemberIndex:
+        """Map and verify the file.
+
+        Raises:
+            FileNotFoundError: there is none.
+            IndexStale: it is of another state of the shard.
+            IndexDamaged: it is not what was written, or of another format.
+        """
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < HEADER_BYTES:
+                raise IndexDamaged(f"{path}: a member index cannot have {size} bytes")
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            head = decode_head(mapped[:HEADER_BYTES])
+            if head.shard != shard:
+                raise IndexStale(f"{path}: the index is of version {head.shard.version}, the shard is {shard.version}")
+            return cls(head, memoryview(mapped)[HEADER_BYTES:])
+        except IndexDamaged as error:
+            raise IndexDamaged(f"{path}: {error}") from None
+
+    @property
+    def kind(self) -> ArchiveKind:
+        return self._head.kind
+
+    @property
+    def content_bytes(self) -> int:
+        """Size of what members' offsets count in: the uncompressed tar, or the zip file."""
+        return self._head.content_bytes
+
+    @property
+    def hidden(self) -> int:
+        """How many regular files of the archive cannot be asked for, because a later entry has their name."""
+        return self._head.hidden
+
+    @property
+    def plan(self) -> memoryview:
+        return self._body.plan
+
+    @property
+    def file_bytes(self) -> int:
+        """What `save` writes."""
+        return HEADER_BYTES + len(self._data)
+
+    def __len__(self) -> int:
+        return self._head.members
+
+    def __iter__(self) -> Iterator[Member]:
+        """Members in the order of the archive."""
+        return (self._member(row) for row in self._body.listing.tolist())
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """Names that begin with `prefix`, in the order of the archive."""
+        wanted = prefix.encode()
+        for row in self._body.listing.tolist():
+            if (name := self._name(row)).startswith(wanted):
+                yield self._text(name)
+
+    def find(self, name: str) -> Member:
+        """Raises MemberNotFound."""
+        row = self._row(name.encode("utf-8", "surrogatepass"))
+        if row < 0:
+            raise MemberNotFound(f"no member {name[:200]!r} among {len(self)}")
+        return self._member(row)
+
+    def __contains__(self, name: str) -> bool:
+        return self._row(name.encode("utf-8", "surrogatepass")) >= 0
+
+    def find_many(self, names: Sequence[str]) -> Found:
+        """Rows for n names at once; a repeated name is answered each time. Offsets of a zip are of packed bytes."""
+        n = len(names)
+        rows = np.full(n, -1, np.int64)
+        if n and len(self):
+            encoded = [name.encode("utf-8", "surrogatepass") for name in names]
+            seed, intdigest = self._head.seed, xxhash.xxh3_64_intdigest
+            digests = np.fromiter((intdigest(name, seed) for name in encoded), np.uint64, n)
+            at = np.searchsorted(self._body.hashes, digests)
+            near = np.minimum(at, len(self) - 1)
+            hit = self._body.hashes[near] == digests
+            starts, ends = self._body.name_at[near].tolist(), self._body.name_at[near + 1].tolist()
+            blob = self._body.names
+            for i in np.flatnonzero(hit).tolist():
+                if blob[starts[i] : ends[i]] == encoded[i]:
+                    rows[i] = near[i]
+                else:
+                    rows[i] = self._row(encoded[i])  # two names of one hash
+        found = rows >= 0
+        if not len(self):
+            return Found(found, np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.uint32))
+        body = self._body
+        return Found(
+            found,
+            np.where(found, body.offsets[rows].astype(np.int64), 0),
+            np.where(found, body.sizes[rows].astype(np.int64), 0),
+            np.where(found, body.checksums[rows], np.uint32(0)),
+        )
+
+    def _row(self, name: bytes) -> int:
+        """-1 when there is none."""
+        hashes, members = self._hashes, self._head.members
+        digest = xxhash.xxh3_64_intdigest(name, self._head.seed)
+        row = bisect_left(hashes, digest)
+        while row < members and hashes[row] == digest:
+            if self._name(row) == name:
+                return row
+            row += 1
+        return -1
+
+    def _name(self, row: int) -> bytes:
+        start, end = self._body.name_at[row : row + 2].tolist()
+        return bytes(self._body.names[start:end])
+
+    @staticmethod
+    def _text(name: bytes) -> str:
+        try:
+            return name.decode()
+        except UnicodeDecodeError:
+            raise IndexDamaged(f"matching checksums, but a name that is no text: {name[:200]!r}") from None
+
+    def _member(self, row: int) -> Member:
+        body = self._body
+        return Member(
+            self._text(self._name(row)), body.offsets.item(row), body.sizes.item(row), body.checksums.item(row),
+            body.packed.item(row), body.methods.item(row),
+        )  # fmt: skip

@@ -1,0 +1,168 @@
+"""The bytes of a member index, written and believed here alone; FORMAT.md describes them.
+
+A file is believed when its two checksums match, its parts fill it exactly, and every number in it lies where it may:
+rows sorted by hash, members inside the content, names one after another, the listing a permutation. All of it is
+checked once, when the file is opened, so that a look-up afterwards checks only the name.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from storage_node.store.archives.errors import IndexDamaged
+from storage_node.store.archives.kinds import ArchiveKind
+from storage_node.store.archives.member import DEFLATED, STORED
+from storage_node.store.archives.table import Columns
+from storage_node.store.checksum import crc32c
+from storage_node.store.format import Version
+
+MAGIC = b"AISMIDX\n"
+FORMAT_VERSION = 1
+HEADER_BYTES = 128
+
+_HEADER = struct.Struct("<8sIIIIQQIIQQQQQQQ20xI")
+assert _HEADER.size == HEADER_BYTES
+
+
+class ShardState(NamedTuple):
+    """The state of the shard that an index was made from; another one has another index."""
+
+    version: Version
+    size_bytes: int
+    checksum: int
+
+
+class Head(NamedTuple):
+    kind: ArchiveKind
+    shard: ShardState
+    body_checksum: int
+    members: int
+    names_bytes: int
+    content_bytes: int
+    """What the members' offsets count in: the uncompressed tar, or the zip file."""
+    seed: int
+    hidden: int
+    plan_bytes: int
+    body_bytes: int
+
+
+class Body(NamedTuple):
+    """Views of one buffer; the columns as in table.Columns."""
+
+    hashes: npt.NDArray[np.uint64]
+    offsets: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.uint64]
+    name_at: npt.NDArray[np.uint64]
+    checksums: npt.NDArray[np.uint32]
+    listing: npt.NDArray[np.uint32]
+    packed: npt.NDArray[np.uint64]
+    methods: npt.NDArray[np.uint8]
+    names: memoryview
+    plan: memoryview
+
+
+def encode_head(head: Head) -> bytes:
+    version = head.shard.version
+    packed = _HEADER.pack(
+        MAGIC, FORMAT_VERSION, head.kind, version.epoch, version.node, version.counter, head.shard.size_bytes,
+        head.shard.checksum, head.body_checksum, head.members, head.names_bytes, head.content_bytes, head.seed,
+        head.hidden, head.plan_bytes, head.body_bytes, 0,
+    )  # fmt: skip
+    return packed[:-4] + crc32c(packed[:-4]).to_bytes(4, "little")
+
+
+def decode_head(data: bytes) -> Head:
+    if len(data) < HEADER_BYTES or data[:8] != MAGIC:
+        raise IndexDamaged(f"not a member index: {len(data)} bytes that begin with {bytes(data[:8])!r}")
+    fields = _HEADER.unpack_from(data)
+    if crc32c(data[: HEADER_BYTES - 4]) != fields[-1]:
+        raise IndexDamaged("the member index's header does not match its checksum")
+    if fields[1] != FORMAT_VERSION:
+        raise IndexDamaged(f"a member index of format {fields[1]}; this version reads format {FORMAT_VERSION}")
+    if fields[2] not in ArchiveKind.__members__.values():
+        raise IndexDamaged(f"a member index of an archive of kind {fields[2]}, which this version does not know")
+    shard = ShardState(Version(fields[3], fields[5], fields[4]), fields[6], fields[7])
+    return Head(ArchiveKind(fields[2]), shard, *fields[8:16])
+
+
+def encode_body(columns: Columns, kind: ArchiveKind, plan: bytes) -> bytes:
+    parts: list[bytes] = []
+    little = {"u8": "<u8", "u4": "<u4", "u1": "<u1"}
+    fields: list[tuple[npt.NDArray[Any], str]] = [
+        (columns.hashes, "u8"), (columns.offsets, "u8"), (columns.sizes, "u8"), (columns.name_at, "u8"),
+        (columns.checksums, "u4"), (columns.listing, "u4"),
+    ]  # fmt: skip
+    if kind is ArchiveKind.ZIP:
+        fields += [(columns.packed, "u8"), (columns.methods, "u1")]
+    for values, dtype in fields:
+        parts.append(_aligned(values.astype(little[dtype], copy=False).tobytes()))
+    return b"".join([*parts, _aligned(columns.names), _aligned(plan)])
+
+
+def decode_body(head: Head, data: memoryview) -> Body:
+    """Raises IndexDamaged for whatever is not as `encode_body` wrote it. `data` starts after the header."""
+    n = head.members
+    is_zip = head.kind is ArchiveKind.ZIP
+    lengths = [8 * n, 8 * n, 8 * n, 8 * (n + 1), 4 * n, 4 * n]
+    lengths += [8 * n, n] if is_zip else [0, 0]
+    lengths += [head.names_bytes, head.plan_bytes]
+    if sum(map(_align, lengths)) != head.body_bytes or len(data) != head.body_bytes:
+        raise IndexDamaged(
+            f"a member index of {len(data)} bytes after its header, which announces {head.body_bytes} for {n} members"
+        )
+    if crc32c(data) != head.body_checksum:
+        raise IndexDamaged("the member index does not match its checksum")
+    views, at = [], 0
+    for length in lengths:
+        views.append(data[at : at + length])
+        at += _align(length)
+    sizes = np.frombuffer(views[2], "<u8")
+    body = Body(
+        hashes=np.frombuffer(views[0], "<u8"),
+        offsets=np.frombuffer(views[1], "<u8"),
+        sizes=sizes,
+        name_at=np.frombuffer(views[3], "<u8"),
+        checksums=np.frombuffer(views[4], "<u4"),
+        listing=np.frombuffer(views[5], "<u4"),
+        packed=np.frombuffer(views[6], "<u8") if is_zip else sizes,
+        methods=np.frombuffer(views[7], "u1") if is_zip else np.broadcast_to(np.uint8(STORED), (n,)),
+        names=views[8],
+        plan=views[9],
+    )
+    _check(head, body)
+    return body
+
+
+def _check(head: Head, body: Body) -> None:
+    n, content = head.members, np.uint64(head.content_bytes)
+    listed = np.zeros(n, np.bool_)
+    if n and bool((body.listing < n).all()):
+        listed[body.listing] = True
+    stored = body.methods == STORED
+    lies = {
+        "rows are not sorted by hash": (body.hashes[1:] < body.hashes[:-1]).any(),
+        "a member begins after the end": (body.offsets > content).any(),
+        # Not offset + size, which could wrap around.
+        "a member ends after the end": n and (body.packed > content - np.minimum(body.offsets, content)).any(),
+        "names overlap or leave gaps": body.name_at[0] != 0
+        or body.name_at[-1] != head.names_bytes
+        or (body.name_at[1:] < body.name_at[:-1]).any(),
+        "the listing does not list every member once": not listed.all(),
+        "a method is unknown": not (stored | (body.methods == DEFLATED)).all(),
+        "a stored member's sizes differ": (body.packed[stored] != body.sizes[stored]).any(),
+    }
+    for lie, found in lies.items():
+        if found:
+            raise IndexDamaged(f"a member index with matching checksums, but {lie}")
+
+
+def _align(length: int) -> int:
+    return -(-length // 8) * 8
+
+
+def _aligned(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)

@@ -1,0 +1,173 @@
+"""LZ4 frames, block by block: a block holds at most 4 MiB, so every step is small and every block's place is known.
+
+In frames of independent blocks every block is a restart point; its flags say how to read on from there. In frames of
+linked blocks a block refers to the 64 KiB before it, and only the frame is one. Checksums of blocks and content are
+verified where the frame has them.
+
+Source: LZ4 frame format description 1.6.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import xxhash
+
+from storage_node.store.archives.errors import ArchiveDamaged, ArchiveUnsupported, LibraryMissing
+from storage_node.store.archives.inflating import Decoder
+from storage_node.store.archives.kinds import is_skippable
+from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
+
+try:
+    import lz4.block  # type: ignore[import-untyped]
+except ImportError as error:
+    raise LibraryMissing("lz4 archives need the package lz4: pip install 'ais-loader[archives]'") from error
+
+MAGIC = b"\x04\x22\x4d\x18"
+LEGACY_MAGIC = b"\x02\x21\x4c\x18"
+HISTORY_BYTES = 64 << 10
+POINT_GAP_BYTES = 16 << 10
+_BLOCK_BYTES = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
+_MAGIC, _HEADER, _BLOCK, _DATA, _TRAILER, _SKIPPABLE, _SKIPPED = range(7)
+
+# A restart point's flags: it lies before a frame, or before a block; then also what of the frame's header matters from
+# there on, with the number of the block size (4 to 7) less 4 in bits 5 and 6.
+AT_FRAME = 0
+_IN_FRAME, _BLOCK_SUMS, _CONTENT_SUM = 0x80, 0x10, 0x08
+
+
+class Lz4Decoder(Decoder):
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, resume: int = AT_FRAME) -> None:
+        """`resume`: the flags of the restart point from which it will be fed."""
+        super().__init__(limits)
+        self._held = bytearray()
+        self._state, self._need = _MAGIC, 4
+        self._any = self._linked = self._block_sums = self._content_sum = self._plain = False
+        self._content: Any = None  # running xxh32, when the frame has been read from its beginning
+        self._stated: int | None = None
+        self._frame_start = 0  # of the content
+        self._max_block = 0
+        self._history = b""
+        self._at = 0
+        self._skip = 0
+        self._size_flag = 0
+        if resume & _IN_FRAME:
+            self._begin_blocks(bool(resume & _BLOCK_SUMS), bool(resume & _CONTENT_SUM), 4 + (resume >> 5 & 3))
+
+    def _begin_blocks(self, block_sums: bool, content_sum: bool, size_flag: int) -> None:
+        self._block_sums, self._content_sum, self._size_flag = block_sums, content_sum, size_flag
+        self._max_block = _BLOCK_BYTES[size_flag]
+        self._state, self._need, self._any = _BLOCK, 4, True
+
+    def _feed(self, view: memoryview) -> Iterator[bytes]:
+        position = 0
+        while position < len(view):
+            if self._state == _SKIPPED:
+                step = min(self._skip, len(view) - position)
+                self._skip -= step
+                self._at += step
+                position += step
+                if not self._skip:
+                    self._state, self._need = _MAGIC, 4
+                continue
+            step = min(self._need - len(self._held), len(view) - position)
+            self._held += view[position : position + step]
+            position += step
+            if len(self._held) == self._need and (piece := self._take()):
+                yield piece
+
+    def finish(self) -> None:
+        if self._state != _MAGIC or self._held or not self._any:
+            raise ArchiveDamaged(f"byte {self.packed_bytes}: the lz4 stream ends too early")
+
+    def _take(self) -> bytes:
+        held = bytes(self._held)
+        if self._state == _HEADER and self._need == 2:
+            self._need = 3 + (8 if held[0] & 8 else 0) + (4 if held[0] & 1 else 0)
+            return b""
+        start, self._at = self._at, self._at + len(held)
+        self._held.clear()
+        if self._state == _MAGIC:
+            self._take_magic(held, start)
+        elif self._state == _SKIPPABLE:
+            self._skip = int.from_bytes(held, "little")
+            self._state, self._need = (_SKIPPED, 0) if self._skip else (_MAGIC, 4)
+        elif self._state == _HEADER:
+            self._take_header(held, start)
+        elif self._state == _BLOCK:
+            self._take_block(int.from_bytes(held, "little"), start)
+        elif self._state == _DATA:
+            return self._unpack(held, start)
+        else:
+            self._end_frame(int.from_bytes(held, "little"), start)
+        return b""
+
+    def _take_magic(self, magic: bytes, at: int) -> None:
+        if magic == MAGIC:
+            self.points.add(at, self.content_bytes, AT_FRAME, gap_bytes=POINT_GAP_BYTES)
+            self._state, self._need, self._any = _HEADER, 2, True
+        elif is_skippable(magic):
+            self._state, self._need = _SKIPPABLE, 4
+        elif magic == LEGACY_MAGIC:
+            raise ArchiveUnsupported(f"byte {at}: a legacy lz4 frame; compress without -l")
+        else:
+            raise ArchiveDamaged(f"byte {at}: no lz4 frame begins here, but {magic!r}")
+
+    def _take_header(self, header: bytes, at: int) -> None:
+        flags, size_flag = header[0], header[1] >> 4 & 7
+        if header[-1] != xxhash.xxh32_intdigest(header[:-1]) >> 8 & 0xFF:
+            raise ArchiveDamaged(f"byte {at}: the lz4 frame's header does not match its checksum")
+        if flags >> 6 != 1 or flags & 2 or header[1] & 0x8F or size_flag not in _BLOCK_BYTES:
+            raise ArchiveUnsupported(f"byte {at}: an lz4 frame of another version of the format")
+        if flags & 1:
+            raise ArchiveUnsupported(f"byte {at}: the lz4 frame needs a dictionary; compress without one")
+        self._linked = not flags & 0x20
+        self._stated = int.from_bytes(header[2:10], "little") if flags & 8 else None
+        self._content = xxhash.xxh32() if flags & 4 else None
+        self._frame_start, self._history = self.content_bytes, b""
+        self._begin_blocks(bool(flags & 0x10), bool(flags & 4), size_flag)
+
+    def _take_block(self, word: int, at: int) -> None:
+        if word == 0:  # the end mark
+            if self._content_sum:
+                self._state, self._need = _TRAILER, 4
+            else:
+                self._end_frame(None, at)
+            return
+        self._plain, size = bool(word >> 31), word & 0x7FFFFFFF
+        if not 0 < size <= self._max_block:
+            raise ArchiveDamaged(f"byte {at}: an lz4 block of {size} bytes in a frame of blocks of {self._max_block}")
+        if not self._linked:
+            flags = _IN_FRAME | self._size_flag - 4 << 5
+            flags |= (_BLOCK_SUMS if self._block_sums else 0) | (_CONTENT_SUM if self._content_sum else 0)
+            self.points.add(at, self.content_bytes, flags, gap_bytes=POINT_GAP_BYTES)
+        self._state, self._need = _DATA, size + 4 * self._block_sums
+
+    def _unpack(self, data: bytes, at: int) -> bytes:
+        self._state, self._need = _BLOCK, 4
+        if self._block_sums:
+            data, stored = data[:-4], int.from_bytes(data[-4:], "little")
+            if xxhash.xxh32_intdigest(data) != stored:
+                raise ArchiveDamaged(f"byte {at}: the lz4 block does not match its checksum")
+        piece = data
+        if not self._plain:
+            try:
+                piece = lz4.block.decompress(data, uncompressed_size=self._max_block, dict=self._history)
+            except lz4.block.LZ4BlockError as error:
+                raise ArchiveDamaged(f"byte {at}: lz4: {error}") from None
+        if self._linked:
+            self._history = (self._history + piece)[-HISTORY_BYTES:]
+        if self._content is not None:
+            self._content.update(piece)
+        return piece
+
+    def _end_frame(self, stored: int | None, at: int) -> None:
+        self._state, self._need = _MAGIC, 4
+        if self._content is not None and stored is not None and self._content.intdigest() != stored:
+            raise ArchiveDamaged(f"byte {at}: the lz4 frame's content does not match its checksum")
+        size = self.content_bytes - self._frame_start
+        if self._stated is not None and self._stated != size:
+            raise ArchiveDamaged(f"byte {at}: the lz4 frame holds {size} bytes, its header says {self._stated}")
+        self._content = self._stated = None
+        self._linked = False

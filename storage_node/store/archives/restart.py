@@ -1,0 +1,176 @@
+"""How the content of a compressed tar is reached: its restart points, as they are kept in a member index.
+
+The plan of a tar.zst or tar.lz4 is three columns: where each point is in the file, where in the content, and its flags.
+That of a tar.gz is the index of the library indexed_gzip, which is 32 KiB of history for each point. What lies between
+two points is decompressed from the first one on, so the longest such stretch is what one member may cost.
+
+Threads: a view may be used from any number of threads; that of a tar.gz serves one at a time.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from storage_node.store.archives.errors import ArchiveDamaged, IndexDamaged, LibraryMissing
+from storage_node.store.archives.inflating import PIECE_BYTES, RestartPoints
+from storage_node.store.archives.kinds import ArchiveKind
+from storage_node.store.archives.member import Limits
+from storage_node.store.archives.source import ByteSource, SourceFile, chunks_of, read_exactly
+
+MAX_STRETCH_BYTES = 16 << 20
+"""A shard with longer stretches between its restart points is served through a decompressed copy."""
+GZIP_GAP_BYTES = 1 << 20
+GZIP_MAX_POINTS = 2048
+"""64 MiB of history: from about 2 GiB of tar on, points lie further apart."""
+ONE_FRAME_BYTES = 4 << 20
+"""Up to here a whole frame is unpacked by one call."""
+
+_COUNT = struct.Struct("<Q")
+_GZIP = struct.Struct("<QQ")
+
+
+class View(ABC):
+    """The uncompressed tar inside a compressed one, by positioned reads."""
+
+    stretch_bytes: int
+    """The most that is decompressed in front of what is asked for."""
+
+    @abstractmethod
+    def pieces(self, start: int, stop: int) -> Iterator[bytes]:
+        """Bytes start .. stop-1 of the tar, in pieces of at most a few MiB.
+
+        Raises ArchiveDamaged when the file does not hold them any more.
+        """
+
+
+def encode_points(points: RestartPoints) -> bytes:
+    packed_at, content_at = (np.array(column, "<u8").tobytes() for column in (points.packed_at, points.content_at))
+    return _COUNT.pack(len(points.flags)) + packed_at + content_at + bytes(points.flags)
+
+
+class FramesView(View):
+    """Over a tar.zst or tar.lz4."""
+
+    def __init__(
+        self, source: ByteSource, kind: ArchiveKind, plan: memoryview, content_bytes: int, limits: Limits
+    ) -> None:
+        self._source, self._kind = source, kind
+        self._limits = replace(limits, free_bytes=max(1, content_bytes))  # found to be no bomb when it was indexed
+        count = _COUNT.unpack_from(plan)[0] if len(plan) >= _COUNT.size else 0
+        if not count or len(plan) != _COUNT.size + 17 * count:
+            raise IndexDamaged(f"the restart points of a compressed tar do not take {len(plan)} bytes")
+        self._packed_at = np.frombuffer(plan, "<u8", count, _COUNT.size)
+        self._content_at = np.frombuffer(plan, "<u8", count, _COUNT.size + 8 * count)
+        self._flags = np.frombuffer(plan, "u1", count, _COUNT.size + 16 * count)
+        self._content_bytes = content_bytes
+        packed = np.append(self._packed_at, np.uint64(source.size_bytes))
+        content = np.append(self._content_at, np.uint64(content_bytes))
+        if content[0] != 0 or (packed[1:] < packed[:-1]).any() or (content[1:] < content[:-1]).any():
+            raise IndexDamaged("the restart points of a compressed tar are not in order, or outside of it")
+        self.stretch_bytes = int(np.diff(content).max())
+
+    def pieces(self, start: int, stop: int) -> Iterator[bytes]:
+        while start < stop:
+            row = int(np.searchsorted(self._content_at, np.uint64(start), "right")) - 1
+            content_at, content_stop = self._content_at.item(row), self._end(self._content_at, row, self._content_bytes)
+            packed_at, packed_stop = self._packed_at.item(row), self._end(self._packed_at, row, self._source.size_bytes)
+            if self._kind is ArchiveKind.TAR_ZST and content_stop - content_at <= ONE_FRAME_BYTES:
+                from storage_node.store.archives.zstd_frames import unpack_frame
+
+                data = read_exactly(self._source, packed_stop - packed_at, packed_at)
+                whole = unpack_frame(data, content_stop - content_at)
+                if whole is not None:
+                    piece = whole[start - content_at : stop - content_at]
+                    yield piece
+                    start += len(piece)
+                    continue
+            yield from self._from_point(row, packed_at, content_at, start, stop)
+            return
+
+    @staticmethod
+    def _end(column: Any, row: int, end: int) -> int:
+        return int(column[row + 1]) if row + 1 < len(column) else end
+
+    def _from_point(self, row: int, packed_at: int, at: int, start: int, stop: int) -> Iterator[bytes]:
+        """Decompress on from a restart point, across the following ones."""
+        decoder: Any
+        if self._kind is ArchiveKind.TAR_ZST:
+            from storage_node.store.archives.zstd_frames import ZstdDecoder
+
+            decoder = ZstdDecoder(self._limits)
+        else:
+            from storage_node.store.archives.lz4_frames import Lz4Decoder
+
+            decoder = Lz4Decoder(self._limits, self._flags.item(row))
+        # What is needed ends before the first point behind it: no need to read further.
+        last = int(np.searchsorted(self._content_at, np.uint64(stop), "left"))
+        packed_stop = int(self._packed_at[last]) if last < len(self._packed_at) else self._source.size_bytes
+        for chunk in chunks_of(self._source, packed_at, packed_stop):
+            for piece in decoder.feed(chunk):
+                if at + len(piece) > start:
+                    yield piece[max(0, start - at) : stop - at]
+                at += len(piece)
+                if at >= stop:
+                    return
+        raise ArchiveDamaged(f"byte {packed_stop}: what is packed here ends at byte {at} of the tar, not at {stop}")
+
+
+def build_gzip_plan(source: ByteSource, content_bytes: int) -> bytes:
+    """Restart points of a gzip file that a pass has found sound. Raises LibraryMissing, ArchiveDamaged."""
+    gap = max(GZIP_GAP_BYTES, content_bytes // GZIP_MAX_POINTS)
+    exported = io.BytesIO()
+    try:
+        with _gzip_library().IndexedGzipFile(fileobj=SourceFile(source), spacing=gap) as file:
+            file.build_full_index()
+            file.export_index(fileobj=exported)
+    except (OSError, ValueError) as error:
+        raise ArchiveDamaged(f"no restart points can be made for the gzip file: {error}") from None
+    return _GZIP.pack(gap, content_bytes) + exported.getvalue()
+
+
+class GzipView(View):
+    """Over a tar.gz. The library's memory is that of its points: up to about 64 MiB for a large shard."""
+
+    def __init__(self, source: ByteSource, plan: memoryview, content_bytes: int) -> None:
+        if len(plan) < _GZIP.size or _GZIP.unpack_from(plan)[1] != content_bytes:
+            raise IndexDamaged("the restart points are not those of this tar.gz")
+        self.stretch_bytes = int(_GZIP.unpack_from(plan)[0])
+        self._lock = threading.Lock()
+        self._file = _gzip_library().IndexedGzipFile(
+            fileobj=SourceFile(source), spacing=self.stretch_bytes, buffer_size=4096
+        )
+        try:
+            self._file.import_index(fileobj=io.BytesIO(plan[_GZIP.size :]))
+        except (OSError, ValueError) as error:
+            raise IndexDamaged(f"the restart points of a tar.gz cannot be read: {error}") from None
+
+    def pieces(self, start: int, stop: int) -> Iterator[bytes]:
+        while start < stop:
+            try:
+                with self._lock:
+                    self._file.seek(start)
+                    piece = self._file.read(min(PIECE_BYTES, stop - start))
+            except (OSError, ValueError) as error:
+                raise ArchiveDamaged(f"byte {start} of the tar cannot be unpacked: {error}") from None
+            if not piece:
+                raise ArchiveDamaged(f"the gzip file unpacks to {start} bytes, not to the {stop} that are asked for")
+            yield piece
+            start += len(piece)
+
+
+def _gzip_library() -> Any:
+    try:
+        import indexed_gzip  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise LibraryMissing(
+            "gzip archives need the package indexed_gzip: pip install 'ais-loader[archives]'"
+        ) from error
+    return indexed_gzip

@@ -1,0 +1,117 @@
+"""Where the bytes of a shard come from: anything with a size and a positioned read.
+
+A shard is one immutable file, or a range of one. Nothing here seeks, so one source serves any number of readers.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from storage_node.store.archives.errors import ArchiveDamaged
+from storage_node.store.errors import RangeError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+CHUNK_BYTES = 1 << 20
+
+
+class ByteSource(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to `length` bytes from `offset`; fewer, or none, only where the source ends."""
+        ...
+
+
+class FdSource:
+    """A shard in an open file, from byte `start`. The descriptor stays the caller's, who keeps it open meanwhile."""
+
+    def __init__(self, fd: int, size_bytes: int | None = None, start: int = 0) -> None:
+        self._fd, self._start = fd, start
+        self._size = os.fstat(fd).st_size - start if size_bytes is None else size_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size
+
+    def pread(self, length: int, offset: int) -> bytes:
+        length = min(length, self._size - offset)
+        return os.pread(self._fd, length, self._start + offset) if length > 0 else b""
+
+
+class BytesSource:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._data)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return self._data[offset : offset + length]
+
+
+def read_exactly(source: ByteSource, length: int, offset: int) -> bytes:
+    """Raises ArchiveDamaged when the source ends before."""
+    data = source.pread(length, offset)
+    if len(data) == length:
+        return data
+    parts, got = [data], len(data)
+    while data and got < length:
+        data = source.pread(length - got, offset + got)
+        parts.append(data)
+        got += len(data)
+    if got < length:
+        raise ArchiveDamaged(f"byte {offset + got}: the shard ends here; {length - got} bytes more were expected")
+    return b"".join(parts)
+
+
+def chunks_of(source: ByteSource, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    """The bytes from `start` to `stop` or the end, in chunks of CHUNK_BYTES."""
+    stop = source.size_bytes if stop is None else stop
+    while start < stop:
+        data = read_exactly(source, min(CHUNK_BYTES, stop - start), start)
+        yield data
+        start += len(data)
+
+
+def range_within(size_bytes: int, start: int, length: int | None) -> tuple[int, int]:
+    """Start and stop of a range of something of that size. Raises RangeError; nothing is ever silently shorter."""
+    stop = size_bytes if length is None else start + length
+    if start < 0 or start > size_bytes or (length is not None and length < 0) or stop > size_bytes:
+        raise RangeError(f"bytes {start} to {stop} of a member of {size_bytes} bytes")
+    return start, stop
+
+
+class SourceFile(io.RawIOBase):
+    """A source as a binary file, for libraries that want one."""
+
+    def __init__(self, source: ByteSource) -> None:
+        super().__init__()
+        self._source, self._at = source, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._source.size_bytes}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._source.pread(len(view), self._at)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,0 +1,115 @@
+"""Headers of tar: 512 bytes to a few fields. Pure functions, no state, no I/O.
+
+V7, ustar (POSIX.1-1988), GNU (long names, base-256 numbers) and PAX (POSIX.1-2001). What cannot be what a tar writer
+wrote raises ArchiveDamaged, what we do not serve ArchiveUnsupported; `at` is the header's byte in the tar, for the
+message.
+
+Source: POSIX.1-2017, pax, "Extended Description"; GNU tar manual 1.34, "Basic Tar Format".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from storage_node.store.archives.errors import ArchiveDamaged, ArchiveUnsupported
+
+BLOCK_BYTES = 512
+ZERO_BLOCK = bytes(BLOCK_BYTES)
+MAX_SIZE_BYTES = (1 << 63) - 1
+
+REGULAR = b"0\x007"
+HARD_LINK = ord("1")
+DIRECTORY = ord("5")
+NO_CONTENT = b"123456"
+"""Types whose size field says nothing: no content follows."""
+PAX_LOCAL = b"xX"
+PAX_GLOBAL = ord("g")
+GNU_LONG_NAME, GNU_LONG_LINK = ord("L"), ord("K")
+
+_SPARSE = ord("S")
+_CONTINUED = ord("M")
+
+
+class Header(NamedTuple):
+    name: bytes
+    size_bytes: int
+    type: int
+    link: bytes
+
+
+def parse_header(block: bytes, at: int) -> Header:
+    """`block` has 512 bytes, not all of them zero."""
+    try:
+        stored = _octal(block[148:156])
+    except ValueError:
+        raise ArchiveDamaged(f"byte {at}: no tar header here, its checksum field is {block[148:156]!r}") from None
+    unsigned = sum(block) - sum(block[148:156]) + 8 * 32
+    if stored != unsigned:
+        # Old writers summed signed characters.
+        signed = unsigned - 256 * sum(octet > 127 for octet in block[:148] + block[156:])
+        if stored != signed:
+            raise ArchiveDamaged(f"byte {at}: the tar header's checksum is {unsigned}, it says {stored}")
+    kind = block[156]
+    if kind == _SPARSE:
+        raise ArchiveUnsupported(f"byte {at}: {_text(block[:100])!r} is a sparse file; store it with its holes filled")
+    if kind == _CONTINUED:
+        raise ArchiveUnsupported(f"byte {at}: part of a multi-volume archive; join the volumes first")
+    name = _text(block[:100])
+    if block[257:263] == b"ustar\0" and block[345]:
+        name = _text(block[345:500]) + b"/" + name  # GNU and V7 have other things here, or nothing
+    if kind == 0 and name.endswith(b"/"):
+        kind = DIRECTORY  # V7 had no type for it
+    size = 0 if kind in NO_CONTENT else _number(block[124:136], at)
+    return Header(name, size, kind, _text(block[157:257]))
+
+
+def parse_pax(data: bytes, at: int) -> dict[bytes, bytes]:
+    """The records of one extended header; `at` is where they begin."""
+    records: dict[bytes, bytes] = {}
+    position = 0
+    while position < len(data) and data[position]:
+        space = data.find(b" ", position, position + 20)
+        digits = data[position:space]
+        length = int(digits) if space > 0 and digits.isdigit() else 0
+        end = position + length
+        equals = data.find(b"=", space + 1, end)
+        if equals < 0 or end > len(data) or data[end - 1] != 0x0A:
+            raise ArchiveDamaged(f"byte {at + position}: not a record of an extended header")
+        key = data[space + 1 : equals]
+        if key.startswith(b"GNU.sparse."):
+            raise ArchiveUnsupported(f"byte {at + position}: a sparse file ({key!r}); store it with its holes filled")
+        records[key] = data[equals + 1 : end - 1]
+        position = end
+    return records
+
+
+def parse_pax_size(value: bytes, at: int) -> int:
+    if not value.isdigit() or len(value) > 19 or int(value) > MAX_SIZE_BYTES:
+        raise ArchiveDamaged(f"byte {at}: an extended header gives the size {value[:40]!r}")
+    return int(value)
+
+
+def padded(size_bytes: int) -> int:
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _text(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
+
+
+def _octal(field: bytes) -> int:
+    digits = field.partition(b"\0")[0].strip(b" ")
+    if digits and not digits.isdigit():
+        raise ValueError
+    return int(digits or b"0", 8)
+
+
+def _number(field: bytes, at: int) -> int:
+    """A size: octal digits, or GNU's base-256."""
+    try:
+        size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _octal(field)
+    except ValueError:
+        size = -1
+    if not 0 <= size <= MAX_SIZE_BYTES:
+        raise ArchiveDamaged(f"byte {at}: the tar header's size field is {field!r}")
+    return size

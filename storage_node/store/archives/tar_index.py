@@ -1,0 +1,191 @@
+"""One pass over a tar, in chunks as they come: where each member is, and its checksum.
+
+The parser holds one header at most (512 bytes, or an extended header up to its limit); content is summed where it
+lies and never copied. A tar ends at its first block of zeros, or where the stream ends between two members; what
+follows a block of zeros is not looked at, so of two tars joined by `cat` the first one counts, as in `tarfile`.
+
+Members are regular files (types `0`, NUL, `7`). Hard links have the bytes of the file that they name, exactly as it is
+spelled, where that is an earlier member; otherwise they are none. Directories, symbolic links, devices and entries of
+unknown types are none; content of the latter is stepped over.
+
+Threads: an indexer belongs to one thread. After an error it can only be dropped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge
+from storage_node.store.archives.index import MemberIndex
+from storage_node.store.archives.kinds import ArchiveKind
+from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
+from storage_node.store.archives.table import EntryTable
+from storage_node.store.archives.tar_header import (
+    BLOCK_BYTES,
+    GNU_LONG_LINK,
+    GNU_LONG_NAME,
+    HARD_LINK,
+    MAX_SIZE_BYTES,
+    NO_CONTENT,
+    PAX_GLOBAL,
+    PAX_LOCAL,
+    REGULAR,
+    ZERO_BLOCK,
+    padded,
+    parse_header,
+    parse_pax,
+    parse_pax_size,
+)
+from storage_node.store.checksum import crc32c
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_MAX_OFFSET = 1 << 63
+
+
+class TarIndexer:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._table = EntryTable(limits)
+        self._at = 0  # bytes of the tar seen so far
+        self._head = bytearray()  # of a header block that chunks have cut
+        self._content_left = 0  # of the member whose checksum is being made
+        self._skip_left = 0  # padding, and content that nobody asks for
+        self._file: tuple[bytes, int, int] | None = None  # name, offset, size of that member
+        self._checksum = 0
+        self._extended: bytearray | None = None
+        self._extended_left = 0
+        self._extended_type = self._extended_at = 0
+        self._long_name: bytes | None = None
+        self._long_link: bytes | None = None
+        self._local: dict[bytes, bytes] = {}
+        self._global: dict[bytes, bytes] = {}
+        self._promised = False  # an extended header came and its member did not yet
+        self._ended = False
+        self._border = 0
+
+    @property
+    def border_bytes(self) -> int:
+        """Where the latest member began, with all of its headers: a good place to cut the tar."""
+        return self._border
+
+    def feed(self, chunk: Buffer) -> None:
+        """The next bytes of the tar, any number of them.
+
+        Raises:
+            ArchiveDamaged, ArchiveUnsupported, ArchiveTooLarge: no index can be made; the object is none the worse.
+        """
+        view = memoryview(chunk).cast("B")
+        size = len(view)
+        position = 0
+        while position < size:
+            if self._ended:
+                self._at += size - position
+                return
+            if self._skip_left:
+                step = min(self._skip_left, size - position)
+                self._skip_left -= step
+            elif self._file is not None:
+                step = min(self._content_left, size - position)
+                self._checksum = crc32c(view[position : position + step], self._checksum)
+                self._content_left -= step
+                if not self._content_left:
+                    self._end_file()
+            elif self._extended is not None:
+                step = min(self._extended_left, size - position)
+                self._extended += view[position : position + step]
+                self._extended_left -= step
+                if not self._extended_left:
+                    self._end_extended()
+            else:
+                step = min(BLOCK_BYTES - len(self._head), size - position)
+                block = bytes(view[position : position + step])
+                if step < BLOCK_BYTES:
+                    self._head += block
+                    block = bytes(self._head)
+                if len(block) == BLOCK_BYTES:
+                    self._head.clear()
+                    self._take_header(block, self._at + step - BLOCK_BYTES)
+            self._at += step
+            position += step
+
+    def finish(self) -> MemberIndex:
+        """The index of what was fed, not yet bound to a shard (see MemberIndex.save).
+
+        Raises ArchiveDamaged when the stream ended within a member or a header.
+        """
+        if self._file is not None:
+            name, offset, size = self._file
+            raise ArchiveDamaged(
+                f"byte {self._at}: the tar ends {self._content_left} bytes before the end of a member of {size} "
+                f"bytes that began at byte {offset}: {name[:200]!r}"
+            )
+        if self._head or self._skip_left or self._extended is not None or not self._at:
+            raise ArchiveDamaged(f"byte {self._at}: the tar ends within a header or padding, or before the first")
+        if self._promised:
+            raise ArchiveDamaged(f"byte {self._at}: the tar ends after an extended header, before its member")
+        return MemberIndex.of(self._table.finish(), ArchiveKind.TAR, self._at)
+
+    def _take_header(self, block: bytes, at: int) -> None:
+        if block == ZERO_BLOCK:
+            self._ended = True
+            return
+        if not self._promised:
+            self._border = at
+        header = parse_header(block, at)
+        content_at = at + BLOCK_BYTES
+        if header.type == PAX_GLOBAL or header.type in PAX_LOCAL or header.type in (GNU_LONG_NAME, GNU_LONG_LINK):
+            if header.size_bytes > self._limits.header_bytes:
+                raise ArchiveTooLarge(
+                    f"byte {at}: an extended header of {header.size_bytes} bytes; "
+                    f"at most {self._limits.header_bytes} are read"
+                )
+            self._promised = self._promised or header.type != PAX_GLOBAL
+            self._extended, self._extended_left = bytearray(), header.size_bytes
+            self._extended_type, self._extended_at = header.type, content_at
+            if not header.size_bytes:
+                self._end_extended()
+            return
+        records = {**self._global, **self._local} if self._global or self._local else {}
+        name = records.get(b"path", b"").rstrip(b"/") or self._long_name or header.name
+        size = header.size_bytes
+        if header.type not in NO_CONTENT and records.get(b"size"):
+            size = parse_pax_size(records[b"size"], at)
+        if content_at + padded(size) > _MAX_OFFSET:
+            raise ArchiveDamaged(f"byte {at}: a member of {size} bytes would end after byte {MAX_SIZE_BYTES}")
+        if header.type in REGULAR:
+            self._file, self._content_left, self._checksum = (name, content_at, size), size, 0
+            if not size:
+                self._end_file()
+        else:
+            if header.type == HARD_LINK:
+                self._table.add_link(name, records.get(b"linkpath") or self._long_link or header.link)
+            else:
+                self._table.add_other(name.rstrip(b"/"))
+            self._skip_left = padded(size)
+        self._long_name = self._long_link = None
+        self._local = {}
+        self._promised = False
+
+    def _end_file(self) -> None:
+        assert self._file is not None
+        name, offset, size = self._file
+        self._table.add_file(name, offset, size, self._checksum)
+        self._file = None
+        self._skip_left = -size % BLOCK_BYTES
+
+    def _end_extended(self) -> None:
+        assert self._extended is not None
+        data = bytes(self._extended)
+        self._extended = None
+        self._skip_left = -len(data) % BLOCK_BYTES
+        at = self._extended_at
+        if self._extended_type == GNU_LONG_NAME:
+            self._long_name = data.partition(b"\0")[0]
+        elif self._extended_type == GNU_LONG_LINK:
+            self._long_link = data.partition(b"\0")[0]
+        elif self._extended_type == PAX_GLOBAL:
+            self._global |= parse_pax(data, at)
+        else:
+            self._local |= parse_pax(data, at)

@@ -1,0 +1,91 @@
+"""One pass over the members of a zip: every one is unpacked once, so that the index can say its CRC-32C.
+
+The directory's CRC-32 and sizes are verified on the way, in the order of the file, so that a lying zip is found out
+when its index is made and not by a reader. What all members claim to unpack to is added up before the first is.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+
+from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge
+from storage_node.store.archives.index import MemberIndex
+from storage_node.store.archives.kinds import ArchiveKind
+from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits
+from storage_node.store.archives.source import ByteSource, chunks_of
+from storage_node.store.archives.table import EntryTable
+from storage_node.store.archives.zip_directory import data_offset, find_directory, read_entries
+from storage_node.store.checksum import crc32c
+
+PIECE_BYTES = 1 << 20
+
+
+def index_zip(source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> MemberIndex:
+    """Raises ArchiveDamaged, ArchiveUnsupported, ArchiveTooLarge."""
+    directory = find_directory(source, limits)
+    if directory.entries > limits.members:
+        raise ArchiveTooLarge(f"a zip of {directory.entries} entries; at most {limits.members} are served")
+    allowed = limits.unpacked_bytes(source.size_bytes)
+    total = 0
+    table = EntryTable(limits)
+    starts, ends = array("Q"), array("Q")
+    for entry in read_entries(source, directory):
+        if not entry.is_file:
+            table.add_other(entry.name.rstrip(b"/"))
+            continue
+        total += entry.size_bytes
+        if total > allowed:
+            raise ArchiveTooLarge(
+                f"byte {entry.at}: the zip's {source.size_bytes} bytes claim to unpack to more than {allowed}; a bomb?"
+            )
+        start = data_offset(source, entry, directory)
+        starts.append(entry.header_at)
+        ends.append(start + entry.packed_bytes)
+        checksum, crc32 = 0, 0
+        for piece in unpack(source, start, entry.packed_bytes, entry.size_bytes, entry.method):
+            checksum, crc32 = crc32c(piece, checksum), zlib.crc32(piece, crc32)
+        if crc32 != entry.crc32:
+            raise ArchiveDamaged(f"byte {start}: {entry.raw_name[:200]!r} does not match its CRC-32 in the zip")
+        table.add_file(entry.name, start, entry.size_bytes, checksum, entry.packed_bytes, entry.method)
+    begins, stops = np.array(starts, np.uint64), np.array(ends, np.uint64)
+    by_place = np.argsort(begins)
+    overlapping = np.flatnonzero(stops[by_place][:-1] > begins[by_place][1:])
+    if len(overlapping):
+        at = int(begins[by_place[overlapping[0] + 1]])
+        raise ArchiveDamaged(f"byte {at}: a member of the zip begins here, inside another one")
+    return MemberIndex.of(table.finish(), ArchiveKind.ZIP, source.size_bytes)
+
+
+def unpack(source: ByteSource, start: int, packed_bytes: int, size_bytes: int, method: int) -> Iterator[bytes]:
+    """A member's bytes in pieces of at most PIECE_BYTES, and exactly `size_bytes` of them, or ArchiveDamaged."""
+    stop = start + packed_bytes
+    if not packed_bytes and not size_bytes:
+        return  # some writers give an empty member no deflate data at all
+    if method == STORED:
+        yield from chunks_of(source, start, stop)
+        return
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    left = size_bytes
+    at = start
+    try:
+        for chunk in chunks_of(source, start, stop):
+            at += len(chunk)
+            while (chunk or left) and not inflater.eof:
+                # One byte more than is left: what exceeds the declared size must show.
+                piece = inflater.decompress(chunk, min(PIECE_BYTES, left + 1))
+                if len(piece) > left:
+                    raise ArchiveDamaged(f"byte {at}: a member unpacks to more than its {size_bytes} bytes")
+                left -= len(piece)
+                chunk = inflater.unconsumed_tail
+                if piece:
+                    yield piece
+                elif not chunk:
+                    break
+    except zlib.error as error:
+        raise ArchiveDamaged(f"byte {at}: a member is not the deflate data that it should be: {error}") from None
+    if left or not inflater.eof or inflater.unused_data or at != stop:
+        raise ArchiveDamaged(f"byte {at}: a member of {size_bytes} bytes ends {left} bytes too early, or does not end")

@@ -1,0 +1,158 @@
+"""zstd as a row of frames: walked block by block, so that every step is small and every frame's place is known.
+
+The library decompresses; the walk only finds where frames and blocks end (RFC 8878, 3.1.1). It gets one block at a
+time, and a block holds at most 128 KiB. Each frame is a restart point: the seekable format is such frames with a table
+in a skippable frame at the end, which is not needed here, because one pass over the shard has seen what it would say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from storage_node.store.archives.errors import (
+    ArchiveDamaged,
+    ArchiveTooLarge,
+    ArchiveUnsupported,
+    LibraryMissing,
+)
+from storage_node.store.archives.inflating import Decoder
+from storage_node.store.archives.kinds import is_skippable
+from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
+
+try:
+    import zstandard
+except ImportError as error:
+    raise LibraryMissing("zstd archives need the package zstandard: pip install 'ais-loader[archives]'") from error
+
+MAGIC = b"\x28\xb5\x2f\xfd"
+MAX_BLOCK_BYTES = 128 << 10
+_SIZE_BYTES = (0, 2, 4, 8)
+_DICTIONARY_BYTES = (0, 1, 2, 4)
+_MAGIC, _HEADER, _BLOCK, _DATA, _TRAILER, _SKIPPABLE, _SKIPPED = range(7)
+
+
+class ZstdDecoder(Decoder):
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        super().__init__(limits)
+        self._library = zstandard.ZstdDecompressor(max_window_size=limits.window_bytes)
+        self._frame: Any = None
+        self._held = bytearray()
+        self._state, self._need = _MAGIC, 4
+        self._has_trailer = self._last = self._any = False
+        self._at = 0  # where what is held began
+        self._skip = 0
+
+    def _feed(self, view: memoryview) -> Iterator[bytes]:
+        position = 0
+        while position < len(view):
+            if self._state == _SKIPPED:
+                step = min(self._skip, len(view) - position)
+                self._skip -= step
+                self._at += step
+                position += step
+                if not self._skip:
+                    self._state, self._need = _MAGIC, 4
+                continue
+            step = min(self._need - len(self._held), len(view) - position)
+            self._held += view[position : position + step]
+            position += step
+            if len(self._held) == self._need:
+                yield self._take()
+
+    def finish(self) -> None:
+        if self._state != _MAGIC or self._held or not self._any:
+            raise ArchiveDamaged(f"byte {self.packed_bytes}: the zstd stream ends too early")
+
+    def _take(self) -> bytes:
+        """What is held is complete: decide what comes next, and pass blocks on."""
+        held = bytes(self._held)
+        if self._state == _HEADER and self._need == 1:
+            self._need = 1 + _header_bytes(held[0])
+            return b""
+        start, self._at = self._at, self._at + len(held)
+        self._held.clear()
+        if self._state == _MAGIC:
+            if held == MAGIC:
+                self.points.add(start, self.content_bytes)
+                self._frame = self._library.decompressobj(read_across_frames=False)
+                self._state, self._need, self._any = _HEADER, 1, True
+            elif is_skippable(held):
+                self._state, self._need = _SKIPPABLE, 4
+                return b""
+            else:
+                raise ArchiveDamaged(f"byte {start}: no zstd frame begins here, but {held!r}")
+        elif self._state == _SKIPPABLE:
+            self._skip = int.from_bytes(held, "little")
+            self._state, self._need = (_SKIPPED, 0) if self._skip else (_MAGIC, 4)
+            return b""
+        elif self._state == _HEADER:
+            self._check_header(held, start)
+            self._has_trailer = bool(held[0] & 4)
+            self._state, self._need = _BLOCK, 3
+        elif self._state == _BLOCK:
+            self._take_block(int.from_bytes(held, "little"), start)
+        elif self._state == _DATA:
+            self._end_block()
+        else:
+            self._state, self._need = _MAGIC, 4
+        return self._pass_on(held, start)
+
+    def _pass_on(self, data: bytes, at: int) -> bytes:
+        try:
+            piece = bytes(self._frame.decompress(data))
+        except zstandard.ZstdError as error:
+            raise ArchiveDamaged(f"byte {at}: zstd: {error}") from None
+        if self._state == _MAGIC and data != MAGIC and not self._frame.eof:
+            raise ArchiveDamaged(f"byte {at}: the zstd frame ends here, its content does not")
+        return piece
+
+    def _check_header(self, header: bytes, at: int) -> None:
+        if header[0] & 8:
+            raise ArchiveUnsupported(f"byte {at}: the zstd frame uses a reserved bit; a newer format?")
+        if any(header[2 - (header[0] >> 5 & 1) :][: _DICTIONARY_BYTES[header[0] & 3]]):
+            raise ArchiveUnsupported(f"byte {at}: the zstd frame needs a dictionary; compress without one")
+        window = zstandard.get_frame_parameters(MAGIC + header).window_size
+        if window > self.limits.window_bytes:
+            raise ArchiveTooLarge(
+                f"byte {at}: the zstd frame needs a window of {window} bytes, at most {self.limits.window_bytes} "
+                "are given; compress without --long or --ultra"
+            )
+
+    def _take_block(self, header: int, at: int) -> None:
+        self._last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        if kind == 3 or size > MAX_BLOCK_BYTES:
+            raise ArchiveDamaged(f"byte {at}: no zstd block begins here")
+        self._need = 1 if kind == 1 else size  # a run of one octet
+        self._state = _DATA
+        if not self._need:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        if not self._last:
+            self._state, self._need = _BLOCK, 3
+        elif self._has_trailer:
+            self._state, self._need = _TRAILER, 4
+        else:
+            self._state, self._need = _MAGIC, 4
+
+
+def _header_bytes(descriptor: int) -> int:
+    """Bytes of a frame header after its descriptor."""
+    single = descriptor >> 5 & 1
+    size_flag = descriptor >> 6
+    size_bytes = 1 if single and not size_flag else _SIZE_BYTES[size_flag]
+    return (0 if single else 1) + _DICTIONARY_BYTES[descriptor & 3] + size_bytes
+
+
+def unpack_frame(data: bytes, content_bytes: int) -> bytes | None:
+    """One frame at once, when it says itself that it holds `content_bytes`; None when it does not say that.
+
+    Raises ArchiveDamaged.
+    """
+    try:
+        if not content_bytes or zstandard.frame_content_size(data) != content_bytes:
+            return None
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=content_bytes)
+    except zstandard.ZstdError as error:
+        raise ArchiveDamaged(f"a zstd frame: {error}") from None

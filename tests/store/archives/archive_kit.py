@@ -1,0 +1,129 @@
+"""Archives under test, and what the standard library says is in them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import random
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import lz4.frame
+import zstandard
+
+from storage_node.store.archives.archive import Archive, open_archive
+from storage_node.store.archives.index import MemberIndex
+from storage_node.store.archives.reframe import reframe
+from storage_node.store.archives.source import BytesSource
+from storage_node.store.archives.tar_index import TarIndexer
+
+WRITTEN_BY_BSDTAR = Path(__file__).with_name("written_by_bsdtar")
+
+NAMES = (
+    "a.wav", "en/a.wav", "./en/a.wav", "/root/a.wav", "../../a.wav", "a//b", "with space.txt", "grüße/日本.flac",
+    "n" * 99, "n" * 100, "n" * 101, "dir/" * 30 + "deep.txt", "d" * 150 + "/" + "n" * 90, "x" * 600, "back\\slash",
+    "new\nline", "ünïcode" * 40,
+)  # fmt: skip
+
+
+def content(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def our_name(name: str) -> str:
+    """A name of `tarfile`, by the rule of member.py."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def tar_members(data: bytes) -> dict[str, bytes]:
+    """What `tarfile` finds by name: regular files, and hard links to them."""
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        found: dict[str, bytes] = {}
+        for name in {member.name for member in tar.getmembers()}:
+            member = tar.getmember(name)
+            if member.isreg() or member.islnk():
+                file = tar.extractfile(member)
+                assert file is not None
+                found[our_name(name)] = file.read()
+        return found
+
+
+def zip_members(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+
+
+def make_tar(
+    files: Sequence[tuple[str, bytes]], tar_format: int = tarfile.PAX_FORMAT, encoding: str = "utf-8"
+) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tar_format, encoding=encoding) as tar:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def index_of(tar: bytes, borders: Sequence[int] = ()) -> MemberIndex:
+    """The index of a tar that comes in chunks with these borders."""
+    indexer = TarIndexer()
+    cuts = [0, *sorted(border for border in borders if border < len(tar)), len(tar)]
+    for start, stop in itertools.pairwise(cuts):
+        indexer.feed(memoryview(tar)[start:stop])
+    return indexer.finish()
+
+
+def served(data: bytes, name: str = "shard.tar") -> dict[str, bytes]:
+    """Every member, through an index made for it."""
+    return members_of(open_archive(BytesSource(data), name))
+
+
+def members_of(archive: Archive) -> dict[str, bytes]:
+    return {member.name: archive.read_member(member) for member in archive.index}
+
+
+def run(command: Sequence[str], stdin: bytes = b"", cwd: Path | None = None) -> bytes:
+    return subprocess.run(command, input=stdin, capture_output=True, check=True, timeout=60, cwd=cwd).stdout
+
+
+def in_zip(files: Mapping[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def lz4_frame(data: bytes, *, linked: bool) -> bytes:
+    packed = lz4.frame.compress(
+        data, block_size=lz4.frame.BLOCKSIZE_MAX64KB, block_linked=linked, block_checksum=not linked,
+        content_checksum=True,
+    )  # fmt: skip
+    return bytes(packed)
+
+
+def packed_in_every_way(tar: bytes) -> dict[str, tuple[str, bytes]]:
+    """How it is packed: name and bytes of the compressed shard."""
+    half = len(tar) // 2
+    zstd = zstandard.ZstdCompressor(level=1, write_checksum=True)
+    ways = {
+        "gzip": ("s.tar.gz", gzip.compress(tar, 1)),
+        "gzip members": ("s.TGZ", gzip.compress(tar[:half], 1) + gzip.compress(tar[half:], 1) + bytes(700)),
+        "zstd, one frame": ("s.tar.zst", zstd.compress(tar)),
+        "zstd, frames": ("s.tar.zst", zstd.compress(tar[:half]) + zstd.compress(b"") + zstd.compress(tar[half:])),
+        "zstd, seekable": ("s.tzst", b"".join(reframe([tar]))),
+        "lz4, linked": ("s.tar.lz4", lz4_frame(tar, linked=True)),
+        "lz4, independent": ("s.tar.lz4", lz4_frame(tar, linked=False)),
+        "lz4, frames": ("s.tlz4", lz4_frame(tar[:half], linked=False) + lz4_frame(tar[half:], linked=True)),
+    }
+    if shutil.which("zstd"):
+        ways["zstd, by its own tool, of unknown size"] = ("s.tar.zst", run(["zstd", "-q", "-c"], tar))
+    if shutil.which("lz4"):
+        ways["lz4, by its own tool"] = ("s.tar.lz4", run(["lz4", "-q", "-c"], tar))
+    return ways
