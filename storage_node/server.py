@@ -21,6 +21,8 @@ import grpc.aio
 from protos import ais_batch_pb2, ais_cluster_pb2_grpc, ais_objects_pb2_grpc, ais_replica_pb2_grpc
 from storage_node.background import keep_going
 from storage_node.batch.session import BatchService
+from storage_node.cluster.drive_care import DriveCare
+from storage_node.cluster.drive_service import DriveService
 from storage_node.cluster.following import Follower
 from storage_node.cluster.repair import Repair
 from storage_node.cluster.repair_service import RepairService
@@ -141,6 +143,8 @@ class NodeServer:
             ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(service), server)
             self.repair = repair = Repair(service, self.membership, writes, lambda: self.endpoint)
             ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), server)
+            self.drives = drives = DriveCare(service, self.membership, self._keeper, repair)
+            ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), server)
             repair.prepare()
             server.add_generic_rpc_handlers((_session_handler(service),))
             try:
@@ -159,9 +163,11 @@ class NodeServer:
                 asyncio.create_task(keep_going("following the cluster's map", follower.run)),
             ]
             repair.start()
+            drives.start()
             await self._stopping.wait()
             for task in beside:
                 task.cancel()
+            await drives.stop()
             await repair.stop()
             service.stop()
             await server.stop(self._grace_s)

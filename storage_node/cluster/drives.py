@@ -10,14 +10,17 @@ another host, and are the same node there. New nodes are made only when asked fo
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from storage_node.cluster import node_file
 from storage_node.store import identity as identities
+from storage_node.store import record as records
 from storage_node.store.errors import FormatError
 from storage_node.store.identity import DriveIdentity
+from storage_node.store.record import ClusterRecord
 from storage_node.store.store import Store
 
 
@@ -74,6 +77,9 @@ def find_nodes(root: Path) -> Found:
                 continue
             if identity is not None:
                 known[drive] = identity
+    for drive in _given_up(known):
+        del known[drive]
+        problems.append(f"{drive}: its node has given this drive up; empty the folder to use it again")
     nodes = group_drives(known)
     gone = {uuid for uuid, told in said.items() if told.removed}
     here = {node.uuid for node in nodes}
@@ -91,6 +97,20 @@ def group_drives(known: Mapping[Path, DriveIdentity]) -> list[NodeDrives]:
     for drive in sorted(known):
         by_store.setdefault(known[drive].store_uuid, []).append(drive)
     return [NodeDrives(uuid, tuple(drives)) for uuid, drives in by_store.items()]
+
+
+def _given_up(known: Mapping[Path, DriveIdentity]) -> list[Path]:
+    """Drives of which another drive of their node knows that they are not the node's any more."""
+    newest: dict[str, ClusterRecord] = {}
+    for drive, identity in known.items():
+        with contextlib.suppress(FormatError, OSError):
+            record, before = records.read(drive), newest.get(identity.store_uuid)
+            if record is not None and (before is None or record.order > before.order):
+                newest[identity.store_uuid] = record
+    return [
+        drive for drive, identity in known.items()
+        if identity.store_uuid in newest and identity.drive_uuid in newest[identity.store_uuid].gone
+    ]  # fmt: skip
 
 
 def plan_new_nodes(root: Path, taken: Iterable[str], nodes: int, drives_per_node: int) -> list[tuple[Path, ...]]:

@@ -185,7 +185,7 @@ class Repair:
 
     def _all_in_place(self) -> bool:
         """Whether going through all drives, one by one, comes past all objects: none is away, none moves."""
-        return all(drive is not None for drive in self._store.drives)
+        return all(drive is not None for drive in self._store.drives) and not self._store.moving
 
     async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]) -> bool:
         """Do what one page asks for; whether that was nothing."""

@@ -1,0 +1,96 @@
+"""Nodes of several drives in this process, in one cluster, laid out below a root as an operator's are."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ais_loader.testing import eventually
+from protos import ais_cluster_pb2 as pb
+from storage_node.cluster import drive_orders, node_file
+from storage_node.cluster.node_file import NodeFile
+from storage_node.config import ServerConfig
+from storage_node.server import NodeServer
+from storage_node.store.copies import StoredVersion
+from storage_node.store.store import Store
+
+TIMEOUT_S = 40.0
+
+
+@dataclass
+class DriveCluster:
+    root: Path
+    nodes: list[NodeServer]
+    map: pb.ClusterMap
+
+    @property
+    def url(self) -> str:
+        return ",".join(node.url for node in self.nodes)
+
+    def store(self, number: int) -> Store:
+        service = self.nodes[number].service
+        assert service is not None
+        return service.store
+
+    def folder(self, number: int, drive: int) -> Path:
+        return self.root / f"node-{number}" / f"drive-{drive}"
+
+    def drive_uuid(self, number: int, drive: int) -> str:
+        return next(one.uuid for one in self.report(number).drive if one.path == str(self.folder(number, drive)))
+
+    def report(self, number: int) -> pb.ListDrivesResponse:
+        return drive_orders.drives_at(self.nodes[number].url.removeprefix("grpc://"))
+
+    def states(self, number: int) -> list[str]:
+        return [pb.DriveCondition.State.Name(one.state) for one in self.report(number).drive]
+
+    def held(self, number: int, bucket: str) -> dict[str, StoredVersion]:
+        return {found.name: found for found in self.store(number).versions(bucket)}
+
+    def in_place(self, bucket: str, names: set[str]) -> bool:
+        """Whether every name is on its owners, and nowhere else, in one version."""
+        view = self.nodes[0].membership.view
+        assert view is not None
+        held = {node.membership.node_uuid: self.held(at, bucket) for at, node in enumerate(self.nodes)}
+        for name in names:
+            owners = {view.nodes[at].uuid for at in view.owners(view.buckets[bucket], name)}
+            found = {uuid: there[name].version for uuid, there in held.items() if name in there}
+            if found.keys() != owners or len(set(found.values())) != 1:
+                return False
+        return True
+
+    def settled(self, number: int) -> None:
+        """Wait until nothing moves inside the node, and nothing comes to it."""
+        def calm() -> bool:
+            report = self.report(number)
+            return not report.moving and not report.refilling
+
+        eventually(calm, TIMEOUT_S, interval_s=0.1)
+
+
+@contextmanager
+def drive_cluster(
+    root: Path, nodes: int = 3, *, drives: int = 2, buckets: Mapping[str, int], **config: Any
+) -> Iterator[DriveCluster]:
+    """`buckets`: with their number of copies."""
+    made = DriveCluster(root, [], pb.ClusterMap(cluster_uuid=uuid.uuid4().bytes, version=1))
+    settings = {"repair_interval_s": 0.5, **config}
+    with ExitStack() as held:
+        for number in range(nodes):
+            folders = [made.folder(number, drive) for drive in range(drives)]
+            node = held.enter_context(NodeServer(folders, ServerConfig(port=0, **settings)))
+            made.nodes.append(node)
+            endpoint = node.url.removeprefix("grpc://")
+            node_file.write(root / f"node-{number}", NodeFile(node.membership.node_uuid.hex(), endpoint))
+            made.map.node.add(
+                uuid=node.membership.node_uuid, host=f"host-{number}", endpoint=endpoint, weight=1.0, number=number + 1
+            )
+        for name, copies in buckets.items():
+            made.map.bucket.add(name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)
+        for node in made.nodes:
+            node.membership.learn(made.map)
+        yield made
