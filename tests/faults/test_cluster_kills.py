@@ -57,33 +57,31 @@ def cluster(running: ClusterProcesses) -> ClusterProcesses:
 
 
 class Killer:
-    """Kills any node that runs, and has each brought back at once, beside whatever goes on. A context manager: in the
-    end all run."""
+    """Kills any node that serves, and has each brought back at once, beside whatever goes on: two, or all, may be away
+    together. A context manager: in the end all run."""
 
     def __init__(self, cluster: ClusterProcesses, draw: random.Random) -> None:
         self._cluster = cluster
         self._draw = draw
-        self._coming: list[Future[None]] = []
+        self._starts: dict[int, Future[None]] = {}
         self._pool = ThreadPoolExecutor(len(cluster.nodes))
         self.killed = 0
 
     def __call__(self) -> None:
-        alive = [number for number, node in enumerate(self._cluster.nodes) if node.alive]
-        coming = [number for number, done in enumerate(self._coming) if not done.done()]
-        if not alive or len(coming) == len(self._cluster.nodes):
-            return
-        victim = self._draw.choice(alive)
-        self._cluster.kill([victim])
-        self.killed += 1
-        self._coming.append(self._pool.submit(self._cluster.start, [victim]))
+        serving = [at for at in range(len(self._cluster.nodes)) if at not in self._starts or self._starts[at].done()]
+        if serving:
+            victim = self._draw.choice(serving)
+            self._cluster.kill([victim])
+            self._starts[victim] = self._pool.submit(self._cluster.start, [victim])
+            self.killed += 1
 
     def __enter__(self) -> Killer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
-        for done in self._coming:
-            done.result()
+        for start in self._starts.values():
+            start.result()
 
 
 @pytest.mark.timeout(900)
