@@ -16,11 +16,11 @@ def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) ->
     here = store.buckets()
     known = set(before.buckets) if before is not None else set()
     for name in (known - set(view.buckets)) & set(here):
-        store.delete_bucket(name, force=True)
+        store.delete_bucket(name, force=True, of_cluster=True)
     for name, bucket in view.buckets.items():
         if name in here and here[name].uuid_bytes != bucket.uuid:
             # Deleted and made again while this node was away; or, half-way through a map that was never used, empty.
-            store.delete_bucket(name, force=name in known)
+            store.delete_bucket(name, force=name in known, of_cluster=True)
         store.create_bucket(name, copies=bucket.copies, exist_ok=True, bucket_uuid=bucket.uuid.hex())
 
 

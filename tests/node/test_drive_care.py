@@ -1,0 +1,251 @@
+"""Drives of nodes that serve: added, retired, disabled, given up; what was on them is read, and comes back."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
+
+from ais_loader import Bucket, connect, errors
+from ais_loader.testing import eventually, seeded_bytes
+from protos import ais_cluster_pb2 as pb
+from storage_node.cluster import drive_orders as orders
+from storage_node.cluster.drive_orders import NodeOfDrives
+from storage_node.cluster.drives import find_nodes
+from storage_node.cluster.head import ClusterError
+from storage_node.server import NodeServer
+from storage_node.store.store import Store
+
+TWO, ONE = "two", "one"
+OBJECTS = {f"k{at:03d}": seeded_bytes(300_000 if at % 20 == 7 else 200 + at, seed=at) for at in range(80)}
+
+
+def fill(bucket: Bucket) -> None:
+    list(bucket.put_many(OBJECTS.items()))
+
+
+def read_all(bucket: Bucket) -> None:
+    """Every object, in every way."""
+    for assembly in ("direct", "target"):
+        assert bucket.get_batch(list(OBJECTS), assembly=assembly).tobytes() == list(OBJECTS.values())
+    assert [info.name for info in bucket.objects()] == sorted(OBJECTS)
+    for name, data in OBJECTS.items():
+        assert bucket.head(name).size_bytes == len(data)
+        assert bucket.get(name) == data
+
+
+def node_of(cluster: DriveCluster, number: int) -> NodeOfDrives:
+    return orders.find_node(orders.nodes_with_drives(cluster.root), f"node-{number}")
+
+
+def of(cluster: DriveCluster, number: int, drive: int) -> pb.DriveCondition:
+    uuid = cluster.drive_uuid(number, drive)
+    return next(one for one in cluster.report(number).drive if one.uuid == uuid)
+
+
+def on_drive(cluster: DriveCluster, number: int, drive: int, bucket: str) -> set[str]:
+    """Names on one drive of a node."""
+    store = cluster.store(number)
+    uuid = cluster.drive_uuid(number, drive)
+    found = next(one for one in store.drives if one is not None and one.identity.drive_uuid == uuid)
+    return {name for name, _ in found.scan(store.bucket(bucket).uuid_bytes, "", "")}
+
+
+def test_what_is_on_a_disabled_drive_is_read_from_other_copies_and_written_past_it(tmp_path: Path) -> None:
+    with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
+        bucket = client.bucket(TWO)
+        fill(bucket)
+        away = on_drive(cluster, 1, 0, TWO)
+        assert away and on_drive(cluster, 1, 1, TWO)
+        orders.disable(node_of(cluster, 1), of(cluster, 1, 0))
+        assert cluster.states(1) == ["DISABLED", "ACTIVE"]
+        read_all(bucket)
+        now = OBJECTS | {name: OBJECTS[name][::-1] for name in away}
+        for name in away:
+            bucket.put(name, now[name])
+        deleted = min(away)
+        bucket.delete(deleted)
+        read = {name: data for name, data in now.items() if name != deleted}
+        assert bucket.get_batch(list(read)).tobytes() == list(read.values())
+        orders.enable(node_of(cluster, 1), of(cluster, 1, 0), None)
+        cluster.settled(1)
+        assert cluster.states(1) == ["ACTIVE", "ACTIVE"]
+        eventually(lambda: cluster.in_place(TWO, set(read)), TIMEOUT_S, interval_s=0.1)
+        assert cluster.held(1, TWO)[deleted].is_tombstone, "it was deleted while the drive was away"
+        cluster.nodes[0].stop(grace_s=0.2)
+        cluster.nodes[2].stop(grace_s=0.2)
+        for name in away - {deleted}:
+            assert bucket.get(name) == now[name], "nothing old is on the drive that is back"
+
+
+def test_what_has_one_copy_on_a_disabled_drive_is_answered_with_its_status(tmp_path: Path) -> None:
+    with drive_cluster(tmp_path, 2, buckets={ONE: 1}) as cluster, connect(cluster.url, retry_s=1.0) as client:
+        bucket = client.bucket(ONE)
+        fill(bucket)
+        away = on_drive(cluster, 0, 1, ONE)
+        orders.disable(node_of(cluster, 0), of(cluster, 0, 1))
+        items = list(bucket.get_batch(list(OBJECTS), on_error="placeholder"))
+        assert {item.entry.name for item in items if not item.ok} == away
+        assert {item.status.name for item in items if not item.ok} == {"UNAVAILABLE"}
+        with pytest.raises(errors.DriveFailed, match="disabled by hand"):
+            bucket.head(min(away))
+        with pytest.raises(ClusterError, match="keeps one copy"):
+            orders.forget(node_of(cluster, 0), of(cluster, 0, 1), lost=False)
+        orders.forget(node_of(cluster, 0), of(cluster, 0, 1), lost=True)
+        assert {info.name for info in bucket.objects()} == set(OBJECTS) - away
+        with pytest.raises(errors.ObjectNotFound):
+            bucket.head(min(away))
+
+
+def test_a_drive_that_was_given_up_is_filled_again_from_other_nodes(tmp_path: Path) -> None:
+    with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
+        bucket = client.bucket(TWO)
+        fill(bucket)
+        lost = on_drive(cluster, 1, 0, TWO)
+        orders.disable(node_of(cluster, 1), of(cluster, 1, 0))
+        old = cluster.folder(1, 0)
+        with pytest.raises(ClusterError, match="works: retire it"):
+            orders.forget(node_of(cluster, 1), of(cluster, 1, 1), lost=True)
+        orders.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=False)
+        read_all(bucket)
+        cluster.settled(1)
+        assert cluster.states(1) == ["ACTIVE"]
+        eventually(lambda: cluster.in_place(TWO, set(OBJECTS)), TIMEOUT_S, interval_s=0.1)
+        assert lost <= on_drive(cluster, 1, 1, TWO)
+        assert cluster.nodes[1].repair.counts.names_fetched + sum(
+            node.repair.counts.objects_pushed for node in cluster.nodes
+        ) >= len(lost)
+        read_all(bucket)
+        with pytest.raises(ClusterError, match="empty the folder"):
+            orders.add(node_of(cluster, 1), old)
+        shutil.rmtree(old)
+        orders.add(node_of(cluster, 1), old)
+        cluster.settled(1)
+        assert on_drive(cluster, 1, 0, TWO)
+        read_all(bucket)
+
+
+def test_while_lost_copies_are_looked_for_a_lack_is_no_answer(tmp_path: Path) -> None:
+    with drive_cluster(tmp_path, 2, buckets={TWO: 2}) as cluster, connect(cluster.url, retry_s=20.0) as client:
+        bucket = client.bucket(TWO)
+        fill(bucket)
+        lost = on_drive(cluster, 1, 0, TWO)
+        kept = on_drive(cluster, 1, 1, TWO)
+        orders.disable(node_of(cluster, 1), of(cluster, 1, 0))
+        config = cluster.nodes[0].config
+        port = cluster.nodes[0].port
+        cluster.nodes[0].stop(grace_s=0.2)
+        orders.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=True)
+        for name in kept:
+            assert bucket.get(name) == OBJECTS[name], "what is here is as good as ever"
+        with connect(cluster.url, retry_s=0.5) as impatient:
+            with pytest.raises(errors.NodeUnavailable):
+                impatient.bucket(TWO).head(min(lost))
+            items = list(impatient.bucket(TWO).get_batch(sorted(lost), on_error="placeholder"))
+            assert {item.status.name for item in items} == {"UNAVAILABLE"}
+            with pytest.raises(errors.NodeUnavailable):
+                list(impatient.bucket(TWO).objects())
+        assert cluster.report(1).refilling
+        folders = [cluster.folder(0, drive) for drive in range(2)]
+        with NodeServer(folders, replace(config, port=port)) as back:
+            cluster.nodes[0] = back
+            cluster.settled(1)
+            assert cluster.held(1, TWO).keys() == OBJECTS.keys()
+            with pytest.raises(errors.ObjectNotFound):
+                bucket.head("never")
+            read_all(bucket)
+
+
+def test_objects_move_to_a_new_drive_and_off_one_that_retires(tmp_path: Path) -> None:
+    with drive_cluster(tmp_path, 2, drives=1, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
+        bucket = client.bucket(TWO)
+        fill(bucket)
+        new = orders.new_folder(tmp_path, node_of(cluster, 0))
+        assert new == tmp_path / "node-0" / "drive-1"
+        orders.add(node_of(cluster, 0), new)
+        read_all(bucket)
+        cluster.settled(0)
+        moved = on_drive(cluster, 0, 1, TWO)
+        assert moved and not moved & on_drive(cluster, 0, 0, TWO)
+        assert cluster.report(0).objects_moved >= len(moved)
+        orders.retire(node_of(cluster, 0), of(cluster, 0, 0))
+        read_all(bucket)
+        eventually(lambda: len(cluster.states(0)) == 1, TIMEOUT_S, interval_s=0.1)
+        assert on_drive(cluster, 0, 1, TWO) == set(OBJECTS)
+        read_all(bucket)
+        (found,) = [node for node in find_nodes(tmp_path).nodes if node.name == "node-0"]
+        assert found.drives == (new,), "a drive that has left is not looked for again"
+        cluster.nodes[0].stop(grace_s=0.2)
+        with Store.open(found.drives, mode="a") as store:
+            assert {name for name, _ in store.objects(TWO)} == set(OBJECTS)
+            assert {state.problem for state in store.states()} == {None}
+
+
+def test_a_drive_that_is_missing_is_given_up_after_its_grace_and_no_sooner_than_it_may(tmp_path: Path) -> None:
+    with (
+        drive_cluster(tmp_path, buckets={TWO: 2, ONE: 1}, drive_grace_s=0.3) as cluster,
+        connect(cluster.url) as client,
+    ):
+        bucket = client.bucket(TWO)
+        fill(bucket)
+        folders = [cluster.folder(2, drive) for drive in range(2)]
+        config, port = cluster.nodes[2].config, cluster.nodes[2].port
+        cluster.nodes[2].stop(grace_s=0.2)
+        folders[1].rename(tmp_path / "away")
+        with NodeServer(folders, replace(config, port=port)) as back:
+            cluster.nodes[2] = back
+            eventually(lambda: "keeps one copy" in cluster.report(2).drive[1].kept_because, TIMEOUT_S)
+            assert cluster.states(2) == ["ACTIVE", "MISSING"]
+            client.delete_bucket(ONE, force=True)
+            eventually(lambda: cluster.states(2) == ["ACTIVE"], TIMEOUT_S, interval_s=0.1)
+            cluster.settled(2)
+            eventually(lambda: cluster.in_place(TWO, set(OBJECTS)), TIMEOUT_S, interval_s=0.1)
+            read_all(bucket)
+
+
+def test_a_change_of_the_map_waits_for_a_drive_only_until_it_is_given_up(tmp_path: Path) -> None:
+    with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
+        bucket = client.bucket(TWO)
+        fill(bucket)
+        orders.disable(node_of(cluster, 1), of(cluster, 1, 0))
+        cluster.map.version += 1
+        cluster.map.node[2].state = pb.MapNode.LEAVING
+        for node in cluster.nodes:
+            node.membership.learn(cluster.map)
+        eventually(lambda: cluster.nodes[2].repair.counts.passes > 2, TIMEOUT_S)
+        view = cluster.nodes[0].membership.view
+        assert view is not None and view.version == cluster.map.version, "node 1 may lack what node 2 has"
+        orders.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=True)
+
+        def left() -> bool:
+            now = cluster.nodes[0].membership.view
+            return now is not None and len(now.nodes) == 2
+
+        eventually(left, TIMEOUT_S, interval_s=0.1)
+        cluster.nodes[2].stop(grace_s=0.2)
+        for name, data in OBJECTS.items():
+            assert bucket.get(name) == data
+
+
+def test_orders_that_make_no_sense_are_refused_with_the_reason(tmp_path: Path) -> None:
+    with drive_cluster(tmp_path, 1, drives=1, buckets={TWO: 2}) as cluster:
+        node = node_of(cluster, 0)
+        with pytest.raises(ClusterError, match="absolute path"):
+            orders.add(node, Path("relative"))
+        with pytest.raises(ClusterError, match="a drive of this store already"):
+            orders.add(node, cluster.folder(0, 0))
+        full = tmp_path / "node-0" / "full"
+        full.mkdir()
+        (full / "letter.txt").write_text("mine")
+        with pytest.raises(ClusterError, match=r"letter\.txt"):
+            orders.add(node, full)
+        with pytest.raises(ClusterError, match="no drive 1234"):
+            orders.retire(node, pb.DriveCondition(uuid="1234"))
+        with pytest.raises(ClusterError, match="last one"):
+            orders.retire(node, of(cluster, 0, 0))
+        with pytest.raises(ClusterError, match="NODE/DRIVE"):
+            orders.require_below(tmp_path, tmp_path / "elsewhere")
+        assert cluster.states(0) == ["ACTIVE"]
