@@ -125,13 +125,14 @@ class DriveChanges(Copies):
                 raise InvalidRequest(f"drive {uuid} is the last one that takes objects; add another one first")
             self._change_drives(lambda record: record.without_drive(uuid), whoever=True)
             self._set.slots[slot].problem = f"drive {uuid} was forgotten"
+        self._purge_all()
 
     # -- failing, and coming back
 
     def disable_drive(self, uuid: str, reason: str) -> None:
-        """Stop using a drive, at once: its names answer DriveFailed with this reason, also after a minute of waiting
-        for what runs on it.
+        """Stop using a drive: its names answer DriveFailed with this reason, at once for all threads but this one.
 
+        This one waits for the commits that are running on the drive, and closes it; who is reading from it reads on.
         Nothing of this lasts: when the store is opened again, the drive is as well. Harmless when it is not open.
         Raises InvalidRequest, StoreClosed.
         """
@@ -154,7 +155,10 @@ class DriveChanges(Copies):
             if self._set.slots[slot].drive is not None:
                 return
             root = self._where(slot, path)
-            there = records.read(root)
+            try:
+                there = records.read(root)
+            except OSError as error:
+                raise drive_error(error, root, "reading its record") from error
             if there is not None and there.order > self.record.order:
                 raise FormatError(f"{root} knows of later changes of the store; close the store and open it with it")
             drive = self._open_drive(root, DriveIdentity(uuid, self.record.store_uuid))
@@ -164,9 +168,13 @@ class DriveChanges(Copies):
                 drive.close()
                 raise
         if self.writable:
-            for bucket_uuid in self.record.purging:
-                with contextlib.suppress(StoreError):  # the next start goes on
-                    self._purge(bucket_uuid)
+            self._purge_all()
+
+    def _purge_all(self) -> None:
+        """Finish deleting the buckets that were being deleted."""
+        for bucket_uuid in self.record.purging:
+            with contextlib.suppress(StoreError):  # the next start goes on
+                self._purge(bucket_uuid)
 
     def _admit(self, slot: int, drive: Drive) -> None:
         with self._record_lock, self._set.gate.alone():

@@ -52,6 +52,11 @@ class Gate:
                 self._closed = False
                 self._changed.notify_all()
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process has it through a fork."""
+        return self._pid != os.getpid()
+
     def _require_own_process(self) -> None:
-        if self._pid != os.getpid():
+        if self.is_inherited:
             raise StoreClosed("the store was opened before a fork; open it again in the child")

@@ -161,9 +161,7 @@ def _strangers(known: dict[Path, DriveIdentity], record: ClusterRecord, *, mend:
 
 
 def is_blank(root: Path) -> bool:
-    """Whether a drive was never used: it has an identity, and that is all."""
-    if (root / records.FILE_NAME).exists():
-        return False
+    """Whether nothing was ever stored on a drive."""
     objects = root / "objects"
     return not objects.is_dir() or not any(objects.iterdir())
 
