@@ -218,12 +218,11 @@ class FairSlots:
         return not len(self._queue) or self._queue.may_pass(tenant)
 
     def charge(self, tenant: str, size_bytes: int) -> None:
-        """Something small was."""
+        """Something small was. With nothing else about, all are equals again at once."""
         self._note(tenant)
         self._count(tenant, size_bytes)
-        self._queue.charge(tenant, max(size_bytes, MIN_COST_BYTES))
-        if not self.taken and not len(self._queue):
-            self._queue.forgive()
+        if self.taken or len(self._queue):
+            self._queue.charge(tenant, max(size_bytes, MIN_COST_BYTES))
 
     async def acquire(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> Slot:
         """A slot, in this tenant's turn, and the memory. `size_bytes` is what the tenant is charged.

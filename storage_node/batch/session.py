@@ -130,17 +130,30 @@ class BatchService:
 
         Cancelled, it still returns only when the function has, or never will be run: what it works on may be closed.
         """
-        work = self._readers.submit(self._begin, clock_s(), function, *arguments)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            """On a reader thread. Hands the outcome over itself: `wrap_future` costs half as much as all the rest."""
+            self.pressure.reader_waited(clock_s() - submitted_s)
+            try:
+                result = function(*arguments)
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                loop.call_soon_threadsafe(_fail, answer, error)
+            else:
+                loop.call_soon_threadsafe(_answer, answer, result)
+
+        submitted_s = clock_s()
+        submitted = self._readers.submit(work)
         self.counts.pending_reads += 1
         try:
-            return await settled(asyncio.wrap_future(work), work.cancel)
+            return await answer
+        except asyncio.CancelledError:
+            if not submitted.cancel():
+                await settled(asyncio.wrap_future(submitted))
+            raise
         finally:
             self.counts.pending_reads -= 1
-
-    def _begin(self, submitted_s: float, function: Callable[..., T], *arguments: object) -> T:
-        """On a reader thread."""
-        self.pressure.reader_waited(clock_s() - submitted_s)
-        return function(*arguments)
 
     async def turn(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> Slot:
         """Wait for this tenant's turn to have a frame read and sent; see `FairSlots.acquire`."""
@@ -312,6 +325,16 @@ class _Session:
             if places.elsewhere:
                 return AssembledRun(service, batch_id, request, credit, self._send, tally, places)
         return OwnRun(service, batch_id, request, credit, self._send, tally)
+
+
+def _answer(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():  # else nobody waits for it any more
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[T], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 def _refused(kind: str, message: str) -> pb.End:
