@@ -17,7 +17,7 @@ from protos import ais_replica_pb2 as wire
 from protos import ais_replica_pb2_grpc
 from protos.cluster_map import ClusterView
 from storage_node.cluster.copies import REACH_TIMEOUT_S, CopyLost, reporting
-from storage_node.cluster.replica import to_wire
+from storage_node.cluster.replica import from_wire, to_wire
 from storage_node.cluster.targets import Candidates, Target, TooFewCopies
 from storage_node.store.errors import StoreError
 from storage_node.store.format import Version
@@ -54,15 +54,29 @@ async def tell_absent(nodes: Nodes, entries: Sequence[Staged], versions: Sequenc
                     request.name.append(entry.name)
                     request.version.append(to_wire(version))
 
-    async def tell(endpoint: str, request: wire.MissedRequest) -> None:
-        stub = ais_replica_pb2_grpc.RepairStub(nodes.channels.to(endpoint))
-        try:
-            with reporting(nodes.channels, endpoint):
-                await stub.Missed(request, timeout=REACH_TIMEOUT_S)
-        except CopyLost:
-            return
+    await asyncio.gather(*(_tell(nodes, endpoint, request) for (endpoint, _), request in missed.items()))
 
-    await asyncio.gather(*(tell(endpoint, request) for (endpoint, _), request in missed.items()))
+
+async def tell_missed(nodes: Nodes, target: Target, name: str, node: int, version: wire.ObjectVersion) -> bool:
+    """Tell one node that it has no part in this version of an object, should an older one come to it; False."""
+    bucket = target.bucket
+    if node == target.position:
+        nodes.service.store.doubts.doubt_names(bucket.uuid, {name: from_wire(version)})
+        return False
+    request = wire.MissedRequest(
+        bucket=wire.BucketRef(name=bucket.name, uuid=bucket.uuid), name=[name], version=[version]
+    )
+    await _tell(nodes, target.endpoint(node), request)
+    return False
+
+
+async def _tell(nodes: Nodes, endpoint: str, request: wire.MissedRequest) -> None:
+    stub = ais_replica_pb2_grpc.RepairStub(nodes.channels.to(endpoint))
+    try:
+        with reporting(nodes.channels, endpoint):
+            await stub.Missed(request, timeout=REACH_TIMEOUT_S)
+    except CopyLost:
+        return
 
 
 def outdated(nodes: Nodes, entry: Candidates) -> StoreError | None:

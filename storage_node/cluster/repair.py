@@ -138,20 +138,23 @@ class Repair:
             wait_s = self._service.config.repair_interval_s
             self._wake.clear()
             if view is not None and self._membership.position is not None:
+                before = self._done()
                 try:
-                    clean = await self._pass(view)
-                    counted = clean and self.counts.clean_version == view.version
+                    clean, counted = await self._pass(view)
                 except StoreError as error:
                     log.warning("a pass of repair ended early: %s", error)
                     clean = counted = False
-                retry_s = BUSY_INTERVAL_S if clean else min(2 * retry_s, LONGEST_RETRY_S)
-                if not clean:
+                gets_on = clean or counted or self._done() != before
+                retry_s = BUSY_INTERVAL_S if gets_on else min(2 * retry_s, LONGEST_RETRY_S)
+                if not clean or is_changing(view):
                     wait_s = min(wait_s, retry_s)
-                elif is_changing(view):
-                    wait_s = min(wait_s, BUSY_INTERVAL_S)
-                    if counted:
-                        await self._finish(view)
+                if counted and is_changing(view):
+                    await self._finish(view)
             await self._wait(view, wait_s)
+
+    def _done(self) -> tuple[int, ...]:
+        counts = self.counts
+        return counts.objects_pushed, counts.tombstones_pushed, counts.copies_dropped
 
     async def _wait(self, view: ClusterView | None, wait_s: float) -> None:
         """Until the time is over, the map is another one, or somebody has called `wake`."""
@@ -159,36 +162,44 @@ class Repair:
         while time.monotonic() < until_s and self._membership.view is view and not self._wake.is_set():
             await asyncio.sleep(POLL_S)
 
-    async def _pass(self, view: ClusterView) -> bool:
-        """Go through everything on this node's drives; whether there was nothing to do. Raises StoreError."""
-        agreed = not is_changing(view) or await self._all_act_by(view)
-        clean, record, drives = self._all_in_place(), self._store.record, self._store.drives
+    async def _pass(self, view: ClusterView) -> tuple[bool, bool]:
+        """Go through everything on this node's drives. Raises StoreError.
+
+        Returns whether there was nothing to do, and whether this node need not keep a change of the map from being
+        finished. Clients that go on writing must not keep it from that: another owner may always have something newer
+        of what this node owns, or have told it so.
+        """
+        counted = not is_changing(view) or await self._all_act_by(view)
+        in_place, record, drives = self._all_in_place(), self._store.record, self._store.drives
+        clean = True
         counts = self.counts
         counts.names_seen = 0
         for bucket, drive in itertools.product(view.buckets.values(), drives):
             after = ""
             while drive is not None and (held := await self._service.read(_held, drive, bucket.uuid, after)):
                 if self._membership.view is not view:
-                    return False  # another map, another pass
+                    return False, False  # another map, another pass
                 after = held[-1][0]
                 try:
-                    clean = await self._mend(view, bucket, held) and clean
+                    work = await self._mend(view, bucket, held)
                 except BucketNotFound:
                     break
+                clean, counted = clean and work.is_clean, counted and work.nothing_moves
                 counts.names_seen += len(held)
         counts.passes += 1
         counts.names_before = counts.names_seen
-        clean = clean and self._all_in_place() and self._store.record is record
-        if clean and agreed and not self._store.doubts.any and self._membership.view is view:
+        in_place = in_place and self._all_in_place() and self._store.record is record
+        counted = counted and in_place and not self._store.doubts.buckets() and self._membership.view is view
+        if counted:
             counts.clean_version = view.version
-        return clean
+        return clean and in_place, counted
 
     def _all_in_place(self) -> bool:
         """Whether going through all drives, one by one, comes past all objects: none is away, none moves."""
         return all(drive is not None for drive in self._store.drives) and not self._store.moving
 
-    async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]) -> bool:
-        """Do what one page asks for; whether that was nothing."""
+    async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]) -> Work:
+        """Do what one page asks for; what that was."""
         page, work = await self._plan(view, bucket, held)
         sizes = {name: state.size_bytes for name, state in zip(page.names, page.states, strict=True)}
         differing = {*itertools.chain.from_iterable(work.push.values()), *work.older_here}
@@ -206,9 +217,8 @@ class Repair:
         if work.older_here:
             await self._service.read(self._doubt, bucket, {name: state for name, (_, state) in work.older_here.items()})
         await asyncio.gather(*(self._push(view, node, bucket, names, sizes) for node, names in work.push.items()))
-        clean = work.is_clean
         await self._take_away(view, bucket, await self._surely_forgotten(view, bucket, held, work))
-        return clean
+        return work
 
     async def _surely_forgotten(
         self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]], work: Work

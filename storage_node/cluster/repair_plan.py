@@ -62,7 +62,12 @@ class Work:
 
     @property
     def is_clean(self) -> bool:
-        return not (self.push or self.drop or self.older_here or self.unknown)
+        return self.nothing_moves and not self.older_here
+
+    @property
+    def nothing_moves(self) -> bool:
+        """As far as this node knows, what it has is where it belongs; it may not have the newest of what it owns."""
+        return not (self.push or self.drop or self.unknown)
 
 
 def page_of(

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
 from storage_node.batch.session import BatchService
-from storage_node.cluster.absent import absent
+from storage_node.cluster.absent import absent, tell_missed
 from storage_node.cluster.ahead import Ahead
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
@@ -234,11 +234,16 @@ class Replication:
         existed = newest is not None and not newest.is_tombstone
         # An owner that could not be asked may have the object: it finds the tombstone when it comes back.
         if existed or not all(node in found for node in asked.owners):
-            await self._bury(asked, list(found), [from_wire(state.version) for state in states], clock)
+            having = [node for node, state in found.items() if node in asked.taking or state.HasField("version")]
+            rest = [node for node in found if node not in having]
+            await self._bury(asked, having, rest, [from_wire(state.version) for state in states], clock)
         if not existed:
             raise ObjectNotFound(not_found_message(target.bucket.name, name))
 
-    async def _bury(self, asked: Candidates, nodes: Sequence[int], seen: list[Version], clock: int) -> None:
+    async def _bury(
+        self, asked: Candidates, nodes: Sequence[int], rest: Sequence[int], seen: list[Version], clock: int
+    ) -> None:
+        """Leave tombstones on these nodes; the `rest`, which owned the object once, have nothing that needs one."""
         target = asked.target
         store = self._service.store
         clock = max(store.clock, clock) + self._ahead.leap([asked])
@@ -253,8 +258,9 @@ class Replication:
 
         in_use = self._membership.in_use
         in_use.hold(target.epoch)
-        nodes = [*nodes, *absent(self._nodes, target, asked.name, nodes)]
-        burying = asyncio.gather(*(bury(node) for node in nodes))
+        nodes = [*nodes, *absent(self._nodes, target, asked.name, [*nodes, *rest])]
+        telling = (tell_missed(self._nodes, target, asked.name, node, version) for node in rest)
+        burying = asyncio.gather(*map(bury, nodes), *telling)
         burying.add_done_callback(lambda _: in_use.end(target.epoch))
         self._commits.track(burying)
         buried = sum(await asyncio.shield(burying))
