@@ -133,7 +133,7 @@ def _config(options: dict[str, Any], settings: dict[str, Any]) -> ServerConfig:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }  # fmt: skip
     try:
-        chosen = configured(ServerConfig(), merged(settings, typed))
+        chosen = configured(ServerConfig(), merged(merged({}, settings), typed))
     except WrongSetting as error:
         raise click.UsageError(str(error)) from error
     bare = chosen.host

@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -43,6 +44,31 @@ def test_serve_ends_cleanly_when_told_to(tmp_path: Path, number: signal.Signals)
         rest, messages = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, rest, messages) == (0, b"", b"")
     assert run_process("ls", store=str(tmp_path / "s")).stdout == b"b\n"
+
+
+def test_serve_takes_options_before_set_and_set_before_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        'memory_bytes = "64 MiB"\nmax_active_batches = 5\nread_threads = 3\nport = 1\n[tenant_weights]\na = 2\nb = 3\n'
+    )
+    process = subprocess.Popen(
+        command(
+            "serve", "--drive", tmp_path / "s", "--port", "0", "--config", file, "--set", "max_active_batches=6",
+            "--set", "read_threads=2", "--set", "tenant_weights.b=default", "--read-threads", "1",
+            "--advertise", "proxy.example.org:17480", "--json",
+        ),
+        stdout=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    assert process.stdout is not None
+    with _killed_after(process):
+        said = json.loads(process.stdout.readline())
+        assert said["advertised"] == "grpc://proxy.example.org:17480"
+        with connect(said["url"]) as client:
+            limits: Any = client.describe()["limits"]
+    shown = {name: limits[name] for name in ("memory_bytes", "max_active_batches", "read_threads", "tenant_weights")}
+    assert shown == {
+        "memory_bytes": str(64 << 20), "max_active_batches": "6", "read_threads": "1", "tenant_weights": "a=2",
+    }  # fmt: skip
 
 
 @contextlib.contextmanager

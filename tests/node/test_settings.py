@@ -50,6 +50,17 @@ def test_a_file_sets_fields_in_their_own_units(tmp_path: Path) -> None:
     assert other.tenant_weights == config.tenant_weights
 
 
+def test_the_example_of_the_documentation_is_right(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text()
+    path = tmp_path / "cluster.toml"
+    path.write_text(text.partition("```toml\n")[2].partition("```")[0])
+    settings = read_file(path)
+    require_cluster(settings)
+    config = configured(ServerConfig(), for_node(settings, "node-2"))
+    assert (config.memory_bytes, config.durability, config.peer_timeout_s) == (2 << 30, "power", 5.0)
+    assert (config.endpoint(7480), config.tenant_weights) == ("proxy.example.org:17480", {"asr-team": 2.0})
+
+
 def test_every_field_can_be_set() -> None:
     """By the text in which it is shown: what status says may be given to another node."""
     shown = ServerConfig(tenant_weights={}).limits()
