@@ -1,0 +1,201 @@
+"""Every key is put, overwritten and deleted all the time while objects move and nodes die, start, join and leave.
+
+Every answer to a reader is right or an error that says "try again"; nothing that was acknowledged is lost, no old
+version returns, no deleted object rises; in the end all copies are where they belong, byte for byte.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from ais_loader import connect, errors
+from ais_loader.testing import NodeProcess, eventually
+from ais_loader.testing.cluster import ClusterProcesses
+from protos import ais_cluster_pb2 as cluster_pb
+from storage_node.cluster.change import change_map
+from storage_node.cluster.edits import add_node, begin_leave
+from storage_node.cluster.steps import Edit
+from tests.faults.ledger_kit import (
+    BUCKET,
+    TIMEOUT_S,
+    Ledger,
+    assert_content,
+    content,
+    current_map,
+    delete,
+    endpoints,
+    equal,
+    join,
+    put,
+    reading,
+    settled,
+    versions,
+    writing,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # real processes, killed and awaited; machines may be busy
+
+KEYS = [f"k{at:03}" for at in range(240)]
+
+
+@pytest.mark.parametrize("victim", [0, 3], ids=["a-source-is-down", "the-new-node-is-down"])
+def test_all_keys_change_while_a_node_joins_and_one_is_down_and_back(tmp_path: Path, victim: int) -> None:
+    with (
+        ClusterProcesses(tmp_path / "cluster", 3, buckets={BUCKET: 2}) as cluster,
+        NodeProcess([tmp_path / "fourth"]) as fourth,
+        connect(cluster.url) as client,
+    ):
+        nodes, ledger = [*cluster.nodes, fourth], Ledger()
+        put(client.bucket(BUCKET), ledger, KEYS)
+        with (
+            reading(cluster.url, ledger) as clients,
+            writing(cluster.url, ledger, KEYS, seed=victim) as writers,
+        ):
+            join(cluster, fourth, "host-3")
+            nodes[victim].kill()
+            writers.round()
+            nodes[victim].start()
+            writers.round()
+            eventually(lambda: settled(nodes, 4), 2 * TIMEOUT_S, interval_s=0.2)
+            writers.round()
+            writers.stop()
+            clients.round()
+            clients.check(all_answered=False)
+        assert writers.faults == []
+        eventually(lambda: equal(nodes, ledger), TIMEOUT_S, interval_s=0.2)
+        assert_content(cluster.url, ledger)
+
+
+@pytest.mark.parametrize("victim", [1, 2], ids=["the-leaving-node-restarts", "another-node-restarts"])
+def test_all_keys_change_while_a_node_leaves_and_one_restarts(tmp_path: Path, victim: int) -> None:
+    with ClusterProcesses(tmp_path, 4, buckets={BUCKET: 2}) as cluster, connect(cluster.url) as client:
+        ledger = Ledger()
+        put(client.bucket(BUCKET), ledger, KEYS)
+        with (
+            reading(cluster.url, ledger) as clients,
+            writing(cluster.url, ledger, KEYS, seed=victim) as writers,
+        ):
+            change_map(endpoints(cluster.nodes), begin_leave(cluster.uuid_of(1)), timeout_s=TIMEOUT_S)
+            cluster.nodes[victim].restart()
+            writers.round()
+            left = [node for at, node in enumerate(cluster.nodes) if at != 1]
+            eventually(lambda: settled(left, 3), 2 * TIMEOUT_S, interval_s=0.2)
+            assert versions(cluster.nodes[1], cluster.map.bucket[0]) == {}
+            cluster.nodes[1].stop()
+            writers.round()
+            writers.stop()
+            clients.round()
+            clients.check(all_answered=False)
+        assert writers.faults == []
+        eventually(lambda: equal(left, ledger), TIMEOUT_S, interval_s=0.2)
+        assert_content(left[0].url, ledger)
+
+
+def test_two_nodes_join_at_once_and_one_leaves_while_all_keys_change(tmp_path: Path) -> None:
+    with (
+        ClusterProcesses(tmp_path / "cluster", 3, buckets={BUCKET: 2}) as cluster,
+        NodeProcess([tmp_path / "fourth"]) as fourth,
+        NodeProcess([tmp_path / "fifth"]) as fifth,
+        connect(cluster.url) as client,
+    ):
+        nodes, ledger = [*cluster.nodes, fourth, fifth], Ledger()
+        put(client.bucket(BUCKET), ledger, KEYS)
+        with reading(cluster.url, ledger) as clients, writing(cluster.url, ledger, KEYS, seed=7) as writers:
+            joining = [
+                threading.Thread(target=join, args=(cluster, fourth, "host-3"), daemon=True),
+                threading.Thread(target=join, args=(cluster, fifth, "host-4"), daemon=True),
+            ]
+            for thread in joining:
+                thread.start()
+            for thread in joining:
+                thread.join(TIMEOUT_S)
+                assert not thread.is_alive()
+            change_map(endpoints(nodes), begin_leave(cluster.uuid_of(0)), timeout_s=TIMEOUT_S)
+            fifth.restart()
+            writers.round()
+            eventually(lambda: settled(nodes[1:], 4), 2 * TIMEOUT_S, interval_s=0.2)
+            cluster.nodes[0].stop()
+            writers.round()
+            writers.stop()
+            clients.round()
+            clients.check(all_answered=False)
+        assert writers.faults == []
+        eventually(lambda: equal(nodes[1:], ledger), TIMEOUT_S, interval_s=0.2)
+        assert_content(fourth.url, ledger)
+
+
+def moved(member: cluster_pb.MapNode, state: cluster_pb.MapNode.State) -> Edit:
+    """A node that goes the other way in the middle; one that has left by now joins again."""
+
+    def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
+        assert map_ is not None
+        for node in map_.node:
+            if node.uuid == member.uuid:
+                node.state = state
+                return map_
+        return add_node(member)(map_)
+
+    return edit
+
+
+def test_the_only_copies_stay_readable_while_a_node_leaves_and_returns_again_and_again(tmp_path: Path) -> None:
+    """By each map other nodes may let go of what they have, and the map changes just when they do."""
+    draw = random.Random(5)
+    with ClusterProcesses(tmp_path, 3, buckets={BUCKET: 1}) as cluster, connect(cluster.url) as client:
+        ledger, nodes, bucket = Ledger(), cluster.nodes, cluster.map.bucket[0]
+        put(client.bucket(BUCKET), ledger, KEYS)
+        member = cluster.map.node[1]
+        with reading(cluster.url, ledger) as clients:
+            for turn in range(12):
+                state = cluster_pb.MapNode.JOINING if turn % 2 else cluster_pb.MapNode.LEAVING
+                before = {node.url: len(versions(node, bucket)) for node in nodes}
+                change_map(endpoints(nodes), moved(member, state), timeout_s=TIMEOUT_S)
+                going = nodes[1:2] if state == cluster_pb.MapNode.LEAVING else [nodes[0], nodes[2]]
+                if draw.random() < 0.8:  # until some copies have gone; otherwise at once
+
+                    def some_went() -> bool:
+                        return any(len(versions(node, bucket)) < before[node.url] for node in going)  # noqa: B023
+
+                    eventually(lambda: some_went() or settled(nodes, len(current_map(nodes).node)), TIMEOUT_S)
+            change_map(endpoints(nodes), moved(member, cluster_pb.MapNode.JOINING), timeout_s=TIMEOUT_S)
+            eventually(lambda: settled(nodes, 3), TIMEOUT_S, interval_s=0.2)
+            clients.round()
+            clients.check()
+        eventually(lambda: equal(nodes, ledger), TIMEOUT_S, interval_s=0.2)
+        assert_content(cluster.url, ledger)
+
+
+def test_of_a_bucket_deleted_and_made_again_a_node_that_was_down_brings_back_nothing(tmp_path: Path) -> None:
+    with ClusterProcesses(tmp_path, 3, buckets={BUCKET: 2}) as cluster, connect(cluster.url) as client:
+        before, ledger = Ledger(), Ledger(first=1000)
+        bucket = client.bucket(BUCKET)
+        put(bucket, before, KEYS)
+        delete(bucket, before, KEYS[200:])
+        cluster.nodes[1].kill()
+        client.delete_bucket(BUCKET, force=True)
+        client.create_bucket(BUCKET, copies=2)
+        again, never = KEYS[:120], KEYS[120:]
+        put(bucket, ledger, again)
+        with reading(cluster.url, ledger) as clients:
+            cluster.nodes[1].start()
+            with connect(cluster.nodes[1].url) as alone:
+                returned = alone.bucket(BUCKET)
+                for key in again:
+                    assert returned.get(key) == content(key, 1000)
+                for key in never:
+                    with pytest.raises(errors.NotFound):
+                        returned.get(key)
+            put(bucket, ledger, again[:60])
+            delete(bucket, ledger, again[60:80])
+            eventually(lambda: equal(cluster.nodes, ledger), TIMEOUT_S, interval_s=0.2)
+            clients.round()
+            clients.check()
+        made = current_map(cluster.nodes).bucket[0]
+        assert made.uuid != cluster.map.bucket[0].uuid
+        for node in cluster.nodes:
+            assert set(versions(node, made)) <= set(again)
+        assert_content(cluster.url, ledger)
