@@ -1,0 +1,217 @@
+"""Drives come and go between random changes of objects: whatever the history, the store holds what a dict holds."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from protos import ais_batch_pb2 as pb
+from storage_node.store import identity as identities
+from storage_node.store.errors import DriveFailed, InvalidRequest, ObjectNotFound
+from storage_node.store.format import BLOCK_BYTES, Version
+from storage_node.store.identity import DriveIdentity
+from storage_node.store.store import Store
+from storage_node.store.writes import stage_object
+from tests.store.batch_kit import batch
+from tests.store.memory_folder import IN_MEMORY
+from tests.store.store_kit import BUCKET, assert_sound, contents, names, put, read
+
+MEMORY = "/dev/shm" if IN_MEMORY else None
+NAMES = st.integers(0, 40).map(lambda number: f"{'ab'[number % 2]}/{number}")
+SIZES = st.sampled_from([0, 1, 50, BLOCK_BYTES + 1])
+
+
+class DrivesMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory(dir=MEMORY)
+        self._made = 2
+        self.roots = [Path(self._folder.name, "drive-0"), Path(self._folder.name, "drive-1")]
+        self.model: dict[str, bytes] = {}
+        self.metadata: dict[str, dict[str, str]] = {}
+        self.newest: dict[str, Version] = {}
+        self.away: dict[str, Path] = {}
+        self._bytes = random.Random(0)
+        # Placement follows from uuids: the same history must find the same ones, or it cannot be repeated.
+        self._patch = pytest.MonkeyPatch()
+        uuids = random.Random(1)
+        self._patch.setattr(
+            identities, "create", lambda store_uuid: DriveIdentity(uuids.randbytes(16).hex(), store_uuid)
+        )
+
+    @initialize()
+    def open(self) -> None:
+        self.store = Store.open(self.roots)
+        self.store.create_bucket(BUCKET, bucket_uuid="0" * 31 + "1")
+
+    def _note(self, name: str, data: bytes, metadata: dict[str, str], version: Version) -> None:
+        assert name not in self.newest or version > self.newest[name]
+        self.model[name], self.metadata[name], self.newest[name] = data, metadata, version
+
+    def whole(self) -> bool:
+        return not self.away
+
+    # -- objects
+
+    @precondition(whole)
+    @rule(name=NAMES, size=SIZES)
+    def put(self, name: str, size: int) -> None:
+        data = self._bytes.randbytes(size)
+        metadata = {"put": name}
+        self._note(name, data, metadata, put(self.store, name, data, metadata=metadata).version)
+
+    @precondition(whole)
+    @rule(chosen=st.lists(st.tuples(NAMES, SIZES), max_size=12))
+    def put_many(self, chosen: list[tuple[str, int]]) -> None:
+        wanted = {name: self._bytes.randbytes(size) for name, size in chosen}
+        uploads = [stage_object(self.store, BUCKET, name, [data], {}) for name, data in wanted.items()]
+        for (name, data), record in zip(wanted.items(), self.store.commit_many(uploads), strict=True):
+            assert not isinstance(record, Exception), record
+            self._note(name, data, {}, record.version)
+
+    @precondition(whole)
+    @rule(name=NAMES, ahead=st.integers(-2, 3), delete=st.booleans())
+    def hear_of_a_copy(self, name: str, ahead: int, delete: bool) -> None:
+        """A write of another node of a cluster, late or not."""
+        before = self.newest.get(name, Version(1, 1 << 20, 3))
+        version = Version(before.epoch, max(0, before.counter + ahead), 4)
+        if delete:
+            self.store.delete(BUCKET, name, version, keep_tombstone=True)
+        else:
+            with self.store.begin_put(BUCKET, name, {}, version) as upload:
+                upload.write(b"copy")
+                upload.commit()
+        if name not in self.newest or version > self.newest[name]:
+            self.newest[name] = version
+            self.model.pop(name, None)
+            if not delete:
+                self.model[name], self.metadata[name] = b"copy", {}
+
+    @precondition(whole)
+    @rule(name=NAMES, keep_tombstone=st.booleans())
+    def delete(self, name: str, keep_tombstone: bool) -> None:
+        try:
+            left = self.store.delete(BUCKET, name, keep_tombstone=keep_tombstone)
+        except ObjectNotFound:
+            assert name not in self.model
+        else:
+            del self.model[name]
+            if left is not None:
+                assert left.version > self.newest[name]
+                self.newest[name] = left.version
+            else:
+                del self.newest[name]  # without a trace: an older copy may come back, as it may on one drive
+
+    # -- drives
+
+    @precondition(lambda self: len(self.store.record.drives) < 5)
+    @rule()
+    def add(self) -> None:
+        root = Path(self._folder.name, f"drive-{self._made}")
+        self._made += 1
+        try:
+            uuid = self.store.add_drive(root)
+        except DriveFailed:
+            assert len(self.away) * 2 >= len(self.store.record.drives)
+            return
+        self.roots.append(root)
+        assert uuid in self.store.record.active and self.store.moving
+
+    @rule(data=st.data())
+    def retire(self, data: st.DataObject) -> None:
+        uuid = data.draw(st.sampled_from(self.store.record.drives))
+        try:
+            self.store.retire_drive(uuid)
+        except InvalidRequest:
+            assert self.store.record.active == (uuid,)
+        except DriveFailed:
+            assert self.away
+
+    @precondition(lambda self: self.store.record.retiring)
+    @rule(data=st.data())
+    def reinstate(self, data: st.DataObject) -> None:
+        uuid = data.draw(st.sampled_from(self.store.record.retiring))
+        try:
+            self.store.reinstate_drive(uuid)
+        except DriveFailed:
+            assert self.away
+
+    @rule(objects=st.integers(1, 20), size=st.sampled_from([1, 1000, 1 << 20]))
+    def move(self, objects: int, size: int) -> None:
+        moved = self.store.move_some(objects, size)
+        assert moved.objects <= objects and (moved.left_estimate > 0) == self.store.moving
+
+    @precondition(lambda self: not self.away)
+    @rule()
+    def move_everything(self) -> None:
+        for _ in range(200):
+            if not self.store.move_some(100, 1 << 30).left_estimate:
+                break
+        assert not self.store.moving and not self.store.record.retiring
+        counts = [dict(drive.entries()) for drive in self.store.drives if drive is not None]
+        assert sum(map(len, counts)) == len({key for keys in counts for key in keys})
+
+    @precondition(whole)
+    @rule(data=st.data())
+    def disable(self, data: st.DataObject) -> None:
+        at = data.draw(st.integers(0, len(self.store.drives) - 1))
+        drive = self.store.drives[at]
+        assert drive is not None
+        self.away[drive.identity.drive_uuid] = drive.root
+        self.store.disable_drive(drive.identity.drive_uuid, "for a test")
+
+    @precondition(lambda self: self.away)
+    @rule(say_where=st.booleans())
+    def enable(self, say_where: bool) -> None:
+        uuid, root = self.away.popitem()
+        self.store.enable_drive(uuid, root if say_where else None)
+
+    @precondition(whole)
+    @rule(backwards=st.booleans())
+    def restart(self, backwards: bool) -> None:
+        self.store.close()
+        self.store = Store.open(self.roots[::-1] if backwards else self.roots)
+
+    # -- what must hold
+
+    @invariant()
+    def everything_is_there_and_nothing_else(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        everything = sorted({*self.model, *(f"{'ab'[number % 2]}/{number}" for number in range(40))})
+        answers = batch(self.store, everything)
+        for name, (status, data) in zip(everything, answers, strict=True):
+            if status == pb.UNAVAILABLE:
+                assert self.away
+            else:
+                assert (status, data) == ((pb.OK, self.model[name]) if name in self.model else (pb.NOT_FOUND, b""))
+        if not self.away:
+            assert names(self.store) == sorted(self.model)
+            for name in list(self.model)[:3]:
+                assert read(self.store, name) == self.model[name]
+                record = self.store.head(BUCKET, name)
+                assert (record.version, record.metadata) == (self.newest[name], self.metadata[name])
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            for uuid in self.away:
+                self.store.enable_drive(uuid)
+            self.away = {}
+            assert contents(self.store) == self.model
+            self.move_everything()
+            assert contents(self.store) == self.model
+            used = [drive.root for drive in self.store.drives if drive is not None]
+            self.store.close()
+            assert_sound(*used)
+        self._patch.undo()
+        self._folder.cleanup()
+
+
+TestDrivesAgainstADict = DrivesMachine.TestCase
+TestDrivesAgainstADict.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
