@@ -16,7 +16,7 @@ Shapes: n entries of the batch, k entries of one frame.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -122,12 +122,13 @@ class Reorder:
         others, and where to go on in the first of them if it is a large entry of which some pieces have arrived.
         """
         it = self._lanes[lane]
-        left = self._begun_first(lane, self._claims.release(lane, self._missing_of(lane)))
+        left = self._begun_first(lane, self._claims.release(lane, self.missing_of(lane)))
         resume = self.resume_of(it.partial) if it.partial is not None and it.partial in left[:1].tolist() else None
         it.partial = None
         return left, resume
 
-    def _missing_of(self, lane: int) -> I64:
+    def missing_of(self, lane: int) -> I64:
+        """What this lane is still to deliver, perhaps in a race with another."""
         mine = self._lanes[lane].positions
         missing: I64 = mine[self._claims.has(lane, mine) & ~self.received[mine]]
         return missing
@@ -136,7 +137,7 @@ class Reorder:
 
     def hedgeable(self, lane: int) -> I64:
         """What this lane alone is still to deliver, in an order in which a rival may be asked for it."""
-        missing = self._missing_of(lane)
+        missing = self.missing_of(lane)
         return self._begun_first(lane, missing[~self._claims.contested(missing)])
 
     def _begun_first(self, lane: int, positions: I64) -> I64:
@@ -151,7 +152,7 @@ class Reorder:
 
     def is_beaten(self, lane: int) -> bool:
         """Whether all that this lane has not delivered has come from others: nobody waits for it any more."""
-        return bool(self._claims.lost_by(lane)) and not len(self._missing_of(lane))
+        return bool(self._claims.lost_by(lane)) and not len(self.missing_of(lane))
 
     def wanted(self, lane: int, frame: Frame) -> Frame | None:
         """A frame of a lane without entries that another one has delivered, or begun to; None when nothing is left.
@@ -174,6 +175,11 @@ class Reorder:
         partial = self._partials.get(position)
         return None if partial is None else (partial.due, partial.checksum, partial.version)
 
+    @property
+    def begun(self) -> Collection[int]:
+        """Entries of which pieces have arrived, and not all."""
+        return self._partials.keys()
+
     def held_bytes_of(self, lane: int) -> int:
         """What this lane has sent and nobody has taken yet: its sender may send as much less than its window."""
         return self._lanes[lane].held_bytes
@@ -187,8 +193,7 @@ class Reorder:
     @property
     def next_rival(self) -> int:
         """The lane that races with that one for the entry; -1 if none does."""
-        at = self._missing = first_unset(self.received, self._missing)
-        return NOBODY if at == self.n else int(self._claims.rival_of[at])
+        return NOBODY if self.next_lane is None else int(self._claims.rival_of[self._missing])
 
     @property
     def streaming_lane(self) -> int | None:

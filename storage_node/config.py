@@ -61,6 +61,9 @@ class ServerConfig:
     """Longest silence of a peer before its entries are asked of the next holder, or given up as unavailable."""
     peer_idle_s: float = 60.0
     """A session to a peer that has not been used for this time is closed."""
+    hedge_budget: float = 0.05
+    """Share of the entries of gathered batches that may be asked of a second holder as well, when the first is
+    unusually slow; 0: none. It may be spent at once for as much as 20,000 entries bring in."""
     max_recoveries: int = 20_000
     """Entries of one batch that may be asked again, of another holder; one that needs more is refused. The default ends
     no batch with up to two lost copies of each entry."""
@@ -121,6 +124,8 @@ class ServerConfig:
         ):  # fmt: skip
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)}: need a number of seconds, at least 0")
+        if not 0 <= self.hedge_budget <= 1:
+            raise ValueError(f"hedge_budget={self.hedge_budget}: need a share, 0 to 1")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port={self.port}: need 0 to 65535")
         if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:

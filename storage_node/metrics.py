@@ -79,6 +79,8 @@ METRICS = (
            "Those among them, of batches gathered from other nodes, that no node could deliver."),
     Metric("ais_loader_recoveries_total", "counter", (), "entries",
            "Entries asked again, of another holder, because the first one asked did not deliver them."),
+    Metric("ais_loader_hedged_entries_total", "counter", (), "entries",
+           "Entries of gathered batches asked of a second holder as well, because the first one was unusually slow."),
     Metric("ais_loader_request_errors_total", "counter", ("operation", "kind"), "requests",
            "Calls on single objects that failed, by the error's kind."),
     Metric("ais_loader_rejections_total", "counter", ("reason",), "batches",
@@ -205,6 +207,7 @@ class NodeCollector:
         yield "ais_loader_peer_wait_seconds_total", (), service.peer_wait_s
         yield "ais_loader_assembly_soft_errors_total", (), service.soft_errors
         yield "ais_loader_recoveries_total", (), service.recoveries
+        yield "ais_loader_hedged_entries_total", (), service.hedging.budget.hedged
         yield "ais_loader_assembled_batches_total", (), service.batches_assembled
         labelled = {
             "ais_loader_requests_total": counts.requests,

@@ -68,6 +68,13 @@ class Failures:
                 self._fail(self._too_many("had to be asked of another node", "max_recoveries"))
         return True
 
+    def pass_over(self, position: int, node: int) -> None:
+        """`node` has not got an entry that has been asked of another one, too."""
+        self._asked.setdefault(position, set()).add(node)
+        left = self._places.left[position]
+        if node in left and len(left) > 1:
+            left.remove(node)
+
     def count_soft_error(self) -> None:
         """An entry fails for good."""
         self._soft_errors += 1

@@ -5,6 +5,9 @@ asked of the next node that may have it (a further copy, or the owner before the
 cannot be reached is tried again for `peer_timeout_s`, once nobody else is left. With nobody left the entry fails in its
 place.
 
+A node that is silent for much longer than is usual is not given up, but what it owes is asked of the next holder as
+well, within a budget (see `protos.hedging`).
+
 Memory: `BatchService.assembly` counts the bytes that have come and those that may come, which is the credit granted to
 the senders. When it is spent the senders stop, but for the one whose entry is due next: it is let go frame by frame,
 whatever others hold, because the stream cannot move without it. So every batch comes to its end, and the budget is
@@ -16,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,11 +32,13 @@ from protos.reorder import Reorder
 from storage_node.batch.admission import Credit
 from storage_node.batch.counts import clock_s
 from storage_node.batch.failures import MAY_BE_BETTER_ELSEWHERE, Failures
+from storage_node.batch.hedging import LaneWatch
 from storage_node.batch.lanes import Lane, LaneMemory
 from storage_node.batch.outcomes import settled
-from storage_node.batch.places import Places, Resume
+from storage_node.batch.own_lane import own_frames
+from storage_node.batch.places import Places
+from storage_node.batch.resumed import Resumed
 from storage_node.cluster.peer_lane import PeerAnswerWrong, PeerError, PeerLane, PeerRefused, PeerUnavailable
-from storage_node.store.batch import StoreBatch
 from storage_node.store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -62,12 +68,9 @@ class Gather:
         begun = bool(request.resume_offset)
         self.reorder = Reorder(n, request.first_index, ordered=self._ordered, begun=begun)
         self._lanes: dict[int, Lane] = {}
-        self._resume: dict[int, Resume] = {}
-        self._skipped_bytes = 0
-        """What the client has of entry 0: for the reorder buffer, which knows nothing of it, that entry begins here."""
-        if request.resume_offset and n:
-            self._skipped_bytes = request.resume_offset
-            self._resume[0] = Resume(request.resume_offset, request.resume_checksum, request.resume_version)
+        self._resumed = Resumed(request)
+        self._watch = LaneWatch(service.hedging, self._lanes, self._hedge)
+        self._beaten: list[asyncio.Task[None]] = []
         self._waiting: set[int] = set()
         """Positions to be asked of the node that is next for them."""
         self._paused: dict[int, asyncio.TimerHandle] = {}
@@ -81,8 +84,10 @@ class Gather:
         self._changed = asyncio.Event()
 
     def start(self) -> None:
+        self._service.hedging.budget.asked(len(self._request.name))
         for node, positions in self._places.by_node(range(len(self._request.name))).items():
             self._ask(node, positions)
+        self._watch.start()
 
     # -- the way out
 
@@ -93,8 +98,7 @@ class Gather:
                 raise self._failure
             frame = self.reorder.pop(TARGET_PAYLOAD_BYTES)
             if frame is not None:
-                if self._skipped_bytes and frame.piece is not None and frame.index[0] == self._request.first_index:
-                    frame = _moved(frame, self._skipped_bytes)
+                frame = self._resumed.outward(frame)
                 self._note_sizes(frame)
                 self.memory.top_up(self._lanes.values(), self.reorder.held_bytes_of)
                 return frame
@@ -105,16 +109,16 @@ class Gather:
             self._service.peer_wait_s += clock_s() - began_s
 
     async def close(self) -> None:
-        """End all lanes and give back what is counted for them.
-
-        Cancelled (the client may have gone with END in its hands), it has done so all the same.
-        """
+        """End all lanes and give back what is counted for them. Cancelled (the client has gone), it does so, too."""
         for timer in self._paused.values():
             timer.cancel()
-        tasks = [] if self._planning is None else [self._planning]
+        self._watch.close()
+        tasks = self._beaten if self._planning is None else [*self._beaten, self._planning]
         tasks += [lane.task for lane in self._lanes.values() if lane.task is not None]
         for task in tasks:
             task.cancel()
+        for lane in self._lanes.values():
+            lane.count(self._service.loads)
         self.memory.close()
         await settled(asyncio.gather(*tasks, return_exceptions=True))
 
@@ -127,22 +131,23 @@ class Gather:
 
     # -- asking
 
-    def _ask(self, node: int, positions: list[int]) -> None:
+    def _ask(self, node: int, positions: list[int], *, hedge: bool = False) -> None:
         """Open a lane for these entries, or several: an entry that goes on in its middle must be its lane's first."""
-        for position in positions[1:] if positions[0] in self._resume else positions:
-            if position in self._resume:
-                self._open(node, [position])
-        rest = [p for p in positions if p == positions[0] or p not in self._resume]
-        self._open(node, rest)
+        begun = self._resumed.begun(positions[1:], self.reorder)
+        for position in sorted(begun):
+            self._open(node, [position], hedge=hedge)
+        self._open(node, [p for p in positions if p not in begun], hedge=hedge)
 
-    def _open(self, node: int, positions: list[int]) -> None:
+    def _open(self, node: int, positions: list[int], *, hedge: bool) -> None:
         here = node == self._places.here
         endpoint = "" if here else str(self._places.view.nodes[node].endpoint)
-        lane = Lane(self.reorder.add_lane(positions), node, endpoint, positions)
+        lane = Lane(self.reorder.add_lane(positions, rival=hedge), node, endpoint, positions, hedge=hedge)
+        if not here:
+            self._service.loads.asked(endpoint, len(positions))
         self._lanes[lane.number] = lane
         self.memory.begin(lane)
         part = self._places.part(
-            positions, initial_credit_bytes=lane.credit_bytes, resume=self._resume.get(positions[0])
+            positions, initial_credit_bytes=lane.credit_bytes, resume=self._resumed.of(positions[0], self.reorder)
         )
         if here:
             credit = Credit(lane.credit_bytes)
@@ -167,23 +172,9 @@ class Gather:
         lane.task = asyncio.create_task(run(), name=f"lane {lane.number}")
 
     async def _read_here(self, lane: Lane, part: pb.BatchRequest, credit: Credit) -> None:
-        read = self._service.read
-        batch = await read(StoreBatch, self._service.store, part)
-        ahead = self._service.readahead.of(batch)
-        try:
-            for span in batch.spans():
-                ahead.reading(span)
-                await credit.spend(span.payload_bytes)
-                slot = await self._service.turn(self._request.tenant, 0)  # paid for when it is sent
-                try:
-                    frame = await read(batch.read, span)
-                finally:
-                    slot.release()
-                credit.add(span.payload_bytes - len(frame.payload))
+        async with aclosing(own_frames(self._service, self._request.tenant, part, credit)) as frames:
+            async for frame in frames:
                 self._take(lane, frame)
-        finally:
-            ahead.close()
-            batch.close()
         self._complete(lane)
 
     async def _receive(self, lane: Lane, peer: PeerLane) -> None:
@@ -203,36 +194,37 @@ class Gather:
     # -- taking in
 
     def _take(self, lane: Lane, frame: Frame) -> None:
+        if lane.number not in self._lanes:
+            return  # beaten
         self.memory.came(lane, len(frame.payload))
-        if lane.positions[0] == 0 and self._skipped_bytes and frame.piece is not None and not frame.index[0]:
-            frame = _moved(frame, -self._skipped_bytes)
-        again: Mask | None = None
-        if frame.status.any():
-            frame, again = self._judge(lane, frame)
-            if lane.begun is not None and again[0]:
-                self._resume[int(lane.positions[frame.index[0]])] = self._after(lane, lane.begun)
-        self.reorder.push(lane.number, frame, again)
-        lane.begun = None if frame.completes_entry else frame
+        lane.heard(frame, self._service.hedging)
+        frame = self._resumed.inward(frame, lane.positions[0])
+        wanted = self.reorder.wanted(lane.number, frame)
+        self.memory.release(len(frame.payload) - (0 if wanted is None else len(wanted.payload)))
+        if wanted is not None:
+            again: Mask | None = None
+            if wanted.status.any():
+                wanted, again = self._judge(lane, wanted)
+            self.reorder.push(lane.number, wanted, again)
+            self._drop_beaten()
         self._ask_waiting()
         self._changed.set()
-
-    def _after(self, lane: Lane, begun: Frame) -> Resume:
-        """Where the entry of which `begun` is the last piece goes on."""
-        assert begun.piece is not None
-        position = int(lane.positions[begun.index[0]])
-        offset = begun.piece.offset + len(begun.payload) + (0 if position else self._skipped_bytes)
-        return Resume(offset, int(begun.checksum[0]), begun.piece.version)
 
     def _judge(self, lane: Lane, frame: Frame) -> tuple[Frame, Mask]:
         """The frame with what is to be said of its failures, and which of them another node is asked for instead."""
         again = np.zeros(len(frame.index), bool)
+        contested = self.reorder.contested(lane.number, frame)
         status, errors = frame.status.copy(), dict(frame.errors)
         for at in np.flatnonzero(status).tolist():
             index = int(frame.index[at])
             position, said = int(lane.positions[index]), int(status[at])
             self._failures.note(position, said, errors.get(index, _NO_FAULT))
             # Bytes that have been passed on must not turn out to be wrong at another node, too.
-            if said in MAY_BE_BETTER_ELSEWHERE and (lane.begun is None or said != pb.CORRUPT):
+            if said in MAY_BE_BETTER_ELSEWHERE and (said != pb.CORRUPT or position not in self.reorder.begun):
+                if contested[at]:  # it has been asked for elsewhere
+                    again[at] = True
+                    self._failures.pass_over(position, lane.node)
+                    continue
                 if self._turn_from(position, lane.node):
                     again[at] = True
                     continue
@@ -242,6 +234,8 @@ class Gather:
 
     def _complete(self, lane: Lane) -> None:
         """All of a lane has come."""
+        if lane.number not in self._lanes:
+            return
         self._end_lane(lane)
         self.reorder.close_lane(lane.number)
         self._ask_waiting()
@@ -249,10 +243,11 @@ class Gather:
 
     def _lose(self, lane: Lane, error: PeerError) -> None:
         """Nothing more comes on a lane: ask for what is missing elsewhere, and say so of what nobody else has."""
+        if lane.number not in self._lanes:
+            return
         self._end_lane(lane)
+        owed = len(self.reorder.missing_of(lane.number))
         missing = self.reorder.close_lane(lane.number)[0].tolist()
-        if lane.begun is not None:
-            self._resume[missing[0]] = self._after(lane, lane.begun)
         if isinstance(error, PeerRefused) and error.kind == STALE_MAP and self._plan_again(lane, missing):
             return
         peers = self._service.peers
@@ -268,14 +263,36 @@ class Gather:
             loop = asyncio.get_running_loop()
             self._paused[lane.node] = loop.call_later(pause_s, self._resume_asking, lane.node)
         self._give_up(lost)
-        if isinstance(error, PeerAnswerWrong) and not missing:
+        if isinstance(error, PeerAnswerWrong) and not owed:
             self._fail(StoreError(str(error)))
         self._ask_waiting()
         self._changed.set()
 
     def _end_lane(self, lane: Lane) -> None:
         del self._lanes[lane.number]
+        lane.count(self._service.loads)
         self.memory.end(lane)
+
+    # -- races
+
+    def _hedge(self, lane: Lane) -> None:
+        """Ask the next holders for what this lane owes, as far as the budget goes; it may still be the first."""
+        positions = self.reorder.hedgeable(lane.number).tolist()
+        for node, wanted in self._places.others(positions, lane.node).items():
+            if granted := wanted[: self._service.hedging.budget.take(len(wanted))]:
+                self._ask(node, granted, hedge=True)
+
+    def _drop_beaten(self) -> None:
+        """Those that have lost all they owed to others need not go on."""
+        for lane in list(self._lanes.values()):
+            if self.reorder.is_beaten(lane.number):
+                if lane.task is not None:
+                    self._beaten.append(lane.task)
+                    lane.task.cancel()
+                if lane.hedges:  # it has given no sign of life since
+                    self._service.peers.stands_still(lane.endpoint)
+                self._end_lane(lane)
+                self.reorder.close_lane(lane.number)
 
     # -- asking again
 
@@ -323,7 +340,7 @@ class Gather:
             view = membership.view
             positions, self._unplaced = sorted(self._unplaced), set()
             if view is not None and view.version > known:
-                moved = self._places.move_to(view, service.peers.is_failing)
+                moved = self._places.move_to(view)
                 for lane in self._lanes.values():
                     lane.node = moved[lane.node]
                 for timer in self._paused.values():
@@ -368,6 +385,8 @@ class Gather:
                 self._ask_waiting(urgent=True)
                 number = self.reorder.next_lane
             lane = None if number is None else self._lanes.get(number)  # nobody's while it waits to be asked
+            if (rival := self._lanes.get(self.reorder.next_rival)) is not None:
+                self.memory.let_go(rival)
             if lane is None:
                 return
         else:
@@ -378,10 +397,3 @@ class Gather:
                 self._ask_waiting(urgent=lane is None)
                 return
         self.memory.let_go(lane)
-
-
-def _moved(frame: Frame, by_bytes: int) -> Frame:
-    """A piece as if its entry began elsewhere."""
-    assert frame.piece is not None
-    piece = replace(frame.piece, offset=frame.piece.offset + by_bytes, entry_size=frame.piece.entry_size + by_bytes)
-    return replace(frame, piece=piece)

@@ -10,8 +10,11 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from protos.copy_choice import NodeLoads
 from protos.frame import Frame
+from protos.hedging import Hedging
 from storage_node.batch.admission import MemoryBudget
+from storage_node.batch.counts import clock_s
 
 _LET_GO_BYTES = 64 << 10
 """Credit for one frame: the last one that it pays for may be larger."""
@@ -20,9 +23,12 @@ _LET_GO_BYTES = 64 << 10
 class Lane:
     """One node's part of the batch, or what of it was asked again."""
 
-    __slots__ = ("begun", "credit_bytes", "endpoint", "grant", "node", "number", "positions", "task")
+    __slots__ = (
+        "busy_s", "credit_bytes", "endpoint", "grant", "heard_s", "hedge", "hedges", "node", "number", "positions",
+        "received", "task",
+    )  # fmt: skip
 
-    def __init__(self, number: int, node: int, endpoint: str, positions: list[int]) -> None:
+    def __init__(self, number: int, node: int, endpoint: str, positions: list[int], *, hedge: bool = False) -> None:
         self.number = number
         self.node = node
         self.endpoint = endpoint
@@ -30,9 +36,32 @@ class Lane:
         self.credit_bytes = 0
         """What the node may still send; below 0 when its last frame was larger than what was left."""
         self.grant: Callable[[int], None] = lambda size_bytes: None
-        self.begun: Frame | None = None
-        """The last piece of the entry that has come in part."""
+        self.hedge = hedge
+        """Asked of another node already, which is slow."""
+        self.hedges = 0
+        """How often others have been asked for what it owes, since it was last heard of."""
+        self.heard_s = clock_s()
+        """When it last gave a sign of life, or was first allowed to."""
+        self.busy_s = 0.0
+        """For how long it was silent altogether, while it could have sent."""
+        self.received = 0
         self.task: asyncio.Task[None] | None = None
+
+    def heard(self, frame: Frame, hedging: Hedging) -> None:
+        """A frame has come; how long it was waited for says what is usual."""
+        now = clock_s()
+        if self.endpoint:
+            hedging.parts.note(now - self.heard_s)
+        self.busy_s += now - self.heard_s
+        self.heard_s, self.hedges = now, 0
+        self.received += len(frame.index)
+
+    def count(self, loads: NodeLoads[str]) -> None:
+        """It is over. One that was waited for in vain is as slow as that, at least."""
+        if self.endpoint:
+            in_vain_s = clock_s() - self.heard_s if self.hedges else 0.0
+            answered = max(self.received, int(self.hedges > 0))
+            loads.over(self.endpoint, len(self.positions), answered, self.busy_s + in_vain_s)
 
 
 class LaneMemory:
@@ -92,5 +121,7 @@ class LaneMemory:
 
     def _grant(self, lane: Lane, size_bytes: int, counted_bytes: int) -> None:
         self._held_bytes += counted_bytes
+        if lane.credit_bytes <= 0:
+            lane.heard_s = clock_s()
         lane.credit_bytes += size_bytes
         lane.grant(size_bytes)

@@ -7,10 +7,12 @@ No I/O and no waiting; placing ten thousand entries takes some milliseconds, so 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protos import ais_batch_pb2 as pb
 from protos.cluster_map import ClusterView
+from protos.copy_choice import Load, NodeLoads, choose
+from protos.placement import object_hash
 from storage_node.store.batch_table import check_columns
 
 _COLUMNS = ("bucket_index", "name", "member", "start", "length", "version")
@@ -30,23 +32,29 @@ class Resume:
 class Places:
     """For each entry of a request the nodes that are still to be asked for it, next first.
 
-    A copy of this node's own comes before the others, and nodes that are known to fail come last. Raises InvalidRequest
-    when the request's columns do not fit together.
+    A copy of this node's own comes before the others, then the holder that is best to ask (see `copy_choice`); nodes
+    that are known to fail come last. Raises InvalidRequest when the request's columns do not fit together.
     """
 
     def __init__(
-        self, view: ClusterView, node_uuid: bytes, request: pb.BatchRequest, is_failing: Callable[[str], bool]
-    ) -> None:
+        self, view: ClusterView, node_uuid: bytes, request: pb.BatchRequest, is_failing: Callable[[str], bool],
+        loads: NodeLoads[str],
+    ) -> None:  # fmt: skip
         check_columns(request, len(request.name))
         self.view = view
+        self._is_failing = is_failing
+        self._loads = loads
         self._node_uuid = node_uuid
         self.here = view.position.get(node_uuid, NO_NODE)
         self._request = request
-        self.left: list[list[int]] = self._place(range(len(request.name)), is_failing)
+        self.left: list[list[int]] = self._place(range(len(request.name)))
         self.elsewhere = any(len(nodes) != 1 or nodes[0] != self.here for nodes in self.left)
         """Whether anything may have to be asked of another node."""
 
-    def move_to(self, view: ClusterView, is_failing: Callable[[str], bool]) -> Mapping[int, int]:
+    def is_failing(self, node: int) -> bool:
+        return node != self.here and self._is_failing(self.view.nodes[node].endpoint)
+
+    def move_to(self, view: ClusterView) -> Mapping[int, int]:
         """Go on with a newer map, by which all entries are placed anew: whoever is asked from now on is asked by it.
 
         Returns what the nodes' positions have become; NO_NODE for one that is gone.
@@ -56,10 +64,10 @@ class Places:
         if self.here == NO_NODE:
             moved[NO_NODE] = view.position.get(self._node_uuid, NO_NODE)
         self.view, self.here = view, view.position.get(self._node_uuid, NO_NODE)
-        self.left[:] = self._place(range(len(self._request.name)), is_failing)
+        self.left[:] = self._place(range(len(self._request.name)))
         return moved
 
-    def _place(self, positions: Sequence[int], is_failing: Callable[[str], bool]) -> list[list[int]]:
+    def _place(self, positions: Sequence[int]) -> list[list[int]]:
         request, view = self._request, self.view
         by_bucket: dict[int, list[int]] = {}
         if request.bucket_index:
@@ -81,17 +89,41 @@ class Places:
                 if nodes:
                     # Between two questions an object may have come to its owner and gone from where it was before.
                     placed[position] = nodes + nodes[:owners] if len(nodes) > owners else nodes
-        failing = {at for at, node in enumerate(view.nodes) if at != self.here and is_failing(node.endpoint)}
+        failing = {at for at in range(len(view.nodes)) if self.is_failing(at)}
         if failing:
             for nodes in placed.values():
                 nodes.sort(key=failing.__contains__)
-        return list(placed.values())
+        return self._by_load(list(placed), list(placed.values()), failing)
+
+    def _by_load(self, positions: list[int], placed: list[list[int]], failing: set[int]) -> list[list[int]]:
+        """The same, with those holders first that have less to do; what this node has itself stays here."""
+        nodes = self.view.nodes
+        # While objects move, only their order says where they are.
+        if self.view.former is not None or all(len(holders) < 2 for holders in placed):
+            return placed
+        known = self._loads.of(node.endpoint for node in nodes)
+        loads = {at: known[node.endpoint] for at, node in enumerate(nodes)} | {self.here: Load()}
+        for at in failing:
+            loads[at] = replace(loads[at], doubtful=True)
+        names = self._request.name
+        chosen = choose(placed, loads, lambda row: object_hash(b"", names[positions[row]]), {self.here})
+        return [list(holders) for holders in chosen]
 
     def by_node(self, positions: Iterable[int]) -> dict[int, list[int]]:
         """Positions, in order, by the node that is to be asked next."""
         found: dict[int, list[int]] = {}
         for position in sorted(positions):
             found.setdefault(self.left[position][0], []).append(position)
+        return found
+
+    def others(self, positions: Sequence[int], node: int) -> dict[int, list[int]]:
+        """The same positions by the next node to ask but this one, of those that are not known to fail."""
+        found: dict[int, list[int]] = {}
+        for position in positions:
+            for other in self.left[position]:
+                if other != node and not self.is_failing(other):
+                    found.setdefault(other, []).append(position)
+                    break
         return found
 
     def part(

@@ -15,6 +15,8 @@ from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
 from protos import ais_batch_pb2 as pb
+from protos.copy_choice import NodeLoads
+from protos.hedging import Hedging
 from storage_node.batch.admission import Credit, MemoryBudget
 from storage_node.batch.assemble import AssembledRun
 from storage_node.batch.counts import BatchTally, NodeCounts, clock_s
@@ -62,6 +64,9 @@ class BatchService:
         self.peers = PeerPool(timeout_s=config.peer_timeout_s, idle_s=config.peer_idle_s)
         self.assembly = MemoryBudget(config.assembly_bytes)
         """What peers have sent or may send."""
+        self.hedging = Hedging(config.hedge_budget)
+        self.loads: NodeLoads[str] = NodeLoads()
+        """Of the other nodes, by their endpoints, as far as batches that are gathered here see them."""
         self.batches_assembled = 0
         self.peer_wait_s = 0.0
         """Batches that could not go on before a peer had sent what was due."""
@@ -321,7 +326,9 @@ class _Session:
         membership = service.membership
         view = membership.view if membership is not None and not request.local else None
         if view is not None and membership is not None:
-            places = await service.read(Places, view, membership.node_uuid, request, service.peers.is_failing)
+            places = await service.read(
+                Places, view, membership.node_uuid, request, service.peers.is_failing, service.loads
+            )
             if places.elsewhere:
                 return AssembledRun(service, batch_id, request, credit, self._send, tally, places)
         return OwnRun(service, batch_id, request, credit, self._send, tally)

@@ -27,7 +27,7 @@ from protos import ais_batch_pb2 as pb
 from protos import ais_cluster_pb2 as cluster_pb
 from protos.channel_options import CHANNEL_OPTIONS
 from protos.frame import FrameError, decode_response
-from storage_node.cluster.peer_lane import PeerAnswerWrong, PeerError, PeerLane, PeerUnavailable
+from storage_node.cluster.peer_lane import PeerAnswerWrong, PeerError, PeerLane, PeerSilent, PeerUnavailable
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
 _GET_MAP = "/ais_loader.v1.Cluster/GetMap"
@@ -85,6 +85,11 @@ class PeerPool:
             return False
         peer.wanted_at = time.monotonic()
         return True
+
+    def stands_still(self, endpoint: str) -> None:
+        """A peer was silent until another had answered in its place: it counts as failing until it sends anything."""
+        if (peer := self._peers.get(endpoint)) is not None:
+            peer.failed(PeerSilent(f"{endpoint} was silent while others answered"))
 
     async def newer_map(self, endpoint: str, known_version: int) -> cluster_pb.ClusterMap | None:
         """The map that a peer has, if it is newer and the peer answers."""

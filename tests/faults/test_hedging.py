@@ -31,7 +31,9 @@ LONG_S, SHORT_S = 300.0, 3.0
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[ClusterProcesses]:
-    with throwaway_folder() as folder, ClusterProcesses(Path(folder), 3, buckets={"b": 2}) as cluster:
+    with throwaway_folder() as folder, ClusterProcesses(
+        Path(folder), 3, buckets={"b": 2}, metrics=True
+    ) as cluster:
         with connect(cluster.url) as client:
             list(client.bucket("b").put_many(OBJECTS.items()))
         yield cluster
@@ -94,6 +96,29 @@ def test_a_batch_does_not_wait_for_a_node_that_freezes_when_others_have_copies(
         with client.bucket("b").get_batch(list(SMALL), assembly="direct", timeout_s=LONG_S) as after:
             assert [item.data for item in after] == list(SMALL.values())
             assert (after.timing.hedged, after.timing.retries) == (0, 0)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_neither_does_a_batch_that_a_node_gathers(cluster: ClusterProcesses, number: int) -> None:
+    """Whether it is the gathering node that freezes, then its client asks another, or one that it gathers from."""
+    with connect(cluster.url) as client:
+        with client.bucket("b").get_batch(list(SMALL)[:3], assembly="target") as batch:
+            assert [item.data for item in batch] == list(SMALL.values())[:3]
+        before = {at: counts(cluster, at) for at in range(3) if at != number}
+        batch = freeze_in_the_middle(cluster, client, number, assembly="target", timeout_s=LONG_S)
+        assert batch.timing.retries == 0
+        hedged = recovered = 0
+        for at, (hedged_before, recovered_before) in before.items():
+            now = counts(cluster, at)
+            hedged, recovered = hedged + now[0] - hedged_before, recovered + now[1] - recovered_before
+        assert recovered == 0  # nobody was given up
+        assert batch.timing.hedged + hedged > 0
+
+
+def counts(cluster: ClusterProcesses, number: int) -> tuple[int, int]:
+    """Entries that a node has hedged, and recovered."""
+    numbers = cluster.nodes[number].numbers()
+    return int(numbers["ais_loader_hedged_entries_total"]), int(numbers["ais_loader_recoveries_total"])
 
 
 def test_without_a_budget_a_frozen_node_is_given_up_when_its_time_is_over(cluster: ClusterProcesses) -> None:
