@@ -247,7 +247,7 @@ def test_a_client_that_puts_a_batch_together_is_never_fooled(pair: Pair, seeds: 
         began_s = time.monotonic()
         with connect(url, retry_s=0.2, verify_payload=True) as client:  # a new one, which suspects nobody
             try:
-                statuses = _read(client, names, ordered, assembly)
+                statuses = _read(client, names, ordered, assembly, SILENCE_S)
                 ended["failed entries" if any(statuses) else "good"] += 1
             except errors.LoaderError as error:
                 assert str(error), seed
@@ -255,17 +255,17 @@ def test_a_client_that_puts_a_batch_together_is_never_fooled(pair: Pair, seeds: 
             assert time.monotonic() - began_s < DEADLINE_S, seed
             pair.liar.lies = 0
             try:
-                assert not any(_read(client, names, ordered, assembly)), seed
+                assert not any(_read(client, names, ordered, assembly, DEADLINE_S)), seed
             except errors.LoaderError:
-                assert not any(_read(client, NAMES, True, "direct")), seed
+                assert not any(_read(client, NAMES, True, "direct", DEADLINE_S)), seed
     assert ended["good"] > len(seeds) // 10 < ended["failed entries"] + ended["refused"], ended
     assert pair.liar.told > len(seeds) // 2
 
 
-def _read(client: Client, names: list[str], ordered: bool, assembly: str) -> list[Status]:
+def _read(client: Client, names: list[str], ordered: bool, assembly: str, timeout_s: float) -> list[Status]:
     """The statuses of a batch that ends; what is good of it is right, whether it ends or not."""
     batch = client.bucket(BUCKET).get_batch(
-        names, assembly=assembly, ordered=ordered, on_error="placeholder", timeout_s=SILENCE_S
+        names, assembly=assembly, ordered=ordered, on_error="placeholder", timeout_s=timeout_s
     )
     came: list[Item] = []
     for item in batch:

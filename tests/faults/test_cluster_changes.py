@@ -1,0 +1,142 @@
+"""The cluster's map changes while batches are half-way: nodes join, leave and restart, controllers die and compete.
+
+Batches of every kind are held open over the whole change, until everything has moved; then they go on. What they have
+not delivered yet is planned anew, and nobody notices.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from ais_loader import Batch, Client, Item, connect
+from ais_loader.testing import NodeProcess, eventually, throwaway_folder
+from ais_loader.testing.cluster import ClusterProcesses
+from storage_node.cluster.change import change_map
+from storage_node.cluster.edits import begin_leave
+from tests.faults.changing_process import STEPS
+from tests.faults.fault_kit import MIXED, MODES, Kind, check, fill, nothing_held, read, serve_all
+from tests.faults.test_cluster_repair import endpoints, join, settled
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # everything moves, and is awaited
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 90.0
+BUCKETS = {"one": 1, "two": 2}
+TAKEN_BEFORE = 20
+
+
+class Held:
+    """Batches of every kind that have begun, and go on when the test says so."""
+
+    def __init__(self, client: Client) -> None:
+        self._begun: list[tuple[Batch, list[Item]]] = []
+        for bucket in BUCKETS:
+            for assembly, ordered in MODES:
+                batch = client.bucket(bucket).get_batch(
+                    MIXED, assembly=assembly, ordered=ordered, timeout_s=TIMEOUT_S
+                )
+                self._begun.append((batch, [next(batch) for _ in range(TAKEN_BEFORE)]))
+
+    def finish(self) -> None:
+        for (batch, items), (_, ordered) in zip(self._begun, [*MODES] * len(BUCKETS), strict=True):
+            items += batch
+            check(items if ordered else sorted(items, key=lambda item: item.index), MIXED)
+
+
+@pytest.fixture
+def cluster() -> Iterator[ClusterProcesses]:
+    with (
+        throwaway_folder() as folder,
+        ClusterProcesses(folder, 3, buckets=BUCKETS, metrics=True) as running,
+    ):
+        with connect(running.url) as client:
+            fill(client, *BUCKETS)
+        yield running
+        nothing_held(running)
+
+
+@pytest.fixture
+def client(cluster: ClusterProcesses) -> Iterator[Client]:
+    with connect(cluster.url, retry_s=TIMEOUT_S, verify_payload=True) as client:
+        yield client
+
+
+def read_all(client: Client) -> None:
+    for bucket in BUCKETS:
+        for mode in MODES:
+            read(client.bucket(bucket), MIXED, Kind(*mode), timeout_s=TIMEOUT_S)
+
+
+def test_a_node_joins_and_another_leaves_and_dies_while_batches_are_half_way(
+    cluster: ClusterProcesses, client: Client, tmp_path: Path
+) -> None:
+    with NodeProcess([tmp_path / "fourth"]) as fourth:
+        held = Held(client)
+        join(cluster, fourth, "host-3")
+        read_all(client)
+        eventually(lambda: settled([*cluster.nodes, fourth], 4), TIMEOUT_S, interval_s=0.2)
+        held.finish()
+
+        held = Held(client)
+        left = [cluster.nodes[0], cluster.nodes[2], fourth]
+        change_map(endpoints(cluster.nodes), begin_leave(cluster.uuid_of(1)), timeout_s=TIMEOUT_S)
+        read_all(client)
+        eventually(lambda: settled(left, 3), TIMEOUT_S, interval_s=0.2)
+        cluster.nodes[1].kill()
+        held.finish()
+        read_all(client)
+        client.close()  # before those that it has sessions with
+
+
+def test_every_node_restarts_in_turn_while_batches_are_half_way(cluster: ClusterProcesses, client: Client) -> None:
+    held = Held(client)
+    for node in cluster.nodes:
+        assert node.stop() == 0, "in order: it refuses what is new, and ends what it has begun or breaks it off"
+        node.start()
+        serve_all(cluster)
+    held.finish()
+    read_all(client)
+
+
+def change_elsewhere(cluster: ClusterProcesses, buckets: Sequence[str], die: str = "") -> subprocess.Popen[str]:
+    task = {"endpoints": endpoints(cluster.nodes), "buckets": list(buckets), "die": die}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.changing_process", json.dumps(task)],
+        cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_controllers_die_in_the_middle_of_changes_while_batches_are_half_way(
+    cluster: ClusterProcesses, client: Client
+) -> None:
+    for at, die in enumerate(STEPS):
+        held = Held(client)
+        proposer = change_elsewhere(cluster, [f"half-{at}"], die)
+        assert proposer.wait(TIMEOUT_S) == -9
+        proposer.communicate()
+        held.finish()
+    read_all(client)
+
+
+def test_controllers_compete_while_batches_are_half_way(cluster: ClusterProcesses, client: Client) -> None:
+    before = client.describe()["map_version"]
+    assert isinstance(before, int)
+    held = Held(client)
+    wanted = [[f"p{at}-{number}" for number in range(6)] for at in range(3)]
+    changers = [change_elsewhere(cluster, names) for names in wanted]
+    read_all(client)
+    for changer in changers:
+        changer.communicate(timeout=TIMEOUT_S)
+        assert changer.returncode == 0
+    held.finish()
+    read_all(client)
+    newest = before + sum(map(len, wanted))
+    client.create_bucket("last")
+    assert client.describe()["map_version"] == newest + 1, "each change was made once"
+    assert {bucket.name for bucket in client.buckets()} == {*BUCKETS, "last", *(name for names in wanted for name in names)}
