@@ -294,8 +294,10 @@ class MergedStream:
         ))  # fmt: skip
 
     def _verify(self, lane: Lane, frame: Frame) -> None:
-        seed = 0
-        if frame.piece is not None and len(frame.index) and frame.index[0] < len(lane.share.positions):
+        seed, last = 0, int(frame.index.max(initial=0))
+        if last >= len(lane.share.positions):
+            raise FrameError(f"entry {last} of {len(lane.share.positions)}")
+        if frame.piece is not None and len(frame.index):
             resume = self._reorder.resume_of(lane.share.positions[int(frame.index[0])])
             seed = resume[1] if resume is not None else 0
         if (index := damaged_entry(frame, seed)) is not None:
