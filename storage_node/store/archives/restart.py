@@ -30,6 +30,7 @@ MAX_STRETCH_BYTES = 16 << 20
 GZIP_GAP_BYTES = 1 << 20
 GZIP_MAX_POINTS = 2048
 """64 MiB of history: from about 2 GiB of tar on, points lie further apart."""
+_MAX_GAP_BYTES = (1 << 31) - 1  # the library's
 ONE_FRAME_BYTES = 4 << 20
 """Up to here a whole frame is unpacked by one call."""
 
@@ -125,7 +126,7 @@ class FramesView(View):
 
 def build_gzip_plan(source: ByteSource, content_bytes: int) -> bytes:
     """Restart points of a gzip file that a pass has found sound. Raises LibraryMissing, ArchiveDamaged."""
-    gap = max(GZIP_GAP_BYTES, content_bytes // GZIP_MAX_POINTS)
+    gap = min(max(GZIP_GAP_BYTES, content_bytes // GZIP_MAX_POINTS), _MAX_GAP_BYTES)
     exported = io.BytesIO()
     try:
         with _gzip_library().IndexedGzipFile(fileobj=SourceFile(source), spacing=gap) as file:
@@ -143,6 +144,8 @@ class GzipView(View):
         if len(plan) < _GZIP.size or _GZIP.unpack_from(plan)[1] != content_bytes:
             raise IndexDamaged("the restart points are not those of this tar.gz")
         self.stretch_bytes = int(_GZIP.unpack_from(plan)[0])
+        if not GZIP_GAP_BYTES <= self.stretch_bytes <= _MAX_GAP_BYTES:
+            raise IndexDamaged(f"restart points of a tar.gz at every {self.stretch_bytes} bytes")
         self._lock = threading.Lock()
         self._file = _gzip_library().IndexedGzipFile(
             fileobj=SourceFile(source), spacing=self.stretch_bytes, buffer_size=4096

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import lz4.frame
@@ -108,22 +108,30 @@ def lz4_frame(data: bytes, *, linked: bool) -> bytes:
     return bytes(packed)
 
 
+def halves(tar: bytes) -> tuple[bytes, bytes]:
+    return tar[: len(tar) // 2], tar[len(tar) // 2 :]
+
+
+def zstd_frame(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=1, write_checksum=True).compress(data)
+
+
+PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "gzip": ("s.tar.gz", lambda tar: gzip.compress(tar, 1)),
+    "gzip members": ("s.TGZ", lambda tar: b"".join(gzip.compress(half, 1) for half in halves(tar)) + bytes(700)),
+    "zstd, one frame": ("s.tar.zst", zstd_frame),
+    "zstd, frames": ("s.tar.zst", lambda tar: zstd_frame(b"").join(zstd_frame(half) for half in halves(tar))),
+    "zstd, seekable": ("s.tzst", lambda tar: b"".join(reframe([tar]))),
+    "lz4, linked": ("s.tar.lz4", lambda tar: lz4_frame(tar, linked=True)),
+    "lz4, independent": ("s.tar.lz4", lambda tar: lz4_frame(tar, linked=False)),
+    "lz4, frames": ("s.tlz4", lambda tar: b"".join(lz4_frame(h, linked=i == 1) for i, h in enumerate(halves(tar)))),
+}
+if shutil.which("zstd"):
+    PACKERS["zstd, by its own tool, of unknown size"] = ("s.tar.zst", lambda tar: run(["zstd", "-q", "-c"], tar))
+if shutil.which("lz4"):
+    PACKERS["lz4, by its own tool"] = ("s.tar.lz4", lambda tar: run(["lz4", "-q", "-c"], tar))
+
+
 def packed_in_every_way(tar: bytes) -> dict[str, tuple[str, bytes]]:
     """How it is packed: name and bytes of the compressed shard."""
-    half = len(tar) // 2
-    zstd = zstandard.ZstdCompressor(level=1, write_checksum=True)
-    ways = {
-        "gzip": ("s.tar.gz", gzip.compress(tar, 1)),
-        "gzip members": ("s.TGZ", gzip.compress(tar[:half], 1) + gzip.compress(tar[half:], 1) + bytes(700)),
-        "zstd, one frame": ("s.tar.zst", zstd.compress(tar)),
-        "zstd, frames": ("s.tar.zst", zstd.compress(tar[:half]) + zstd.compress(b"") + zstd.compress(tar[half:])),
-        "zstd, seekable": ("s.tzst", b"".join(reframe([tar]))),
-        "lz4, linked": ("s.tar.lz4", lz4_frame(tar, linked=True)),
-        "lz4, independent": ("s.tar.lz4", lz4_frame(tar, linked=False)),
-        "lz4, frames": ("s.tlz4", lz4_frame(tar[:half], linked=False) + lz4_frame(tar[half:], linked=True)),
-    }
-    if shutil.which("zstd"):
-        ways["zstd, by its own tool, of unknown size"] = ("s.tar.zst", run(["zstd", "-q", "-c"], tar))
-    if shutil.which("lz4"):
-        ways["lz4, by its own tool"] = ("s.tar.lz4", run(["lz4", "-q", "-c"], tar))
-    return ways
+    return {way: (name, pack(tar)) for way, (name, pack) in PACKERS.items()}
