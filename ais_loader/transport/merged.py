@@ -294,13 +294,11 @@ class MergedStream:
         ))  # fmt: skip
 
     def _verify(self, lane: Lane, frame: Frame) -> None:
-        seed, last = 0, int(frame.index.max(initial=0))
+        last = int(frame.index.max(initial=-1))
         if last >= len(lane.share.positions):
             raise FrameError(f"entry {last} of {len(lane.share.positions)}")
-        if frame.piece is not None and len(frame.index):
-            resume = self._reorder.resume_of(lane.share.positions[int(frame.index[0])])
-            seed = resume[1] if resume is not None else 0
-        if (index := damaged_entry(frame, seed)) is not None:
+        resume = self._reorder.resume_of(lane.share.positions[last]) if frame.piece is not None and last >= 0 else None
+        if (index := damaged_entry(frame, 0 if resume is None else resume[1])) is not None:
             raise FrameError(f"entry {lane.share.positions[index]} was damaged on its way")
 
     def _ask_elsewhere(self, lane: Lane, frame: Frame) -> Mask:
