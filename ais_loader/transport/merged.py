@@ -294,7 +294,7 @@ class MergedStream:
         ))  # fmt: skip
 
     def _verify(self, lane: Lane, frame: Frame) -> None:
-        last = int(frame.index.max(initial=-1))
+        last = max(frame.index.tolist(), default=-1)
         if last >= len(lane.share.positions):
             raise FrameError(f"entry {last} of {len(lane.share.positions)}")
         resume = self._reorder.resume_of(lane.share.positions[last]) if frame.piece is not None and last >= 0 else None
