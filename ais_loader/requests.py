@@ -30,8 +30,8 @@ class BatchOptions:
     """False has the node collect the whole answer before it sends any of it."""
     assembly: Literal["auto", "target", "direct"] = "auto"
     """Where the parts that a cluster's nodes send are put together: "direct" in this process, with a session to each
-    node; "target" on one of the nodes, with a single session. "auto" takes "direct" where a batch has enough entries
-    for each node. One store needs neither."""
+    node; "target" on one of the nodes, with a single session. "auto" takes "direct" in clusters of up to 64 nodes, and
+    beyond where a batch has enough entries for each of its nodes. One store needs neither."""
     colocation: Literal["none", "owner", "shard"] = "none"
     """Which node a "target" is: "none" is this client's own choice, so that clients spread over nodes; "owner" and
     "shard" take the one that has most of the batch's entries."""

@@ -33,9 +33,12 @@ from protos.cluster_map import ClusterView
 from protos.placement import object_hash
 
 T = TypeVar("T")
+DIRECT_TO_NODES = 64
+"""Of a cluster with at most so many nodes a client assembles every batch itself: measured, that is the quicker way with
+any size and number of entries (`benchmarks/cluster.md`), for a session with each node."""
 DIRECT_FROM_ENTRIES_PER_OWNER = 8
-"""With at least as many entries for each node, a batch is assembled by its client: fewer bytes cross the network twice,
-for a session with each node."""
+"""Of a larger one, those that have at least as many entries for each owner: for a few entries each it is not worth a
+session with every node that there is."""
 
 
 class RoutedTransport:
@@ -288,7 +291,7 @@ class RoutedTransport:
     def _targets(self, request: batch_pb.BatchRequest, assembly: str, colocation: str) -> list[bytes]:
         """The nodes that may assemble the batch, best first; empty when this client does."""
         count, nodes = len(request.name), self.members.anybody()
-        enough = count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(nodes)
+        enough = len(nodes) <= DIRECT_TO_NODES or count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(nodes)
         if not count or assembly == "direct" or (assembly == "auto" and enough):
             return []
         if assembly == "target" and colocation == "none":
