@@ -1,0 +1,52 @@
+"""Who assembles a batch when nobody has said so: the client, but for small batches in clusters of very many nodes."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from ais_loader.transport.routed import DIRECT_FROM_ENTRIES_PER_OWNER, DIRECT_TO_NODES, RoutedTransport
+from protos import ais_batch_pb2 as batch_pb
+from protos import ais_cluster_pb2 as pb
+from protos.cluster_map import ClusterView
+
+
+def transport(nodes: int) -> RoutedTransport:
+    map_ = pb.ClusterMap(cluster_uuid=bytes(16), version=1)
+    for number in range(1, nodes + 1):
+        map_.node.add(
+            uuid=uuid.UUID(int=number).bytes, host=f"h{number}", endpoint=f"127.0.0.1:{number}", weight=1.0,
+            number=number,
+        )  # fmt: skip
+    map_.bucket.add(name="b", uuid=uuid.UUID(int=7).bytes, copies=1, min_copies=1)
+    return RoutedTransport("grpc://nowhere:1", ClusterView(map_), retry_s=0.0, verify_payload=True)
+
+
+def assembled_by_a_node(nodes: int, entries: int, assembly: str = "auto") -> bool:
+    several = transport(nodes)
+    try:
+        request = batch_pb.BatchRequest(bucket=["b"], name=[f"k{number}" for number in range(entries)])
+        targets = several._targets(request, assembly, "none")
+        assert sorted(targets) in ([], sorted(node.uuid for node in several.members.view.nodes))
+        return bool(targets)
+    finally:
+        several.close()
+
+
+@pytest.mark.parametrize("entries", [1, 3, 128])
+def test_the_client_does_in_a_cluster_that_it_has_sessions_for(entries: int) -> None:
+    assert not assembled_by_a_node(3, entries)
+    assert not assembled_by_a_node(DIRECT_TO_NODES, entries)
+
+
+def test_in_a_larger_one_a_node_does_unless_there_is_enough_for_each_owner() -> None:
+    nodes = DIRECT_TO_NODES + 1
+    assert assembled_by_a_node(nodes, 128)
+    assert not assembled_by_a_node(nodes, nodes * DIRECT_FROM_ENTRIES_PER_OWNER)
+    assert not assembled_by_a_node(nodes, 1)  # one owner has all of it
+
+
+def test_who_says_so_gets_it() -> None:
+    assert assembled_by_a_node(3, 1000, "target")
+    assert not assembled_by_a_node(DIRECT_TO_NODES + 1, 2, "direct")
