@@ -46,7 +46,11 @@ def check(
     roots = drive_folders(paths)
     known, record, findings = _identify(roots)
     drives: list[DriveSummary] = []
-    for root, identity in known.items():
+    for root, identity in list(known.items()):
+        if record is not None and (how := record.gone.get(identity.drive_uuid)) is not None:
+            message = f"drive {identity.drive_uuid} was {how}: the store does without what is on it"
+            findings.append(Finding("left-out", str(root), message))
+            continue
         summary, found = _check_drive(root, identity, record, checksums=checksums, progress=progress)
         drives.append(summary)
         findings.extend(found)
@@ -124,6 +128,9 @@ def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], Cluster
     findings: list[Finding] = []
     for root in roots:
         try:
+            if (reason := identities.left(root)) is not None:
+                findings.append(Finding("left-out", str(root), reason))
+                continue
             found = identities.read(root)
         except (FormatError, OSError) as error:
             findings.append(Finding("identity-lost", str(root), str(error)))
@@ -211,6 +218,9 @@ def _summary(
         message = "the file system stores no extended attributes: a lost catalog could not be rebuilt"
         findings.append(Finding("no-xattr", str(drive.root), message))
     counted = exam.survey
+    if counted.moving:
+        message = f"{counted.moving:,} entries are to move to other drives; they are read from here until then"
+        findings.append(Finding("moving", str(drive.root), message))
     return DriveSummary(
         drive.identity.drive_uuid, str(drive.root), problem, counted.objects, counted.object_bytes, counted.files,
         counted.waiting, staged, keeps, held_by,

@@ -41,6 +41,8 @@ KINDS: dict[str, Severity] = {
     "no-xattr": "warning",
     # What was found in order, or was done.
     "in-motion": "note",
+    "moving": "note",
+    "left-out": "note",
     "catalog-kept": "note",
     "catalog-rebuilt": "note",
 }

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from protos.placement import Candidate, ranked
 from storage_node.store import format as fmt
 from storage_node.store.blocks import read_blocks
 from storage_node.store.checksum import crc32c
@@ -21,6 +20,7 @@ from storage_node.store.drive import Drive
 from storage_node.store.errors import CorruptObject, FormatError
 from storage_node.store.format import BLOCK_BYTES, Identity, Record, Version
 from storage_node.store.inventory import NamedFiles, is_object_path
+from storage_node.store.places import Placement
 from storage_node.store.raw_files import RawFiles
 from storage_node.store.record import ClusterRecord
 from storage_node.store.report import PROGRESS_EVERY, Finding, Progress
@@ -38,6 +38,8 @@ class Survey:
     waiting: int = 0
     newest: Version = field(default_factory=lambda: Version(0, 0))
     unknown_buckets: Counter[bytes] = field(default_factory=Counter)
+    moving: int = 0
+    """Entries that are to move to another drive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,11 @@ class Examination:
         self._progress = progress
         self._named: NamedFiles | None = None
         self._names: dict[bytes, str] = {}
-        self._candidates: list[Candidate] = []
+        self._placement: Placement | None = None
         if record is not None:
             self._names = {bucket.uuid_bytes: name for name, bucket in record.buckets.items()}
             self._names |= {bytes.fromhex(purged): "" for purged in record.purging}
-            self._candidates = [Candidate(bytes.fromhex(drive_uuid)) for drive_uuid in record.drives]
+            self._placement = Placement(record, {uuid: at for at, uuid in enumerate(record.drives)})
 
     def _advance(self, doing: str, done: int) -> None:
         if self._progress is not None and done % PROGRESS_EVERY == 0:
@@ -148,11 +150,13 @@ class Examination:
             if record.epoch > self._record.epoch and not record.node:
                 message = f"version {record.version} is of a later epoch than the store's record, {self._record.epoch}"
                 return self._suspect("later-epoch", message, key=key, record=record)
-            if len(self._candidates) > 1:
-                owner = self._record.drives[ranked(bucket_uuid, name, self._candidates)[0]]
-                if owner != self._drive.identity.drive_uuid:
-                    message = f"it belongs on drive {owner}, where readers look for it"
+            if self._placement is not None and len(self._record.drives) > 1:
+                owners = [self._record.drives[at] for at in self._placement.places(bucket_uuid, name).slots]
+                here = self._drive.identity.drive_uuid
+                if here not in owners:
+                    message = f"it belongs on drive {owners[0]}, where readers look for it"
                     return self._suspect("misplaced", message, key=key, record=record)
+                self.survey.moving += here != owners[0]
         return None if record.is_tombstone else self._examine_file(key, record)
 
     def _examine_file(self, key: bytes, record: Record) -> Suspect | None:
