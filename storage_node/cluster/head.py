@@ -19,12 +19,11 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,6 +35,7 @@ FOLDER_NAME = ".cluster"
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
+_TRIES = 3
 _POLL_S = 0.05
 _OBJECT_STORE_BYTES = 256 << 20
 _LONGEST_TEMPORARY = 20
@@ -80,15 +80,12 @@ class Head:
         return [] if leader is not None and leader.started_ticks != self.started_ticks else sorted(alive)
 
     def answers(self) -> bool:
-        """Whether the session's leader lives, and its GCS takes connections."""
-        if self.session not in self.processes():
-            return False
-        host, _, port = self.address.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=1.0).close()
-            return True
-        except OSError:
-            return False
+        """Whether the session's leader lives, and one of its processes takes connections where its GCS is said to be.
+
+        Another Ray that was started in the same moment may have been quicker to take the port.
+        """
+        pids = self.processes()
+        return self.session in pids and _listens(pids, int(self.address.rpartition(":")[2]))
 
 
 def token_path(root: Path) -> Path:
@@ -128,6 +125,10 @@ def remembered(root: Path) -> Head | None:
         return None
 
 
+class _EndedEarly(ClusterError):
+    """Ray did not wait to be told."""
+
+
 def start(root: Path, *, dashboard: bool, timeout_s: float = START_TIMEOUT_S) -> Head:
     """Start a Ray for this root on loopback, and return when it takes connections.
 
@@ -135,6 +136,17 @@ def start(root: Path, *, dashboard: bool, timeout_s: float = START_TIMEOUT_S) ->
     """
     if importlib.util.find_spec("ray") is None:
         raise ClusterError("Ray is not installed: pip install 'ais-loader[store,ray]'")
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return _start(root, dashboard=dashboard, timeout_s=timeout_s)
+        except _EndedEarly:  # a port that was free when it was chosen may be another's by now
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _start(root: Path, *, dashboard: bool, timeout_s: float) -> Head:
+    """Raises as `start`."""
     (root / FOLDER_NAME).mkdir(mode=0o700, parents=True, exist_ok=True)
     # Ray's own defaults where they are free; 10002 to 19999 are its workers'.
     gcs, agent = _free_port(6379), _free_port(52_365)
@@ -167,9 +179,11 @@ def start(root: Path, *, dashboard: bool, timeout_s: float = START_TIMEOUT_S) ->
     deadline = time.monotonic() + timeout_s
     while not head.answers():
         if process.poll() is not None or time.monotonic() > deadline:
-            why = f"ended with code {process.returncode}" if process.returncode is not None else "did not start in time"
+            code = process.returncode
+            why = f"ended with code {code}" if code is not None else f"did not start within {timeout_s:g} s"
             end(root)
-            raise ClusterError(f"Ray {why}; {log_path(root)} has what it said{_last_words(root)}")
+            failure = ClusterError if code is None else _EndedEarly
+            raise failure(f"Ray {why}; {log_path(root)} has what it said{_last_words(root)}")
         time.sleep(_POLL_S)
     return head
 
@@ -228,6 +242,26 @@ def _write_token(root: Path) -> None:
 def _last_words(root: Path) -> str:
     lines = [line for line in log_path(root).read_text(errors="replace").splitlines() if line.strip()]
     return f": {lines[-1].strip()}" if lines else ""
+
+
+def _listens(pids: Iterable[int], port: int) -> bool:
+    """Whether one of these processes listens there. Source: proc(5), /proc/net/tcp; 0A is LISTEN."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{fields[9]}]")
+    for pid in pids if sockets else ():
+        try:
+            if any(os.readlink(one) in sockets for one in Path(f"/proc/{pid}/fd").iterdir()):
+                return True
+        except PermissionError:
+            return True  # somebody else's: that it lives has to do
+        except OSError:
+            continue  # it, or this file of it, is just going
+    return False
 
 
 def _boot_id() -> str:

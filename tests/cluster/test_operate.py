@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ from storage_node.cluster.launch import Host
 from storage_node.cluster.leaving import not_done
 from storage_node.cluster.node_file import NodeFile
 from storage_node.cluster.operate import first_nodes, nodes_of
+from storage_node.cluster.ports import free_port
 
 
 def hosts(*found: Found) -> list[Host]:
@@ -178,6 +180,30 @@ def test_ending_a_ray_never_ends_another_session_of_that_number(tmp_path: Path) 
         assert other.poll() is None
         other.communicate(b"\n", timeout=20)
     assert other.returncode == 0
+
+
+def test_a_ray_does_not_answer_where_another_process_listens(tmp_path: Path) -> None:
+    """Two that are started in the same moment may choose the same port; one of them gets it."""
+    listen = (
+        "import socket, sys; kept = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n"
+        "print('on', flush=True); input()"
+    )
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    port = free_port("127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as ours, subprocess.Popen(
+        [sys.executable, "-c", listen, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as other:  # fmt: skip
+        assert other.stdout is not None and other.stdout.readline() == b"on\n"
+        ticks = int(Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+        def head(port: int) -> Head:
+            return Head(f"127.0.0.1:{port}", "", str(tmp_path), other.pid, ticks, boot)
+
+        assert head(port).answers()
+        assert not head(ours.getsockname()[1]).answers()
+        assert not head(free_port("127.0.0.1")).answers()
+        other.communicate(b"\n", timeout=20)
+    assert not head(port).answers()
 
 
 def test_describing_the_commands_loads_neither_ray_nor_the_store() -> None:

@@ -170,6 +170,33 @@ def test_a_killed_node_is_back_on_its_drives_at_its_address(operator: Operator, 
     assert contents(cluster["url"]) == OBJECTS
 
 
+@pytest.mark.slow
+def test_settings_are_taken_over_by_nodes_that_run_and_kept_for_those_that_start(
+    operator: Operator, cluster: dict[str, Any]
+) -> None:
+    before = operator.nodes()
+    (first, *others) = sorted(before, key=lambda uuid: before[uuid]["name"])
+    operator.run("up", "--set", "max_active_batches=77", "--set", "nodes.node-1.read_threads=2")
+    now = operator.nodes()
+    assert {now[uuid]["changed_limits"]["max_active_batches"] for uuid in now} == {"77"}
+    assert [uuid for uuid in now if "read_threads" in now[uuid]["changed_limits"]] == [first]
+    assert {uuid: node["pid"] for uuid, node in now.items()} == {uuid: node["pid"] for uuid, node in before.items()}
+    assert contents(cluster["url"]) == OBJECTS
+    logs = {uuid: operator.run("logs", now[uuid]["name"]).splitlines() for uuid in now}
+    assert all("serving anew, with other settings" in "\n".join(lines) for lines in logs.values())
+
+    operator.run("up", "--set", "nodes.node-1.read_threads=default")
+    assert {uuid: len(operator.run("logs", now[uuid]["name"]).splitlines()) - len(lines) > 0
+            for uuid, lines in logs.items()} == {first: True} | dict.fromkeys(others, False)  # fmt: skip
+    os.kill(now[first]["pid"], signal.SIGKILL)
+    back = eventually(
+        lambda: (node := operator.nodes()[first])["pid"] not in (0, now[first]["pid"]) and node, timeout_s=60.0
+    )
+    assert back and back["changed_limits"] == {"max_active_batches": "77"}
+    wrong = operator.run("up", "--set", "nodes.node-9.read_threads=1", code=1)
+    assert wrong == ""
+
+
 def test_a_second_command_at_the_same_time_is_told_to_wait(operator: Operator, cluster: dict[str, Any]) -> None:
     with heads.only_command(operator.root):
         operator.run("down", code=1)
