@@ -39,6 +39,12 @@ class ObjectNotFound(NotFound):
     kind = "object-not-found"
 
 
+class ObjectDeleted(ObjectNotFound):
+    """A node of a cluster has seen it go: no other one needs to be asked."""
+
+    kind = "object-deleted"
+
+
 class MemberNotFound(NotFound):
     kind = "member-not-found"
 

@@ -58,3 +58,12 @@ def failures(count: int, status: int, fault: EntryFault) -> Frame:
         np.arange(count).astype(WIRE_U32), zeros, zeros, np.full(count, status, np.uint8), np.zeros(count, np.uint8),
         memoryview(b""), None, dict.fromkeys(range(count), fault),
     )  # fmt: skip
+
+
+def failed_as(frame: Frame, kind: str) -> Mask:
+    """Entries that failed with an error of this kind."""
+    which = np.zeros(len(frame.index), np.bool_)
+    for index, fault in frame.errors.items():
+        if fault.kind == kind:
+            which |= frame.index == index
+    return which

@@ -39,6 +39,7 @@ _STATUS = {
     errors.RangeError: grpc.StatusCode.OUT_OF_RANGE,
     errors.BucketNotFound: grpc.StatusCode.NOT_FOUND,
     errors.ObjectNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.ObjectDeleted: grpc.StatusCode.NOT_FOUND,
     errors.BucketExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.BucketNotEmpty: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CorruptObject: grpc.StatusCode.DATA_LOSS,

@@ -35,7 +35,7 @@ from ais_loader.transport.session import Broken, Event
 from ais_loader.transport.stream import StreamPolicy, damaged_entry
 from protos import ais_batch_pb2 as pb
 from protos.frame import EntryFault, Frame, FrameError, Response
-from protos.frame_edit import Mask
+from protos.frame_edit import Mask, failed_as
 from protos.reorder import Reorder
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
@@ -307,7 +307,7 @@ class MergedStream:
         again: Mask = (frame.status == one) | (frame.status == other)
         if not lane.share.direct:
             return again
-        again = again | (frame.status == pb.UNAVAILABLE)
+        again = (again | (frame.status == pb.UNAVAILABLE)) & ~failed_as(frame, errors.ObjectDeleted.kind)
         if not again.any():
             return again
         where = np.flatnonzero(again)

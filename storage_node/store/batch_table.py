@@ -19,7 +19,7 @@ from storage_node.store.batch_plan import check_range
 from storage_node.store.batch_read import FailureCode
 from storage_node.store.doubts import CopyInDoubt, in_doubt_message
 from storage_node.store.drive import Drive
-from storage_node.store.errors import BucketNotFound, InvalidRequest, StoreError
+from storage_node.store.errors import BucketNotFound, InvalidRequest, ObjectDeleted, StoreError
 from storage_node.store.format import Record
 from storage_node.store.places import Placement
 from storage_node.store.store import Store, not_found_message
@@ -97,7 +97,7 @@ class BatchTable:
             positions = list(failed)  # drives have come or gone meanwhile
         for position, error in failed.items() if positions else ():
             if error is None:
-                self._fail(position, pb.NOT_FOUND, not_found_message(bucket_name, self._names[position]))
+                self._fail_missing(position, bucket_name, bucket_uuid)
             else:
                 self._fail(position, pb.UNAVAILABLE, str(error), getattr(error, "kind", ""))
 
@@ -246,7 +246,7 @@ class BatchTable:
             self._fail(position, pb.UNAVAILABLE, in_doubt_message(name), CopyInDoubt.kind)
             return False
         if record is None:
-            self._fail(position, pb.NOT_FOUND, not_found_message(bucket_name, name))
+            self._fail_missing(position, bucket_name, bucket.uuid_bytes if bucket is not None else None)
             return False
         if old is not None and (slot, record.path) == (self._drives[position], old.path):
             self._fail_missing_file(position, drive)
@@ -268,6 +268,14 @@ class BatchTable:
         self.kind[position] = pb.NONE
         self.sizes[position] = self.checksum[position] = 0
         self.faults[self.first_index + position] = EntryFault(message, kind)
+
+    def _fail_missing(self, position: int, bucket: str, bucket_uuid: bytes | None) -> None:
+        name = self._names[position]
+        if bucket_uuid is None:
+            self._fail(position, pb.NOT_FOUND, not_found_message(bucket, name))
+            return
+        error = self._store.missing(bucket, bucket_uuid, name)
+        self._fail(position, pb.NOT_FOUND, str(error), error.kind if isinstance(error, ObjectDeleted) else "")
 
     def _fail_too_large(self, position: int, size_bytes: int) -> None:
         self._fail(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,9 +10,9 @@ from typing import NamedTuple
 
 from storage_node.store.doubts import CopyInDoubt, Doubts
 from storage_node.store.drive import Drive
-from storage_node.store.errors import DriveFailed
+from storage_node.store.errors import DriveFailed, ObjectDeleted, ObjectNotFound, StoreError
 from storage_node.store.format import Record, Version
-from storage_node.store.names import check_object_name
+from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.record import BucketRecord, ClusterRecord
 
 
@@ -23,6 +24,11 @@ class StoredVersion(NamedTuple):
     is_tombstone: bool
     size_bytes: int
     checksum: int
+
+
+def not_found_message(bucket: str, name: str) -> str:
+    fault = object_name_fault(name)
+    return f"no object {name!r} in bucket {bucket!r}" + (f" (nor can there be: {fault})" if fault else "")
 
 
 class Copies(ABC):
@@ -102,6 +108,16 @@ class Copies(ABC):
         if before is None or not before.is_tombstone or before.version > version:
             return False
         return self._drop(bucket_uuid, name, version, tombstone=True) is None
+
+    def missing(self, bucket: str, bucket_uuid: bytes, name: str) -> ObjectNotFound:
+        """What to say of a name that is not in doubt, and of which there is no object: that it was deleted, if so."""
+        message = not_found_message(bucket, name)
+        if object_name_fault(name) is None:
+            with contextlib.suppress(StoreError):  # of its drive; there is no object all the same
+                found = self.newest_entry(bucket_uuid, name)
+                if found is not None and found.is_tombstone:
+                    return ObjectDeleted(f"{message}: deleted with version {found.version}")
+        return ObjectNotFound(message)
 
     def newest(self, bucket: str, names: Sequence[str]) -> list[Record | None]:
         """What there is of each name, tombstones too. Raises InvalidName, BucketNotFound, DriveFailed, FormatError."""

@@ -38,6 +38,12 @@ class ObjectNotFound(StoreError):
     kind = "object-not-found"
 
 
+class ObjectDeleted(ObjectNotFound):
+    """There is a tombstone: what another node may still have is older."""
+
+    kind = "object-deleted"
+
+
 class RangeError(StoreError):
     """A byte range that does not lie within its object."""
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from storage_node.store import record as records
 from storage_node.store.changes import PendingObject
-from storage_node.store.copies import StoredVersion
+from storage_node.store.copies import StoredVersion, not_found_message
 from storage_node.store.doubts import CopyInDoubt, in_doubt_message
 from storage_node.store.drive import Drive, Durability
 from storage_node.store.drive_set import DriveSet, Located
@@ -212,7 +212,7 @@ class Store(Recorded):
         if self.doubts.any and self.in_doubt(bucket_uuid, name, found):
             raise CopyInDoubt(in_doubt_message(name))
         if found is None:
-            raise ObjectNotFound(not_found_message(bucket, name))
+            raise self.missing(bucket, bucket_uuid, name)
         return drive, found
 
     def head(self, bucket: str, name: str) -> Record:
@@ -264,8 +264,3 @@ class Store(Recorded):
             raise InvalidRequest(f"prefix {prefix!r}, start_after {start_after!r}: not valid Unicode") from None
         self._require_open()
         return merged(self._set, bucket_uuid, prefix, start_after, tombstones=tombstones)
-
-
-def not_found_message(bucket: str, name: str) -> str:
-    fault = object_name_fault(name)
-    return f"no object {name!r} in bucket {bucket!r}" + (f" (nor can there be: {fault})" if fault else "")
