@@ -39,7 +39,7 @@ from storage_node.batch.own_lane import own_frames
 from storage_node.batch.places import Places
 from storage_node.batch.resumed import Resumed
 from storage_node.cluster.peer_lane import PeerAnswerWrong, PeerError, PeerLane, PeerRefused, PeerUnavailable
-from storage_node.store.errors import StoreError
+from storage_node.store.errors import ObjectDeleted, StoreError
 
 if TYPE_CHECKING:
     from storage_node.batch.session import BatchService
@@ -220,7 +220,10 @@ class Gather:
             position, said = int(lane.positions[index]), int(status[at])
             self._failures.note(position, said, errors.get(index, _NO_FAULT))
             # Bytes that have been passed on must not turn out to be wrong at another node, too.
-            if said in MAY_BE_BETTER_ELSEWHERE and (said != pb.CORRUPT or position not in self.reorder.begun):
+            deleted = errors.get(index, _NO_FAULT).kind == ObjectDeleted.kind
+            if not deleted and said in MAY_BE_BETTER_ELSEWHERE and (
+                said != pb.CORRUPT or position not in self.reorder.begun
+            ):
                 if contested[at]:  # it has been asked for elsewhere
                     again[at] = True
                     self._failures.pass_over(position, lane.node)
