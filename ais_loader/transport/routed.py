@@ -75,6 +75,8 @@ class RoutedTransport:
             for node in self._nodes(bucket, name):
                 try:
                     return call(members.transport(node))
+                except errors.ObjectDeleted:
+                    raise
                 except errors.NotFound as error:
                     missing = error if missing is None or isinstance(missing, errors.BucketNotFound) else missing
                 except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
