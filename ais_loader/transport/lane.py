@@ -110,7 +110,8 @@ class Lane:
     def take(self, frame: Frame) -> None:
         """Count a frame, which has been found to be due."""
         self.received_bytes += len(frame.payload)
-        self.share.failing_since_s, self.share.failures, self.share.error = None, 0, None
+        if not (len(frame.status) and (frame.status == pb.UNAVAILABLE).all()):  # which is no more than to hear nothing
+            self.share.failing_since_s, self.share.failures, self.share.error = None, 0, None
         if frame.completes_entry:
             self._received += len(frame.index)
             self._status[frame.index] = frame.status
