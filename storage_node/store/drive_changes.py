@@ -235,7 +235,6 @@ class DriveChanges(Copies):
                 self._commit_record(self.record.settled())
             failpoint("drive.settled")
             for drive in leaving:
-                drive.refuse(f"drive {drive.identity.drive_uuid} has left the store")
                 with contextlib.suppress(StoreError):  # nobody comes back for these files
                     drive.reap(everything=True)
                 drive.give_up(f"drive {drive.identity.drive_uuid} has left the store")
