@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -24,10 +24,11 @@ import numpy as np
 
 K = TypeVar("K", bound=Hashable)
 
-CLEARLY, SLACK_S = 1.5, 0.005
+CLEARLY, SLACK_S = 1.5, 0.02
 """A node is overloaded that needs this much longer than another holder, and this time on top of it."""
 _DEFAULT_ENTRY_S = 1e-4
-_SMOOTHING = 0.3
+_SAMPLES = 3
+"""How long an entry takes is the middle one of as many batches: one that had to connect first says nothing."""
 _FORGET_S, _FORGET_SAID_S = 5.0, 1.0
 _DOUBT_S = 2.0
 
@@ -90,11 +91,11 @@ def _most(other_s: float) -> float:
 class _Node:
     """What is known of one."""
 
-    __slots__ = ("busy_until_s", "doubted_until_s", "entry_s", "measured_at_s", "open_entries", "said_at_s", "said_s")
+    __slots__ = ("busy_until_s", "doubted_until_s", "measured_at_s", "open_entries", "said_at_s", "said_s", "samples_s")
 
     def __init__(self) -> None:
         self.open_entries = 0
-        self.entry_s: float | None = None
+        self.samples_s: deque[float] = deque(maxlen=_SAMPLES)
         self.measured_at_s = self.said_at_s = 0.0
         self.busy_until_s = self.doubted_until_s = self.said_s = 0.0
 
@@ -124,8 +125,7 @@ class NodeLoads(Generic[K]):
             it.open_entries = max(0, it.open_entries - entries)
             if not answered:
                 return
-            entry_s = waited_s / answered
-            it.entry_s = entry_s if it.entry_s is None else it.entry_s + _SMOOTHING * (entry_s - it.entry_s)
+            it.samples_s.append(waited_s / answered)
             it.measured_at_s = now
 
     def rejected(self, node: K, retry_after_s: float) -> None:
@@ -151,7 +151,7 @@ class NodeLoads(Generic[K]):
         """The loads of these nodes, now."""
         now = time.monotonic()
         with self._lock:
-            known = [node.entry_s for node in self._nodes.values() if node.entry_s is not None]
+            known = [sample_s for node in self._nodes.values() for sample_s in node.samples_s]
             typical_s = sorted(known)[(len(known) - 1) // 2] if known else _DEFAULT_ENTRY_S
             return {node: self._load(self._nodes.get(node), typical_s, now) for node in nodes}
 
@@ -160,7 +160,8 @@ class NodeLoads(Generic[K]):
         if it is None:
             return Load(0.0, typical_s)
         # What nobody has measured for a while may not be so any more: it is given another chance, bit by bit.
-        own_s = typical_s if it.entry_s is None else it.entry_s
+        samples_s = [*it.samples_s, *[typical_s] * (_SAMPLES - len(it.samples_s))]
+        own_s = sorted(samples_s)[_SAMPLES // 2]
         entry_s = typical_s + (own_s - typical_s) * 0.5 ** ((now - it.measured_at_s) / _FORGET_S)
         said_s = it.said_s * 0.5 ** ((now - it.said_at_s) / _FORGET_SAID_S)
         backlog_s = it.open_entries * entry_s + max(0.0, it.busy_until_s - now) + said_s

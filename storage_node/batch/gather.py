@@ -181,6 +181,7 @@ class Gather:
         try:
             while (frame := await peer.next_frame()) is not None:
                 self._take(lane, frame)
+            self._service.loads.said(lane.endpoint, peer.wait_us * 1e-6)
             self._complete(lane)
         except PeerError as error:
             self._lose(lane, error)

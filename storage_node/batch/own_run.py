@@ -50,6 +50,7 @@ class OwnRun:
         if self._request.local and view is not None and 0 < self._request.map_version < view.version:
             raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
         batch = await self._service.read(StoreBatch, self._service.store, self._request)
+        batch.wait_us = self._service.pressure.wait_us()
         ahead = self._service.readahead.of(batch)
         run = self._run_buffered if self._request.buffered else self._run_streaming
         try:

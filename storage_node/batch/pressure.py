@@ -24,6 +24,7 @@ _DELAYS_PER_EXCESS = 100
 """One per cent over the mark doubles the delay, two triple it."""
 _SHARE_OF_MACHINE = 0.8
 _SMOOTHING = 0.2
+_NOTHING_S = 0.05
 _MAX_SAMPLE_S = 1.0
 """A process that stood still for a minute must not make up for it for as long."""
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -134,6 +135,11 @@ class Pressure:
     def pause(self) -> tuple[float, str]:
         """As `pause_s`, of now."""
         return pause_s(self.lag_s, self.reader_wait_s, self._config)
+
+    def wait_us(self) -> int:
+        """How long a read waits here before it begins, for those who choose whom to ask; 0 while that is nothing."""
+        wait_s = self.lag_s + self.reader_wait_s
+        return int(wait_s * 1e6) if wait_s >= _NOTHING_S else 0
 
     async def watch(self) -> None:
         """Measure the event loop's lag, until cancelled."""

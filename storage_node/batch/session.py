@@ -301,6 +301,7 @@ class _Session:
         except Busy as busy:
             response.reject.reason = str(busy)
             response.reject.retry_after_ms = service.pressure.retry_after_ms()
+            response.reject.wait_us = service.pressure.wait_us()
             tally.rejected(busy.reason)
         except TimeoutError:
             response.end.CopyFrom(_refused("timeout", f"not done in {request.deadline_ms} ms"))

@@ -76,6 +76,11 @@ class PeerLane:
     def _begin(self) -> None:
         self._session, self._batch_id = self._peer.begin(self, self._request)
 
+    @property
+    def wait_us(self) -> int:
+        """How long a read waits there before it begins, as its END said; 0 before."""
+        return 0 if self._end is None else self._end.wait_us
+
     def deliver(self, event: Response | PeerError) -> None:
         self._inbox.append(event)
         self._changed.set()

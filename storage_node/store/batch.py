@@ -45,6 +45,8 @@ class StoreBatch(BatchTable):
 
     def __init__(self, store: Store, request: pb.BatchRequest) -> None:
         super().__init__(store, request)
+        self.wait_us = 0
+        """What END is to say of it; see ais_batch.proto."""
         self._open: _OpenEntry | None = None
         self._waited = bytearray(1)
         self._has_duplicates = len(set(self._paths)) < self.n
@@ -326,7 +328,7 @@ class StoreBatch(BatchTable):
         return pb.End(
             outcome=pb.End.COMPLETE if entries == self.n else pb.End.STOPPED,
             first_index=self.first_index, entries=entries, failed_entries=int(np.count_nonzero(status)),
-            payload_bytes=int(self.sizes[:entries].sum()), digest=digest(status, checksum),
+            payload_bytes=int(self.sizes[:entries].sum()), digest=digest(status, checksum), wait_us=self.wait_us,
         )  # fmt: skip
 
 

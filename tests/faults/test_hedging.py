@@ -69,16 +69,22 @@ def first_owner(cluster: ClusterProcesses, name: str) -> int:
     return view.owners(view.buckets["b"], name)[0]
 
 
-def freeze_in_the_middle(cluster: ClusterProcesses, client: Client, number: int, **options: Any) -> Batch:
-    """A batch of which some entries have come when the node stops, consumed whole while it stands."""
-    batch = client.bucket("b").get_batch(MIXED, **options)
+def freeze_in_the_middle(
+    cluster: ClusterProcesses, client: Client, number: int, *, times: int = 1, **options: Any
+) -> Batch:
+    """A batch of which some entries have come when the node stops, consumed whole while it stands.
+
+    It has all objects `times` over: no sender may have sent all when the first entries have come.
+    """
+    names = MIXED * times
+    batch = client.bucket("b").get_batch(names, **options)
     came = [next(batch)]
     cluster.nodes[number].pause()
     came.extend(batch)
     seen = [item.index for item in came]
-    assert sorted(seen) == list(range(len(MIXED)))
+    assert sorted(seen) == list(range(len(names)))
     assert options.get("ordered") is False or seen == sorted(seen)
-    assert all(item.data == OBJECTS[MIXED[item.index]] for item in came)
+    assert all(item.data == OBJECTS[names[item.index]] for item in came)
     assert is_frozen(cluster, number)
     return batch
 
@@ -105,7 +111,7 @@ def test_neither_does_a_batch_that_a_node_gathers(cluster: ClusterProcesses, num
         with client.bucket("b").get_batch(list(SMALL)[:3], assembly="target") as batch:
             assert [item.data for item in batch] == list(SMALL.values())[:3]
         before = {at: counts(cluster, at) for at in range(3) if at != number}
-        batch = freeze_in_the_middle(cluster, client, number, assembly="target", timeout_s=LONG_S)
+        batch = freeze_in_the_middle(cluster, client, number, times=3, assembly="target", timeout_s=LONG_S)
         assert batch.timing.retries == 0
         hedged = recovered = 0
         for at, (hedged_before, recovered_before) in before.items():

@@ -97,9 +97,10 @@ def test_a_node_that_answers_slowly_is_given_less_and_after_a_while_another_chan
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     loads = NodeLoads[str]()
-    for node, waited_s in (("a", 1.0), ("b", 0.01), ("c", 0.01)):
-        loads.asked(node, 10)
-        loads.over(node, 10, 10, waited_s)
+    for waits_s in ({"a": 0.01, "b": 7.0, "c": 0.01}, *[{"a": 1.0, "b": 0.01, "c": 0.01}] * 2):
+        for node, waited_s in waits_s.items():
+            loads.asked(node, 10)
+            loads.over(node, 10, 10, waited_s)
     loads.asked("b", 10)
     found = loads.of("abc")
     assert found["a"] == Load(0.0, 0.1) and found["b"].backlog_s == pytest.approx(0.01)
