@@ -34,6 +34,21 @@ def test_owners_are_those_of_the_wire_contract() -> None:
     assert found == EXPECTED, "a change of these moves every object of every cluster"
 
 
+@pytest.mark.parametrize("copies", [1, 2, 3, 9])
+@pytest.mark.parametrize("hosts", [1, 3, 16, 17])
+def test_one_object_is_placed_as_it_is_among_others(hosts: int, copies: int) -> None:
+    view = cluster(
+        *[(at, f"h{at % hosts}", 1.0 + at % 3, [pb.MapNode.ACTIVE, pb.MapNode.JOINING][at % 5 == 4])
+          for at in range(2 * hosts)],
+        copies=copies,
+    )  # fmt: skip
+    bucket, names = view.buckets["b"], NAMES[:500]
+    together = view.holders(bucket, names)
+    assert [view.holders(bucket, [name])[0] for name in names] == together
+    owners = view.placement.owners(object_hashes(BUCKET_UUID, names), copies).tolist()
+    assert [view.owners(bucket, name) for name in names] == owners
+
+
 def test_each_host_owns_its_share() -> None:
     view = cluster(*[(at, f"h{at}", 1.0 + at % 2, pb.MapNode.ACTIVE) for at in range(6)])
     owners = view.placement.owners(object_hashes(BUCKET_UUID, NAMES), 1)[:, 0]
