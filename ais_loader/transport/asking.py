@@ -8,6 +8,9 @@ from ais_loader.transport.lane import Share
 from ais_loader.transport.members import Members
 from ais_loader.transport.parts import Columns, grouped
 
+AGAIN = b"again"
+"""Among the nodes that have been tried: it is the second time that they are."""
+
 
 class Asking:
     """Of one batch.
@@ -40,8 +43,18 @@ class Asking:
         candidates = self._candidates(share.positions, direct=share.direct)
         return bool(grouped(share.positions, candidates, share.tried)[0])
 
+    def once_more(self, share: Share) -> bool:
+        """Whether its holders are to be asked for the second time: while objects move, one that was nowhere may have
+        come to its owner after that was asked, and gone from where it was before that was."""
+        if share.missing is None or self._members.view.former is None or AGAIN in share.tried:
+            return False
+        share.tried = frozenset({AGAIN})
+        return True
+
     def hopeless(self, positions: Sequence[int], tried: frozenset[bytes]) -> set[int]:
         """Entries all of whose holders have been asked."""
+        if self._members.view.former is not None and AGAIN not in tried:
+            return set()
         return set(grouped(positions, self._candidates(positions, direct=True), tried)[1])
 
     def hedges(self, share: Share, positions: Sequence[int], avoid: frozenset[bytes]) -> dict[bytes, list[int]]:

@@ -316,7 +316,6 @@ class MergedStream:
         positions = [lane.share.positions[at] for at in frame.index[where].tolist()]
         tried = lane.share.tried | {lane.node}
         if hopeless := self._asking.hopeless(positions, tried):
-            again = again.copy()
             again[where[[at in hopeless for at in positions]]] = False
             again |= lane.comparing(frame)
         return again
@@ -382,12 +381,13 @@ class MergedStream:
 
     def _try_later(self, share: Share, at_least_s: float = 0.0) -> None:
         """Everybody who may have these entries has been asked: begin again after a pause, or let them fail."""
+        if share.error is None and self._asking.once_more(share):
+            return self._assign(share)
         now, error = time.monotonic(), share.error
         if share.missing is not None and (error is None or self._members.view.former is None):
             self._reorder.fail(share.positions, *share.missing)
             return
-        if error is None:
-            error = errors.NodeUnavailable("the cluster's map has no node for it")
+        error = error or errors.NodeUnavailable("the cluster's map has no node for it")
         since = now if share.failing_since_s is None else share.failing_since_s
         if isinstance(error, errors.SilenceTimeout) or now - since > self._policy.retry_s:
             status = Status.TIMEOUT if isinstance(error, errors.SilenceTimeout) else Status.UNAVAILABLE

@@ -69,6 +69,7 @@ class RoutedTransport:
         Raises NotFound, NodeUnavailable, SilenceTimeout, and DriveFailed where no other holder is left.
         """
         members, patience = self.members, Patience(self._retry_s)
+        asked_twice = False
         while True:
             missing: errors.NotFound | None = None
             failure: errors.LoaderError | None = None
@@ -88,7 +89,10 @@ class RoutedTransport:
             if newer:
                 continue  # those may not have been the holders any more
             if missing is not None and (failure is None or members.view.former is None):
-                raise missing
+                if asked_twice or members.view.former is None:
+                    raise missing
+                asked_twice = True  # it may have come to its owner, and gone from where it was, between the questions
+                continue
             self._pause(patience, failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}"))
 
     def _write(self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool) -> T:

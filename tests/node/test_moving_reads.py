@@ -1,0 +1,55 @@
+"""An object that moves between two questions is found: at its owner, when it is no longer where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ais_loader import Bucket, connect
+from protos import ais_cluster_pb2 as cluster_pb
+from storage_node.store.errors import ObjectNotFound
+from tests.node.cluster_kit import BUCKET, LocalCluster
+
+WAYS: dict[str, Callable[[Bucket, str], bytes]] = {
+    "get": lambda bucket, name: bucket.get(name),
+    "head": lambda bucket, name: b"x" * bucket.head(name).size_bytes,
+    "direct": lambda bucket, name: next(iter(bucket.get_batch([name], assembly="direct"))).tobytes(),
+    "target": lambda bucket, name: next(iter(bucket.get_batch([name], assembly="target"))).tobytes(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_object_that_moves_between_two_questions_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    with LocalCluster(tmp_path, 4, copies=1, repair_interval_s=600.0) as cluster:
+        cluster.map.node[2].state = cluster_pb.MapNode.JOINING
+        cluster.learn()
+        cluster.nodes[3].stop(grace_s=0.2)  # so that nobody finishes the change
+        moved: list[str] = []
+        owner = cluster.service(2).store
+        said = owner.missing
+
+        def move(bucket: str, bucket_uuid: bytes, name: str) -> ObjectNotFound:
+            """It has not come yet, and comes while the answer is on its way."""
+            error = said(bucket, bucket_uuid, name)
+            before = cluster.holders(name)[1]
+            if not moved:
+                moved.append(name)
+                cluster.put_on(2, {name: name.encode()})
+                cluster.service(before).store.delete(BUCKET, name)
+            return error
+
+        monkeypatch.setattr(owner, "missing", move)
+        names = [name for at in range(1000) if len(cluster.holders(name := f"n{at}")) == 2
+                 and cluster.owners(name) == [2] and cluster.holders(name)[1] != 3]  # fmt: skip
+        with connect(",".join(node.url for node in cluster.nodes[:3]), retry_s=4.0) as client:
+            for name in names[:50]:  # a node may have moved the object itself before it is asked for
+                cluster.put_on(cluster.holders(name)[1], {name: name.encode()})
+                found = WAYS[way](client.bucket(BUCKET), name)
+                assert found == (name.encode() if way != "head" else b"x" * len(name))
+                if moved:
+                    break
+        assert moved
