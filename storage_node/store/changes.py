@@ -85,15 +85,13 @@ class Changes:
     # -- putting
 
     def commit(
-        self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None, lasting: bool = False
+        self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None
     ) -> list[Record]:
-        """`elsewhere`: newest entries of these names on other drives, which count as if they were here. With `lasting`
-        the objects survive a power cut on return, whatever the durability."""
+        """`elsewhere`: newest entries of these names on other drives, which count as if they were here."""
         failpoint("put.staged")
         now = time.time_ns()
-        sync = self._sync or lasting
         # Before the stripes are held: syncing is slow. Whoever is overtaken meanwhile takes another counter then.
-        records = [self._identify(pending, now, sync=sync) for pending in objects]
+        records = [self._identify(pending, now) for pending in objects]
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
         with self.stripes.of(keys):
             self._require_writable()
@@ -113,10 +111,10 @@ class Changes:
                     if pending.version is not None:
                         records[at] = before
                         continue
-                    records[at] = self._identify(pending, now, self._above(before.version, pending.name), sync=sync)
+                    records[at] = self._identify(pending, now, self._above(before.version, pending.name))
                 newest[key] = records[at]
                 chosen.append(_Chosen(key, pending, records[at]))
-            dead = self._publish(chosen, current, sync=sync) if chosen else []
+            dead = self._publish(chosen, current) if chosen else []
         self._garbage.bury(dead)
         return records
 
@@ -138,7 +136,7 @@ class Changes:
             )
         return version
 
-    def _publish(self, chosen: Sequence[_Chosen], current: dict[bytes, Record], *, sync: bool) -> list[Record]:
+    def _publish(self, chosen: Sequence[_Chosen], current: dict[bytes, Record]) -> list[Record]:
         """Announce the files, rename them, commit; returns the records whose files were replaced."""
         records = [record for _, _, record in chosen]
         intents = WriteBatch(raw_mode=True)
@@ -150,7 +148,7 @@ class Changes:
         dead: list[Record] = []
         try:
             for key, pending, record in chosen:
-                self._files.publish(pending.file, record.path, sync=sync)
+                self._files.publish(pending.file, record.path, sync=self._sync)
                 failpoint("put.renamed")
                 if key in current and not current[key].is_tombstone:
                     dead.append(current[key])
@@ -162,7 +160,7 @@ class Changes:
             for record in dead:
                 commit.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
             failpoint("put.published")
-            self._catalog.write(commit, sync=sync)
+            self._catalog.write(commit, sync=self._sync)
         except (OSError, StoreError):
             self._garbage.abandon(records)
             raise
@@ -170,9 +168,7 @@ class Changes:
         failpoint("put.committed")
         return dead
 
-    def _identify(
-        self, pending: PendingObject, now_ns: int, version: Version | None = None, *, sync: bool
-    ) -> Record:
+    def _identify(self, pending: PendingObject, now_ns: int, version: Version | None = None) -> Record:
         """Give the staged file a generation and a version, and write on it what it is."""
         version = version or pending.version
         # One number for both where the drive gives both.
@@ -187,7 +183,7 @@ class Changes:
             pending.metadata,
         )  # fmt: skip
         self._files.set_identity(file.fd, fmt.encode_identity(identity))
-        if sync:
+        if self._sync:
             file.sync()
         path = fmt.file_path(pending.bucket_uuid, pending.name, generation)
         return Record(
@@ -213,12 +209,12 @@ class Changes:
 
     def entomb(
         self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int,
-        elsewhere: Record | None = None, lasting: bool = False,
+        elsewhere: Record | None = None,
     ) -> tuple[Record | None, Record | None]:
         """Put a tombstone in an object's place; the entry before, and the one that counts now.
 
         Without a version the drive gives one, and where there is no object nothing changes. With one, it stands if it
-        is newer than what is there, also where nothing is. `elsewhere`, `lasting`: see `commit`.
+        is newer than what is there, also where nothing is. `elsewhere`: see `commit`.
         """
         key = fmt.object_key(bucket_uuid, name)
         dead: list[Record] = []
@@ -237,7 +233,7 @@ class Changes:
                 return before, before
             self.counters.advance(version.counter)
             grave = fmt.tombstone(version, modified_ns or time.time_ns())
-            dead = self._replace({key: grave}, {key: here} if here is not None else {}, lasting=lasting)
+            dead = self._replace({key: grave}, {key: here} if here is not None else {})
             failpoint("delete.committed")
         self._garbage.bury(dead)
         return before, grave
@@ -259,9 +255,7 @@ class Changes:
         self._garbage.bury(dead)
         return None
 
-    def _replace(
-        self, entries: dict[bytes, Record | None], before: dict[bytes, Record], lasting: bool = False
-    ) -> list[Record]:
+    def _replace(self, entries: dict[bytes, Record | None], before: dict[bytes, Record]) -> list[Record]:
         """Set entries that bring no file, or remove them (None); returns the records whose files are garbage now."""
         batch = WriteBatch(raw_mode=True)
         for key, record in entries.items():
@@ -273,7 +267,7 @@ class Changes:
         for record in dead:
             batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
         if entries:
-            self._catalog.write(batch, sync=self._sync or lasting)
+            self._catalog.write(batch, sync=self._sync)
             self._cache.forget(entries)
         return dead
 

@@ -224,7 +224,7 @@ class Drive:
                     raise drive_error(error, self.root, "staging an object") from error
 
     def commit(
-        self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None, lasting: bool = False
+        self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None
     ) -> list[Record]:
         """Make staged files visible, all in one catalog commit; returns what counts for each now, in order.
 
@@ -232,11 +232,11 @@ class Drive:
         the drive had, be it a tombstone. A name that occurs twice ends with the later object, or the newer version. On
         an error none of them is visible and the staged files are gone. Raises DriveFull, DriveFailed, StoreReadOnly,
         StoreClosed, FormatError, and BucketNotFound when the bucket of one of them has been deleted meanwhile.
-        `elsewhere`, `lasting`: see `Changes.commit`.
+        `elsewhere`: see `Changes.commit`.
         """
         try:
             self._require_writable()
-            return self._changes.commit(objects, elsewhere, lasting)
+            return self._changes.commit(objects, elsewhere)
         except OSError as error:
             raise drive_error(error, self.root, "publishing an object") from error
         finally:
@@ -250,11 +250,11 @@ class Drive:
 
     def entomb(
         self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int = 0,
-        elsewhere: Record | None = None, lasting: bool = False,
+        elsewhere: Record | None = None,
     ) -> tuple[Record | None, Record | None]:
         """See `Changes.entomb`. Raises as `commit` does."""
         self._require_writable()
-        return self._changes.entomb(bucket_uuid, name, version, modified_ns, elsewhere, lasting)
+        return self._changes.entomb(bucket_uuid, name, version, modified_ns, elsewhere)
 
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
         """See `Changes.drop`. Raises as `commit` does."""
@@ -279,6 +279,15 @@ class Drive:
     def refuse_bucket(self, bucket_uuid: bytes) -> None:
         """From now on nothing is committed into this bucket; the caller keeps the drive quiet."""
         self._changes.dead_buckets.add(bucket_uuid)
+
+    def sync(self) -> None:
+        """All that has been committed survives a power cut on return. Raises DriveFailed, DriveFull, StoreReadOnly."""
+        self._require_writable()
+        try:
+            session.sync_file_system(self.files.objects_fd)
+        except OSError as error:
+            self.faults.note(error, "syncing the drive")
+            raise drive_error(error, self.root, "syncing the drive") from error
 
     # -- the end of things
 

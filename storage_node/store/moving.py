@@ -2,8 +2,9 @@
 
 Everything is found by going through the catalogs of the drives, so that a step may end at any moment, a crash included,
 and the next one goes on. An object is copied first, with nothing held; then, holding its name, the copy is committed on
-the owner, lasting, and only after that the old entry is dropped. What cannot be moved (the owner is full, the file
-cannot be read) stays where it is, is found there, and is tried again when the catalogs are gone through once more.
+the owner. When that is on the disk, whatever the durability, the old entry is dropped. What cannot be moved (the owner
+is full, the file cannot be read) stays where it is, is found there, and is tried again when the catalogs are gone
+through once more.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from storage_node.store.places import Placement
 from storage_node.store.raw_files import drive_error
 
 _GROUP = 64
+"""Committed on their owner, and made lasting, at once."""
 _MAX_SCANNED = 20_000
 """Entries looked at in one step, so that a step that finds nothing to move ends as well."""
 
@@ -190,10 +192,21 @@ class _Step:
                     if pending is not None:
                         staged[entry.key] = pending
             failpoint("move.staged")
+            keys = [entry.key for entry in entries]
+            with self._drives.gate.shared():
+                if self._drives.placement is not self._placement:
+                    return
+                with self._drives.names.of(keys):
+                    there = self._commit(source, target, entries, staged)
+            failpoint("move.committed")
+            if not there:
+                return
+            target.sync()  # with nothing held: it takes as long as it takes
             with self._drives.gate.shared():
                 if self._drives.placement is self._placement:
-                    with self._drives.names.of([entry.key for entry in entries]):
-                        self._commit(source, target, entries, staged)
+                    with self._drives.names.of(keys):
+                        self._drop(source, target, there)
+            failpoint("move.dropped")
         except StoreError as error:
             self._fail(str(error))
         finally:
@@ -221,44 +234,57 @@ class _Step:
 
     def _commit(
         self, source: Drive, target: Drive, entries: Sequence[_Entry], staged: dict[bytes, PendingObject]
-    ) -> None:
-        """With the names held: enter what is still the newest on its owner, then drop it everywhere else."""
+    ) -> list[_Entry]:
+        """With the names held: enter what is still the newest on its owner; returns those that the owner has now."""
         commit: list[PendingObject] = []
-        drop: list[tuple[Drive, _Entry, Record]] = []
+        there: list[_Entry] = []
         for entry in entries:
             bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
-            slots = self._placement.places(bucket_uuid, name).slots
-            found: list[tuple[Drive, Record]] = []
-            for drive in dict.fromkeys((target, *(self._drives.at(slot) for slot in slots), source)):
-                record = drive.newest(bucket_uuid, [name])[0]
-                if record is not None:
-                    found.append((drive, record))
+            found = self._found(source, target, bucket_uuid, name)
             if not found:
                 continue  # deleted meanwhile
             best, newest = max(found, key=lambda pair: pair[1].version)  # of equal ones the owner's, which comes first
             if best is not target and newest.is_tombstone:
-                target.entomb(bucket_uuid, name, newest.version, newest.modified_ns, lasting=True)
+                target.entomb(bucket_uuid, name, newest.version, newest.modified_ns)
             elif best is not target:
                 pending = staged.get(entry.key)
                 if best is not source or newest.path != entry.record.path or pending is None:
                     self._sweep.clean = False  # it changed meanwhile, or another drive has a newer one: the next sweep
                     continue
                 commit.append(pending)
-            drop += [(drive, entry, record) for drive, record in found if drive is not target]
+            there.append(entry)
         if commit:
             try:
-                target.commit(commit, lasting=True)
+                target.commit(commit)
             except BucketNotFound:
                 self._sweep.clean = False  # deleted meanwhile, and about to be purged
-                return
-        failpoint("move.committed")
-        for drive, entry, record in drop:
+                return []
+        return there
+
+    def _drop(self, source: Drive, target: Drive, entries: Sequence[_Entry]) -> None:
+        """With the names held: take away what the owner has, lastingly, as new or newer."""
+        for entry in entries:
             bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
-            drive.drop(bucket_uuid, name, record.version, tombstone=False)
-            if drive is source:
-                self._objects += 1
-                self._bytes += record.size_bytes
-        failpoint("move.dropped")
+            found = dict(self._found(source, target, bucket_uuid, name))
+            owners = found.pop(target, None)
+            if owners is None and source in found:
+                self._sweep.clean = False  # what the owner had is gone: this may be an older one, or what it was
+                continue
+            for drive, record in found.items():
+                if owners is not None and record.version <= owners.version:
+                    drive.drop(bucket_uuid, name, record.version, tombstone=False)
+            self._objects += 1
+            self._bytes += entry.record.size_bytes
+
+    def _found(self, source: Drive, target: Drive, bucket_uuid: bytes, name: str) -> list[tuple[Drive, Record]]:
+        """All entries of a name, the owner's first. Raises StoreError: a drive that cannot be asked may have one."""
+        slots = self._placement.places(bucket_uuid, name).slots
+        found: list[tuple[Drive, Record]] = []
+        for drive in dict.fromkeys((target, *(self._drives.at(slot) for slot in slots), source)):
+            record = drive.newest(bucket_uuid, [name])[0]
+            if record is not None:
+                found.append((drive, record))
+        return found
 
 
 def _copy(source: Drive, record: Record, target: Drive, pending: PendingObject) -> None:

@@ -43,13 +43,14 @@ def begin(catalog: Catalog) -> None:
 def end(catalog: Catalog, fd: int, *, lasting: bool) -> None:
     """Take the mark away; with `lasting` all that the session did is on the disk before. Raises StoreError, OSError."""
     if lasting:
-        _sync_file_system(fd)
+        sync_file_system(fd)
     batch = WriteBatch(raw_mode=True)
     batch.delete(fmt.SESSION_KEY)
     catalog.write(batch, sync=True)
 
 
-def _sync_file_system(fd: int) -> None:
+def sync_file_system(fd: int) -> None:
+    """Everything that has been written to the file system of this descriptor is on the disk. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "syncfs"):
         os.sync()

@@ -295,7 +295,7 @@ def test_a_step_moves_no_more_than_it_is_told_but_one_object_at_least(store: Sto
         put(store, f"large/{number}", bytes(100_000))
     store.retire_drive(store.record.drives[1])
     step = store.move_some(1, 1)
-    assert (step.objects, step.problem) == (1, "") and step.left_estimate > 5
+    assert (step.objects, step.problem) == (1, "") and step.left_estimate > 0
     while store.moving:
         step = store.move_some(1000, 150_000)
         assert step.objects and step.bytes <= 350_000
