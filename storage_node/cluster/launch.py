@@ -30,6 +30,8 @@ TASK_TIMEOUT_S = 60.0
 LOOK_TIMEOUT_S = 30.0
 """A host that has died counts as alive for some 15 s more."""
 ANSWER_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = "30"
+"""Ray's own 5 s are too few on a machine that is busy with starting it."""
 _POLL_S = 0.1
 _PIN = 0.001
 """Share of a host's own resource: up to 1,000 actors and tasks at once."""
@@ -59,6 +61,7 @@ class Started:
 def connected(address: str, variables: Mapping[str, str] | None = None) -> Iterator[None]:
     """A connection of this process to a Ray that runs. Raises ClusterError."""
     os.environ.update(variables or {})
+    os.environ.setdefault("RAY_gcs_rpc_server_connect_timeout_s", CONNECT_TIMEOUT_S)
     if os.environ.get("RAY_ADDRESS", "").startswith("http"):
         del os.environ["RAY_ADDRESS"]  # where jobs are submitted; Ray itself would take it for its own address
     try:

@@ -46,7 +46,7 @@ def take_over(
     """Have the nodes that serve with other settings serve anew; how all nodes are then. Raises ClusterError.
 
     One after the other, and each only when the one before serves its copies again: no object is out of reach that has
-    another copy.
+    another copy, and settings with which a node cannot serve end the service of one.
     """
     now = list(statuses)
     for at, one in enumerate(started):
@@ -60,8 +60,11 @@ def take_over(
             return bool(status["state"] == "serving" and status.get("settings", wanted) == wanted)
 
         (now[at],) = launch.wait_serving([one], timeout_s, lambda _: None, done)
-        if done(now[at]):
-            _wait_until_trusted(now[at]["endpoint"], timeout_s)
+        if not done(now[at]):
+            why = now[at]["problem"] or now[at]["state"]
+            tell(f"{one.node.name} does not serve with its new settings: {why}. Other nodes go on with the former ones")
+            break
+        _wait_until_trusted(now[at]["endpoint"], timeout_s)
     return now
 
 
