@@ -34,7 +34,7 @@ from storage_node.store.archives.index_format import (
     encode_head,
 )
 from storage_node.store.archives.kinds import ArchiveKind
-from storage_node.store.archives.member import Member
+from storage_node.store.archives.member import STORED, Member
 from storage_node.store.archives.table import Columns
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
@@ -49,6 +49,8 @@ class Found(NamedTuple):
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     checksums: npt.NDArray[np.uint32]
+    methods: npt.NDArray[np.uint8]
+    """STORED: the bytes at `offsets` are the member's. Only a zip has others; ask `find` for their packed size."""
 
 
 class MemberIndex:
@@ -153,14 +155,19 @@ class MemberIndex:
 
     def __iter__(self) -> Iterator[Member]:
         """Members in the order of the archive."""
-        return (self._member(row) for row in self._body.listing.tolist())
+        return (member for _, member in self.listed())
+
+    def listed(self, prefix: str = "", start: int = 0) -> Iterator[tuple[int, Member]]:
+        """Members whose names begin with `prefix`, in the order of the archive, each with its place in that order; from
+        place `start` on, so that a listing can be taken up again where a page of it ended."""
+        wanted = prefix.encode("utf-8", "surrogatepass")
+        for place in range(start, len(self)):
+            row = self._body.listing.item(place)
+            if not wanted or self._name(row).startswith(wanted):
+                yield place, self._member(row)
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        """Names that begin with `prefix`, in the order of the archive."""
-        wanted = prefix.encode()
-        for row in self._body.listing.tolist():
-            if (name := self._name(row)).startswith(wanted):
-                yield self._text(name)
+        return (member.name for _, member in self.listed(prefix))
 
     def find(self, name: str) -> Member:
         """Raises MemberNotFound."""
@@ -192,13 +199,15 @@ class MemberIndex:
                     rows[i] = self._row(encoded[i])  # two names of one hash
         found = rows >= 0
         if not len(self):
-            return Found(found, np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.uint32))
+            nothing = np.zeros(n, np.int64)
+            return Found(found, nothing, nothing, nothing.astype(np.uint32), nothing.astype(np.uint8))
         body = self._body
         return Found(
             found,
             np.where(found, body.offsets[rows].astype(np.int64), 0),
             np.where(found, body.sizes[rows].astype(np.int64), 0),
             np.where(found, body.checksums[rows], np.uint32(0)),
+            np.where(found, body.methods[rows], np.uint8(STORED)),
         )
 
     def _row(self, name: bytes) -> int:

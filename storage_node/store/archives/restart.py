@@ -28,9 +28,8 @@ from storage_node.store.archives.source import ByteSource, SourceFile, chunks_of
 MAX_STRETCH_BYTES = 16 << 20
 """A shard with longer stretches between its restart points is served through a decompressed copy."""
 GZIP_GAP_BYTES = 1 << 20
-GZIP_MAX_POINTS = 2048
-"""64 MiB of history: from about 2 GiB of tar on, points lie further apart."""
-_MAX_GAP_BYTES = (1 << 31) - 1  # the library's
+GZIP_POINTS = 2048
+"""64 MiB of history. From 2 GiB of tar on, points lie further apart; from 32 GiB on there are more of them instead."""
 ONE_FRAME_BYTES = 4 << 20
 """Up to here a whole frame is unpacked by one call."""
 
@@ -126,7 +125,7 @@ class FramesView(View):
 
 def build_gzip_plan(source: ByteSource, content_bytes: int) -> bytes:
     """Restart points of a gzip file that a pass has found sound. Raises LibraryMissing, ArchiveDamaged."""
-    gap = min(max(GZIP_GAP_BYTES, content_bytes // GZIP_MAX_POINTS), _MAX_GAP_BYTES)
+    gap = min(max(GZIP_GAP_BYTES, content_bytes // GZIP_POINTS), MAX_STRETCH_BYTES)
     exported = io.BytesIO()
     try:
         with _gzip_library().IndexedGzipFile(fileobj=SourceFile(source), spacing=gap) as file:
@@ -138,13 +137,14 @@ def build_gzip_plan(source: ByteSource, content_bytes: int) -> bytes:
 
 
 class GzipView(View):
-    """Over a tar.gz. The library's memory is that of its points: up to about 64 MiB for a large shard."""
+    """Over a tar.gz. The library's memory is that of its points: 32 KiB each, 64 MiB for a tar of 2 GiB, 2 GiB for one
+    of 1 TiB (as much as the library needs to make them)."""
 
     def __init__(self, source: ByteSource, plan: memoryview, content_bytes: int) -> None:
         if len(plan) < _GZIP.size or _GZIP.unpack_from(plan)[1] != content_bytes:
             raise IndexDamaged("the restart points are not those of this tar.gz")
         self.stretch_bytes = int(_GZIP.unpack_from(plan)[0])
-        if not GZIP_GAP_BYTES <= self.stretch_bytes <= _MAX_GAP_BYTES:
+        if not GZIP_GAP_BYTES <= self.stretch_bytes <= MAX_STRETCH_BYTES:
             raise IndexDamaged(f"restart points of a tar.gz at every {self.stretch_bytes} bytes")
         self._lock = threading.Lock()
         self._file = _gzip_library().IndexedGzipFile(

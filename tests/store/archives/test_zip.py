@@ -61,6 +61,7 @@ def test_a_stored_member_is_a_range_of_the_file_and_a_deflated_one_is_none() -> 
         data = in_zip(FILES, method)
         archive = open_archive(BytesSource(data), "s.zip")
         place = archive.file_range(archive.index.find("a.wav"))
+        assert archive.index.find_many(["a.wav", "none"]).methods.tolist() == [method, 0]
         assert (place is not None) == is_range
         if place is not None:
             assert data[place[0] : place[0] + place[1]] == FILES["a.wav"]

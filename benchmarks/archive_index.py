@@ -1,0 +1,162 @@
+"""The member index of a shard: how fast it is made, as the shard's bytes pass by, and how fast a name is found in it.
+
+Isolates the parser: the shard is in memory and comes in chunks of 1 MiB. `tarfile`'s own scan jumps over the content
+and makes no checksums; beside it stands the same work with `tarfile`, where each member is read and its CRC-32C made.
+Rates are per second of this process's CPU, so that what else runs on the machine changes them little.
+
+    python -m benchmarks.archive_index                     # writes the table beside this file
+    python -m benchmarks.archive_index --mib 50 --rounds 1 --no-write
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import lz4.frame
+import numpy as np
+
+from benchmarks.harness import Claim, claims_table, judge, machine, rates_table, run_rounds
+from storage_node.store.archives.archive import index_shard
+from storage_node.store.archives.index import MemberIndex
+from storage_node.store.archives.reframe import reframe
+from storage_node.store.archives.source import CHUNK_BYTES, BytesSource
+from storage_node.store.archives.tar_index import TarIndexer
+from storage_node.store.checksum import crc32c
+
+MEMBER_BYTES = 40_000
+WANTED_MB_S = 300
+TABLE = Path(__file__).with_name("archive_index.md")
+
+INDEX, SCAN, SUMMED = "index of a tar", "tarfile's own scan (no checksums)", "tarfile, every member read and summed"
+WANTED = f"{WANTED_MB_S} MB/s"
+CLAIMS = [Claim(INDEX, WANTED, 1.0), Claim(INDEX, SUMMED, 1.0), Claim(INDEX, SCAN, 0.5)]
+ALONE, TOGETHER = "one name at a time", "1,000 names at once"
+
+
+def shard_of(size_bytes: int) -> bytes:
+    """A tar of members of random bytes, half of each repeated, so that it packs to about half."""
+    source = random.Random(7)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for number in range(size_bytes // MEMBER_BYTES):
+            info = tarfile.TarInfo(f"en/{number // 1000:04}/{number:08}.wav")
+            info.size = MEMBER_BYTES
+            tar.addfile(info, io.BytesIO(source.randbytes(MEMBER_BYTES // 2) + bytes(MEMBER_BYTES // 2)))
+    return buffer.getvalue()
+
+
+def _index(tar: bytes) -> int:
+    indexer = TarIndexer()
+    view = memoryview(tar)
+    for start in range(0, len(tar), CHUNK_BYTES):
+        indexer.feed(view[start : start + CHUNK_BYTES])
+    return len(indexer.finish())
+
+
+def _scan(tar: bytes) -> int:
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        return len({member.name: (member.offset_data, member.size) for member in archive.getmembers()})
+
+
+def _sum(tar: bytes) -> int:
+    found: dict[str, tuple[int, int, int]] = {}
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        for member in archive:
+            file = archive.extractfile(member)
+            assert file is not None
+            found[member.name] = (member.offset_data, member.size, crc32c(file.read()))
+    return len(found)
+
+
+def _as_zip(tar: bytes) -> bytes:
+    buffer = io.BytesIO()
+    out = zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+    with tarfile.open(fileobj=io.BytesIO(tar)) as source, out:
+        for member in source:
+            file = source.extractfile(member)
+            assert file is not None
+            out.writestr(member.name, file.read())
+    return buffer.getvalue()
+
+
+def _mb_per_s(work: Callable[[bytes], int], data: bytes, size_bytes: int, members: int) -> Callable[[], float]:
+    def measure() -> float:
+        start = time.process_time()
+        found = work(data)
+        spent_s = time.process_time() - start
+        assert found == members
+        return size_bytes / spent_s / 1e6
+
+    return measure
+
+
+def _look_ups(index: MemberIndex, names: list[str], *, together: bool) -> Callable[[], float]:
+    def measure() -> float:
+        start = time.process_time()
+        if together:
+            for at in range(0, len(names), 1000):
+                assert bool(np.all(index.find_many(names[at : at + 1000]).found))
+        else:
+            for name in names:
+                index.find(name)
+        return len(names) / (time.process_time() - start)
+
+    return measure
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--mib", default=200, help="Size of the tar.")
+@click.option("--rounds", default=5)
+@click.option("--no-write", is_flag=True, help="Print only.")
+def main(mib: int, rounds: int, no_write: bool) -> None:
+    tar = shard_of(mib << 20)
+    members = (mib << 20) // MEMBER_BYTES
+    contestants = {name: _mb_per_s(work, tar, len(tar), members) for name, work in
+                   ((INDEX, _index), (SCAN, _scan), (SUMMED, _sum))}  # fmt: skip
+    packed = {
+        "index of a tar.zst, seekable": ("s.tar.zst", b"".join(reframe([tar]))),
+        "index of a tar.lz4, independent blocks": ("s.tar.lz4", bytes(lz4.frame.compress(tar, block_linked=False))),
+        "index of a tar.gz, with its restart points": ("s.tar.gz", gzip.compress(tar, 1)),
+        "index of a zip, deflated": ("s.zip", _as_zip(tar)),
+    }
+    for what, (name, data) in packed.items():
+        contestants[what] = _mb_per_s(
+            lambda data, name=name: len(index_shard(BytesSource(data), name)), data, len(tar), members  # type: ignore[misc]
+        )
+    rates = run_rounds(contestants, rounds)
+    rates[WANTED] = [float(WANTED_MB_S)] * rounds
+    index = index_shard(BytesSource(tar), "s.tar")
+    names = list(index.names())
+    random.Random(1).shuffle(names)
+    names = (names * 10)[:10_000]
+    looked = run_rounds(
+        {ALONE: _look_ups(index, names, together=False), TOGETHER: _look_ups(index, names, together=True)}, rounds
+    )
+    text = "\n\n".join(
+        [
+            "# Member index",
+            f"A tar of {len(tar) / 1e6:,.0f} MB with {members:,} members of {MEMBER_BYTES:,} bytes; {rounds} rounds, MB "
+            "of tar per second of CPU. What each contestant isolates: the first lines of `archive_index.py`.",
+            f"Machine: {machine()}.",
+            rates_table({name: values for name, values in rates.items() if name != WANTED}, "MB/s"),
+            claims_table(judge(rates, CLAIMS)),
+            f"Look-ups among those members, per second of CPU; the index takes {index.file_bytes / members:.0f} bytes "
+            "for each.",
+            rates_table(looked, "names/s"),
+        ]
+    )
+    print(text)
+    if not no_write:
+        TABLE.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
