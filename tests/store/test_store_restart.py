@@ -103,7 +103,7 @@ def test_a_store_that_is_closed_with_power_durability_is_on_the_disk_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr("storage_node.store.session._sync_file_system", synced.append)
+    monkeypatch.setattr("storage_node.store.session.sync_file_system", synced.append)
     with store_at(tmp_path / "a") as store:
         put(store, "a", b"1")
     assert not synced
