@@ -143,8 +143,8 @@ def main(mib: int, rounds: int, no_write: bool) -> None:
     text = "\n\n".join(
         [
             "# Member index",
-            f"A tar of {len(tar) / 1e6:,.0f} MB with {members:,} members of {MEMBER_BYTES:,} bytes; {rounds} rounds, MB "
-            "of tar per second of CPU. What each contestant isolates: the first lines of `archive_index.py`.",
+            f"A tar of {len(tar) / 1e6:,.0f} MB with {members:,} members of {MEMBER_BYTES:,} bytes; {rounds} rounds, "
+            "MB of tar per second of CPU. What each contestant isolates: the first lines of `archive_index.py`.",
             f"Machine: {machine()}.",
             rates_table({name: values for name, values in rates.items() if name != WANTED}, "MB/s"),
             claims_table(judge(rates, CLAIMS)),
