@@ -23,7 +23,7 @@ from ais_loader.testing.cluster import ClusterProcesses
 from benchmarks.clients import BUCKET, Clients, object_names
 from benchmarks.cluster_assembly import IN_FLIGHT, Latency, batch_latencies, get_latencies, grid_table
 from benchmarks.getbatch import label
-from benchmarks.harness import Claim, claims_table, judge, machine, rates_table, run_rounds
+from benchmarks.harness import Claim, claims_table, judge, load, machine, rates_table, run_rounds
 
 BATCH = 128
 CLIENTS = 4
@@ -123,7 +123,7 @@ def main(sizes: str, rounds: int, write: bool) -> None:
         outcomes = judge(rates, claims or [Claim(DIRECT, ONE, 0.0), Claim(TARGET, ONE, 0.0)])
         missed += sum(not outcome.reached for outcome in outcomes)
         section = f"## {count:,} objects of {label(size_bytes)}\n\n{rates_table(rates, 'objects/s', size_bytes)}\n"
-        section += f"\n{claims_table(outcomes)}\n\n{latency}\n\n{grid}\n"
+        section += f"\n{claims_table(outcomes)}\n\n{latency}\n\n{grid}\n\nAfter this: {load()}.\n"
         click.echo(section)
         parts.append(section)
     if write:

@@ -26,7 +26,7 @@ import ais_loader
 from ais_loader.testing import NodeProcess
 from benchmarks.clients import batches, object_names
 from benchmarks.getbatch import fill, label
-from benchmarks.harness import Claim, claims_table, judge, machine, rates_table
+from benchmarks.harness import Claim, claims_table, judge, load, machine, rates_table
 
 BATCH = 128
 IN_FLIGHT = 3
@@ -157,7 +157,8 @@ def main(size_bytes: int, rounds: int, seconds: float, folder: Path | None, writ
         f"{IN_FLIGHT} batches in flight on each session. Clients and node share the cores.\n\n"
         f"{rates_table(rates, 'objects/s', size_bytes)}\n\n{claims_table(outcomes)}\n\n"
         "With all as one tenant a modest client gets "
-        f"{min(o.median for o in without):.2f} to {max(o.median for o in without):.2f} of that quarter.\n"
+        f"{min(o.median for o in without):.2f} to {max(o.median for o in without):.2f} of that quarter. "
+        f"After this: {load()}.\n"
     )
     click.echo(text)
     if write:

@@ -77,6 +77,11 @@ def claims_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def load() -> str:
+    """How busy the machine is, with this and with everything else: figures of a busy one are worth less."""
+    return f"load average {os.getloadavg()[1]:.0f} on {len(os.sched_getaffinity(0))} cores"
+
+
 def machine() -> str:
     """One line: processor, cores, kernel, versions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -27,7 +27,7 @@ import click
 import ais_loader
 from benchmarks.clients import get_batches, object_names
 from benchmarks.getbatch import fill, label, object_files
-from benchmarks.harness import Claim, claims_table, judge, machine, rates_table, run_rounds
+from benchmarks.harness import Claim, claims_table, judge, load, machine, rates_table, run_rounds
 
 BATCH = 128
 TABLE = Path(__file__).with_name("readahead.md")
@@ -194,7 +194,8 @@ def main(sizes: str, rounds: int, folder: Path | None, write: bool) -> None:
         missed += sum(not outcome.reached for outcome in outcomes)
         section = (
             f"## {count:,} objects of {label(size_bytes)}\n\n{rates_table(rates, 'objects/s', size_bytes)}\n\n"
-            f"{claims_table(outcomes)}\n\nOf the bytes read cold, {announced:.0%} had been announced ahead.\n"
+            f"{claims_table(outcomes)}\n\nOf the bytes read cold, {announced:.0%} had been announced ahead. "
+            f"After this: {load()}.\n"
         )
         click.echo(section)
         parts.append(section)
