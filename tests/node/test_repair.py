@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,9 @@ from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 from storage_node.store.copies import StoredVersion
 from storage_node.store.doubts import CopyInDoubt
-from storage_node.store.format import Version
-from storage_node.store.store import Store
+from storage_node.store.errors import StoreError
+from storage_node.store.format import Record, Version
+from storage_node.store.store import Store, Upload
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 TIMEOUT_S = 40.0
@@ -253,3 +255,54 @@ def test_a_tombstone_stays_while_a_node_is_away(tmp_path: Path) -> None:
         with back(tmp_path, cluster, 1, config):
             eventually(lambda: all(held(node) == {} for node in cluster.nodes), TIMEOUT_S)
             assert list(bucket.objects()) == []
+
+
+def test_a_deletion_leaves_nothing_with_a_former_owner_that_has_nothing(tmp_path: Path) -> None:
+    """Else clients that go on deleting would keep a change of the map from ever being finished."""
+    with LocalCluster(tmp_path, 4, copies=2, repair_interval_s=600.0, linked=True) as cluster:
+        cluster.map.node[2].state = cluster_pb.MapNode.JOINING
+        cluster.learn()
+        cluster.links[3].refuse()  # so that nobody finishes the change
+        names = [name for at in range(400) if len(cluster.holders(name := f"n{at}")) == 3
+                 and 3 not in cluster.holders(name)][:40]  # fmt: skip
+        with client_of(cluster) as (_, bucket):
+            for name in names:
+                bucket.put(name, b"there")
+                bucket.delete(name)
+                (former,) = set(cluster.holders(name)) - set(cluster.owners(name))
+                assert name not in held(cluster.nodes[former])
+                assert all(held(cluster.nodes[owner])[name].is_tombstone for owner in cluster.owners(name))
+        eventually(lambda: not any(store_of(node).doubts.any for node in cluster.nodes), TIMEOUT_S)
+
+
+def test_a_write_begun_by_an_older_map_is_what_others_are_told_until_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(tmp_path, 2, copies=2) as cluster, client_of(cluster) as (_, bucket):
+        coordinator = cluster.nodes[cluster.owners("k")[0]]
+        arrived, go_on = threading.Event(), threading.Event()
+        store = store_of(cluster.nodes[cluster.owners("k")[1]])
+        commit = store.commit_many
+
+        def slow_commit(uploads: Sequence[Upload | StoreError]) -> list[Record | StoreError]:
+            arrived.set()
+            assert go_on.wait(TIMEOUT_S)
+            return commit(uploads)
+
+        monkeypatch.setattr(store, "commit_many", slow_commit)
+        writer = threading.Thread(target=bucket.put, args=("k", b"data"), daemon=True)
+        writer.start()
+        assert arrived.wait(TIMEOUT_S)
+        cluster.learn()
+        assert known_version(coordinator) == cluster.map.version
+        assert coordinator.repair.progress().map_version == cluster.map.version - 1
+        go_on.set()
+        writer.join(TIMEOUT_S)
+        eventually(lambda: coordinator.repair.progress().map_version == cluster.map.version, TIMEOUT_S)
+        assert bucket.get("k") == b"data"
+
+
+def known_version(node: NodeServer) -> int:
+    view = node.membership.view
+    assert view is not None
+    return view.version
