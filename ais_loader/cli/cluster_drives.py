@@ -127,16 +127,22 @@ def replace(drive: str, path: Path | None, root: Path, node: str, lost: bool, as
     else:
         empty = not orders.works(that) and that.path and _is_empty(Path(that.path))
         folder = orders.require_below(root, Path(that.path)) if empty else orders.new_folder(root, one)
-    orders.add(one, folder)
     name = that.path or that.uuid
-    try:
-        if orders.works(that):
-            _show(one, orders.retire(one, that), as_json=as_json, done=f"{folder} takes the place of {name}")
-        else:
-            after = orders.forget(one, that, lost=lost)
-            _show(one, after, as_json=as_json, done=f"{folder} takes the place of {name}, which was given up")
-    except ClusterError as error:
-        raise ClusterError(f"{folder} was added, but {error}") from error
+    if orders.works(that):
+        orders.add(one, folder)
+        done = f"{folder} takes the place of {name}, which retires"
+        try:
+            after = orders.retire(one, that)
+        except ClusterError as error:
+            raise ClusterError(f"{folder} was added, but {error}") from error
+    else:
+        done = f"{folder} takes the place of {name}, which was given up"
+        orders.forget(one, that, lost=lost)
+        try:
+            after = orders.add(one, folder)
+        except ClusterError as error:
+            raise ClusterError(f"{name} was given up, but {error}") from error
+    _show(one, after, as_json=as_json, done=done)
 
 
 @drive.command()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from storage_node.store.doubts import CopyInDoubt, Doubts
 from storage_node.store.drive import Drive
-from storage_node.store.errors import DriveFailed, ObjectDeleted, ObjectNotFound, StoreError
+from storage_node.store.errors import DriveFailed, DriveFull, ObjectDeleted, ObjectNotFound, StoreError
 from storage_node.store.format import Record, Version
 from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.record import BucketRecord, ClusterRecord
@@ -143,11 +143,20 @@ class Copies(ABC):
         floor = max(self.clock, clock, highest.counter)
         if not drives:
             raise DriveFailed("no drive of the store can be used")
-        # All drives hear of it: with one of them left, the number still cannot come back.
+        # All drives hear of it: with one of them left, the number still cannot come back. Those that cannot write are
+        # done without, as those that are away: a node with one bad drive goes on writing to the others.
         for drive in drives:
             drive.counters.advance(floor)
-        counter = drives[0].counters.take()
-        for drive in drives[1:]:
-            drive.counters.advance(counter - 1)
-            drive.counters.take()
+        counter = 0
+        problem: DriveFailed | DriveFull | None = None
+        for drive in drives:
+            try:
+                drive.counters.advance(counter - 1)
+                taken = drive.counters.take()
+            except (DriveFailed, DriveFull) as error:
+                problem = error
+            else:
+                counter = counter or taken
+        if not counter and problem is not None:
+            raise problem
         return Version(max(epoch, highest.epoch, self.record.epoch), counter, node)

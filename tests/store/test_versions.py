@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from storage_node.store import doctor
-from storage_node.store.errors import InvalidName, StoreError
+from storage_node.store.errors import DriveFailed, InvalidName, StoreError
 from storage_node.store.format import BLOCK_BYTES, Record, Version
 from storage_node.store.store import Store, StoredVersion
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, object_files, put, read, store_at
@@ -187,3 +187,23 @@ def test_writers_of_copies_in_many_threads_end_with_the_highest_version(tmp_path
         drive_of(store).reap(everything=True)
         assert len(object_files(tmp_path / "drive")) == 1
     assert_sound(tmp_path / "drive")
+
+
+def test_a_drive_that_cannot_write_keeps_no_version_from_being_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise DriveFailed("Input/output error")
+
+    with Store.open([tmp_path / "one", tmp_path / "two"], mode="a") as store:
+        broken, well = (drive for drive in store.drives if drive is not None)
+        before = store.next_version(1, 1, [V(1, 50, 1)])
+        with monkeypatch.context() as patch:
+            patch.setattr(broken.counters, "take", refuse)
+            after = store.next_version(1, 1, [])
+            assert after > before
+            assert well.counters.highest >= after.counter, "it heard of the number"
+            patch.setattr(well.counters, "take", refuse)
+            with pytest.raises(DriveFailed):
+                store.next_version(1, 1, [])
+        assert store.next_version(1, 1, []) > after

@@ -1,0 +1,216 @@
+"""Drives of running nodes that fail, come, go and fill up while clients read and write.
+
+Nothing acknowledged is lost, nothing old is read, every object has its copies again in the end.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ais_loader import connect, errors
+from ais_loader.testing import NodeProcess, eventually
+from ais_loader.testing.cluster import ClusterProcesses
+from protos import ais_cluster_pb2 as pb
+from storage_node.cluster import drive_orders as orders
+from storage_node.cluster import node_file
+from storage_node.cluster.drive_orders import NodeOfDrives
+from storage_node.cluster.node_file import NodeFile
+from tests.faults.eio_kit import EioShim
+from tests.faults.ledger_kit import (
+    BUCKET,
+    TIMEOUT_S,
+    Ledger,
+    assert_content,
+    content,
+    equal,
+    put,
+    reading,
+    writing,
+)
+from tests.store.small_drive import small_drive
+
+pytestmark = pytest.mark.slow  # real processes, killed and awaited
+
+KEYS = [f"k{at:03}" for at in range(120)]
+
+
+class Cluster:
+    """Three nodes of two drives below a root, as an operator sees them."""
+
+    def __init__(self, root: Path, processes: ClusterProcesses) -> None:
+        self.root = root
+        self.processes = processes
+        for number, node in enumerate(processes.nodes):
+            endpoint = node.url.removeprefix("grpc://")
+            node_file.write(root / f"node-{number}", NodeFile(processes.uuid_of(number).hex(), endpoint))
+
+    @property
+    def nodes(self) -> list[NodeProcess]:
+        return self.processes.nodes
+
+    def node(self, number: int) -> NodeOfDrives:
+        return orders.find_node(orders.nodes_with_drives(self.root), f"node-{number}")
+
+    def drives(self, number: int) -> pb.ListDrivesResponse:
+        found = self.node(number).drives
+        assert found is not None
+        return found
+
+    def folder(self, number: int, drive: int) -> Path:
+        return self.root / f"node-{number}" / f"drive-{drive}"
+
+    def states(self, number: int) -> dict[str, str]:
+        return {Path(one.path).name: pb.DriveCondition.State.Name(one.state) for one in self.drives(number).drive}
+
+    def drive(self, number: int, drive: int) -> pb.DriveCondition:
+        name = f"drive-{drive}"
+        return next(one for one in self.drives(number).drive if Path(one.path).name == name)
+
+    def command(self, *words: str | Path) -> str:
+        """`ais-loader cluster drive ...`, as an operator types it. Raises when it fails."""
+        done = subprocess.run(
+            [sys.executable, "-m", "ais_loader.cli", "cluster", "drive", *map(str, words), "--root", str(self.root)],
+            capture_output=True, text=True, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def calm(self, number: int) -> bool:
+        report = self.drives(number)
+        return not report.moving and not report.refilling
+
+    def settle(self, ledger: Ledger) -> None:
+        """Wait until every object has its copies, where they belong."""
+        for number in range(len(self.nodes)):
+            eventually(lambda number=number: self.calm(number), TIMEOUT_S, interval_s=0.2)  # type: ignore[misc]
+        eventually(lambda: equal(self.nodes, ledger), TIMEOUT_S, interval_s=0.2)
+
+
+@contextmanager
+def three(
+    root: Path, *, environment: dict[str, str] | None = None, arguments: Sequence[str] = ()
+) -> Iterator[tuple[Cluster, Ledger]]:
+    with ClusterProcesses(
+        root, 3, drives_per_node=2, buckets={BUCKET: 2}, environment=environment, arguments=arguments
+    ) as processes:
+        cluster, ledger = Cluster(root, processes), Ledger()
+        with connect(processes.url) as client:
+            put(client.bucket(BUCKET), ledger, KEYS)
+        yield cluster, ledger
+
+
+def test_a_drive_that_fails_under_load_is_disabled_and_replaced_and_no_client_notices(tmp_path: Path) -> None:
+    root = tmp_path / "cluster"
+    shim = EioShim(tmp_path, root / "node-1" / "drive-0")
+    with three(root, environment=shim.environment) as (cluster, ledger):
+        with (
+            reading(cluster.processes.url, ledger) as clients,
+            writing(cluster.processes.url, ledger, KEYS, seed=7) as writers,
+        ):
+            clients.round()
+            shim.break_drive()
+            eventually(lambda: cluster.states(1)["drive-0"] == "DISABLED", TIMEOUT_S, interval_s=0.2)
+            assert "I/O errors within" in cluster.drive(1, 0).problem
+            clients.round(2)
+            writers.round()
+            said = cluster.command("replace", "drive-0", "--node", "node-1")
+            assert "drive-2: active" in said and "drive-0" not in said
+            clients.round(2)
+            writers.round()
+            writers.stop()
+            cluster.settle(ledger)
+            clients.round()
+            clients.check()
+        assert cluster.states(1) == {"drive-1": "ACTIVE", "drive-2": "ACTIVE"}
+        assert_content(cluster.processes.url, ledger)
+        assert cluster.drive(1, 2).objects_estimate > 0
+
+
+def test_a_drive_that_fails_is_given_up_by_itself_after_its_grace(tmp_path: Path) -> None:
+    root = tmp_path / "cluster"
+    shim = EioShim(tmp_path, root / "node-2" / "drive-1")
+    with three(root, environment=shim.environment, arguments=["--set", "drive_grace_s=1"]) as (cluster, ledger):
+        with reading(cluster.processes.url, ledger) as clients:
+            shim.break_drive("read")
+            eventually(lambda: cluster.states(2) == {"drive-0": "ACTIVE"}, TIMEOUT_S, interval_s=0.2)
+            cluster.settle(ledger)
+            clients.round()
+            clients.check()
+        assert_content(cluster.processes.url, ledger)
+
+
+@pytest.mark.parametrize("change", ["add", "retire"])
+def test_objects_move_between_drives_under_load_and_over_a_kill(tmp_path: Path, change: str) -> None:
+    slowly = ["--set", "drive_move_bytes_per_s=2000000"]
+    with three(tmp_path, arguments=slowly) as (cluster, ledger):
+        node = cluster.nodes[0]
+        with (
+            reading(cluster.processes.url, ledger) as clients,
+            writing(cluster.processes.url, ledger, KEYS, seed=11) as writers,
+        ):
+            clients.round()
+            if change == "add":
+                cluster.command("add", "--node", "node-0")
+                node.drives.append(cluster.folder(0, 2))
+            else:
+                cluster.command("retire", "drive-0", "--node", "node-0")
+            writers.round()
+            clients.round()
+            node.kill()
+            writers.round()
+            node.start()
+            clients.round(2)
+            writers.round()
+            writers.stop()
+            if change == "retire":
+                eventually(lambda: cluster.states(0) == {"drive-1": "ACTIVE"}, TIMEOUT_S, interval_s=0.2)
+            cluster.settle(ledger)
+            clients.round()
+            clients.check()
+        if change == "add":
+            assert cluster.states(0) == {f"drive-{at}": "ACTIVE" for at in range(3)}
+            assert cluster.drive(0, 2).objects_estimate > 0
+        else:
+            node.restart()
+            assert cluster.states(0) == {"drive-1": "ACTIVE"}, "its folder says that it is not the node's any more"
+        assert_content(cluster.processes.url, ledger)
+
+
+def test_a_full_drive_takes_no_write_and_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_drive(tmp_path, monkeypatch) as small:
+        if small.kind != "mounted":
+            pytest.skip("nobody but root can mount a file system, and nothing can be injected into other processes")
+        small.root.mkdir()
+        (tmp_path / "cluster" / "node-0").mkdir(parents=True)
+        (tmp_path / "cluster" / "node-0" / "drive-0").symlink_to(small.root)
+        with three(tmp_path / "cluster") as (cluster, ledger), connect(cluster.processes.url) as client:
+            bucket = client.bucket(BUCKET)
+            with reading(cluster.processes.url, ledger) as clients:
+                clients.round()
+                small.leave(0)
+                stored = 0
+                for at in range(120):
+                    key = f"new{at:03}9"  # large ones
+                    number = ledger.begin(key, alive=True)
+                    try:
+                        bucket.put(key, content(key, number), metadata={"number": str(number)})
+                    except errors.LoaderError as error:
+                        assert isinstance(error, errors.DriveFull | errors.NodeUnavailable), error
+                        continue
+                    ledger.done(key, number, alive=True)
+                    stored += 1
+                assert stored, "most belong elsewhere, or have their copies elsewhere for now"
+                clients.round()
+                small.release()
+                put(bucket, ledger, KEYS[:40])
+                cluster.settle(ledger)
+                clients.round()
+                clients.check()
+            assert "DISABLED" not in cluster.states(0).values(), "a full drive is no failing one"
+            assert_content(cluster.processes.url, ledger)
