@@ -262,10 +262,10 @@ class GrpcTransport:
         with here.in_use():
             return here.objects.Get(request), translate
 
-    def head(self, bucket: str, name: str) -> ObjectInfo:
+    def head(self, bucket: str, name: str, *, timeout_s: float = CALL_TIMEOUT_S) -> ObjectInfo:
         require_object(bucket, name)
         request = pb.HeadRequest(bucket=bucket, name=name)
-        return object_info(self._call(lambda here: here.objects.Head(request, timeout=CALL_TIMEOUT_S)))
+        return object_info(self._call(lambda here: here.objects.Head(request, timeout=timeout_s)))
 
     def delete(self, bucket: str, name: str) -> None:
         require_object(bucket, name)

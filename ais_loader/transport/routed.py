@@ -18,7 +18,7 @@ from ais_loader.entry import Entry, ObjectInfo
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.download import Call, download
-from ais_loader.transport.grpc import GrpcTransport
+from ais_loader.transport.grpc import CALL_TIMEOUT_S, GrpcTransport
 from ais_loader.transport.members import HEDGE_BUDGET, Members
 from ais_loader.transport.merged import MergedStream
 from ais_loader.transport.merged_listing import merged_listing
@@ -33,6 +33,8 @@ from protos.cluster_map import ClusterView
 from protos.placement import object_hash
 
 T = TypeVar("T")
+QUICK_TIMEOUT_S = 2.0
+"""For a short answer, where another node can be asked for it."""
 DIRECT_TO_NODES = 64
 """Of a cluster with at most so many nodes a client assembles every batch itself: measured, that is the quicker way with
 any size and number of entries (`benchmarks/cluster.md`), for a session with each node."""
@@ -63,8 +65,8 @@ class RoutedTransport:
             return members.anybody()[:1]  # which says so, or has a newer map
         return members.by_trust(members.holders(bucket, [name])[0])
 
-    def _read(self, bucket: str, name: str, call: Callable[[GrpcTransport], T]) -> T:
-        """The answer of the first holder that has one.
+    def _read(self, bucket: str, name: str, call: Callable[[GrpcTransport, float], T]) -> T:
+        """The answer of the first holder that has one; `call` is told how long it may take.
 
         Raises NotFound, NodeUnavailable, SilenceTimeout, and DriveFailed where no other holder is left.
         """
@@ -73,16 +75,18 @@ class RoutedTransport:
         while True:
             missing: errors.NotFound | None = None
             failure: errors.LoaderError | None = None
-            for node in self._nodes(bucket, name):
+            nodes = self._nodes(bucket, name)
+            for node in nodes:
+                short = node != nodes[-1]
                 try:
-                    return call(members.transport(node))
+                    return call(members.transport(node), QUICK_TIMEOUT_S if short else CALL_TIMEOUT_S)
                 except errors.ObjectDeleted:
                     raise
                 except errors.NotFound as error:
                     missing = error if missing is None or isinstance(missing, errors.BucketNotFound) else missing
                 except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
                     members.suspect(node)
-                    failure = error
+                    failure = errors.NodeUnavailable(str(error)) if short else error
                 except errors.DriveFailed as error:
                     failure = failure or error  # the node is well otherwise
             newer = members.refresh(force=missing is not None)
@@ -248,7 +252,7 @@ class RoutedTransport:
 
     def head(self, bucket: str, name: str) -> ObjectInfo:
         require_object(bucket, name)
-        return self._read(bucket, name, lambda node: node.head(bucket, name))
+        return self._read(bucket, name, lambda node, timeout_s: node.head(bucket, name, timeout_s=timeout_s))
 
     def delete(self, bucket: str, name: str) -> None:
         require_object(bucket, name)

@@ -151,3 +151,6 @@ def test_a_single_object_is_read_from_its_second_owner_while_the_first_is_frozen
         for name in [*names, "l/0", "l/1", "l/2"]:
             assert bucket.get(name, timeout_s=LONG_S) == OBJECTS[name]
             assert bucket.get(name, start=1000, length=5000, timeout_s=LONG_S) == OBJECTS[name][1000:6000]
+        with bucket.open(names[1], timeout_s=LONG_S) as file:
+            assert file.read() == OBJECTS[names[1]]
+        assert client.bucket("b").head(names[2]).size_bytes == len(OBJECTS[names[2]])
