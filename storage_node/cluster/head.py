@@ -177,7 +177,9 @@ def _start(root: Path, *, dashboard: bool, timeout_s: float) -> Head:
         head = Head(**{**asdict(head), "session": process.pid, "started_ticks": stat.started_ticks})
         write_atomically(root / FOLDER_NAME / "ray.json", json.dumps(asdict(head)).encode())
     deadline = time.monotonic() + timeout_s
-    while not (head.answers() and _is_up(root, time.monotonic() > deadline - timeout_s / 2)):
+    while not (head.answers() and _is_up(root)):
+        if process.poll() is None and time.monotonic() > deadline and head.answers():
+            break  # some day it may say so in other words
         if process.poll() is not None or time.monotonic() > deadline:
             code = process.returncode
             why = f"ended with code {code}" if code is not None else f"did not start within {timeout_s:g} s"
@@ -239,12 +241,9 @@ def _write_token(root: Path) -> None:
         file.write(secrets.token_hex(32))
 
 
-def _is_up(root: Path, patience_is_over: bool) -> bool:
-    """Whether `ray start` says that all of it runs, and not its GCS alone: it may yet give up, on a busy machine.
-
-    Some day it may say so in other words; then that it takes connections, and goes on, has to do after a while.
-    """
-    return patience_is_over or "Ray runtime started" in log_path(root).read_text(errors="replace")
+def _is_up(root: Path) -> bool:
+    """Whether `ray start` says that all of it runs, and not its GCS alone: on a busy machine it may yet give up."""
+    return "Ray runtime started" in log_path(root).read_text(errors="replace")
 
 
 def _last_words(root: Path) -> str:
