@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ais_loader.checksum import crc32c
 from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from protos import ais_batch_pb2 as pb
@@ -21,6 +23,7 @@ from protos.cluster_map import ClusterView
 from protos.frame import decode_response
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.store.batch import digest
 from storage_node.store.errors import StoreError
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
@@ -37,6 +40,8 @@ OBJECTS = {**LARGE, **SMALL}
 NAMES = [*list(SMALL)[:50], *LARGE, *list(SMALL)[50:]]
 PEERS = 2
 TIMEOUT_S = 4.0
+SLACK_S = 30.0
+"""Of a machine that has other things to do."""
 
 
 class Gathering:
@@ -111,15 +116,45 @@ def silence(gathering: Gathering, number: int) -> None:
 
 
 FAULTS = [kill, freeze, cut_off, silence]
+WHEN = pytest.mark.parametrize(
+    ("early", "ordered"), [(False, True), (True, True), (False, False)],
+    ids=["in the middle", "from the start", "in the middle, in any order"],
+)  # fmt: skip
 
 
-def ask_with_a_fault(gathering: Gathering, harm: object, number: int, *, early: bool) -> Answer:
-    """The whole answer to a batch during which something happens to a node: before it is asked, or in the middle."""
+def delay(gathering: Gathering, number: int) -> None:
+    gathering.links[number].latency_s = 0.2
+
+
+def narrow(gathering: Gathering, number: int) -> None:
+    gathering.links[number].bytes_per_s = 8e6
+
+
+def cut_later(gathering: Gathering, number: int) -> None:
+    gathering.links[number].cut_after(3 * MiB + 17)
+
+
+def cut_and_narrow(gathering: Gathering, number: int) -> None:
+    cut_later(gathering, number)
+    narrow(gathering, number)
+
+
+PASSING = [delay, narrow, cut_later, cut_and_narrow]
+"""A node of which there is no copy: it takes longer, or has to be asked again."""
+
+
+def ask_with_a_fault(
+    gathering: Gathering, harm: object, number: int, *, early: bool, ordered: bool = True
+) -> Answer:
+    """The whole answer to a batch during which something happens to a node: before it is asked, or in the middle.
+
+    Its END has counted and folded up what came, and nothing else.
+    """
     assert callable(harm)
     with RawSession(gathering.target.url) as session:
         if early:
             harm(gathering, number)
-        session.send(1, batch_of(NAMES, ordered=True, credit=1))
+        session.send(1, batch_of(NAMES, ordered=ordered, credit=1))
         first = decode_response(next(session.call))
         assert first.frame is not None, first
         answer = Answer.of([first.frame])
@@ -131,30 +166,46 @@ def ask_with_a_fault(gathering: Gathering, harm: object, number: int, *, early: 
             answer.take(frame)
         assert (end.outcome, end.entries) == (pb.End.COMPLETE, len(NAMES))
         assert end.failed_entries == sum(map(bool, answer.status.values()))
+        assert sorted(answer.order) == list(range(len(NAMES)))
+        assert not ordered or answer.order == list(range(len(NAMES)))
+        status = np.array([answer.status[at] for at in range(len(NAMES))], np.uint8)
+        good = [0 if status[at] else crc32c(OBJECTS[name]) for at, name in enumerate(NAMES)]
+        assert end.digest == digest(status, np.array(good, np.uint32))
+        assert end.payload_bytes == sum(len(OBJECTS[name]) for at, name in enumerate(NAMES) if not status[at])
         return answer
 
 
-@pytest.mark.parametrize("early", [False, True], ids=["in the middle", "from the start"])
-@pytest.mark.parametrize("harm", FAULTS)
-def test_with_two_copies_nothing_is_lost(gathering: Gathering, harm: object, early: bool) -> None:
+@WHEN
+@pytest.mark.parametrize("harm", [*FAULTS, *PASSING])
+def test_with_two_copies_nothing_is_lost(gathering: Gathering, harm: object, early: bool, ordered: bool) -> None:
     gathering.with_copies(2)
-    answer = ask_with_a_fault(gathering, harm, 0, early=early)
-    assert answer.order == list(range(len(NAMES)))
+    answer = ask_with_a_fault(gathering, harm, 0, early=early, ordered=ordered)
     assert not any(answer.status.values())
     for at, name in enumerate(NAMES):
         assert answer.data[at] == OBJECTS[name], name
 
 
-@pytest.mark.parametrize("early", [False, True], ids=["in the middle", "from the start"])
+@WHEN
+@pytest.mark.parametrize("harm", PASSING)
+def test_with_one_copy_a_way_that_is_slow_or_breaks_once_loses_nothing(
+    gathering: Gathering, harm: object, early: bool, ordered: bool
+) -> None:
+    gathering.with_copies(1)
+    answer = ask_with_a_fault(gathering, harm, 1, early=early, ordered=ordered)
+    assert not any(answer.status.values())
+    for at, name in enumerate(NAMES):
+        assert answer.data[at] == OBJECTS[name], name
+
+
+@WHEN
 @pytest.mark.parametrize("harm", FAULTS)
 def test_with_one_copy_its_entries_are_unavailable_in_their_place_and_in_time(
-    gathering: Gathering, harm: object, early: bool
+    gathering: Gathering, harm: object, early: bool, ordered: bool
 ) -> None:
     gathering.with_copies(1)
     began_s = time.monotonic()
-    answer = ask_with_a_fault(gathering, harm, 1, early=early)
-    assert time.monotonic() - began_s < 2 * TIMEOUT_S + 5
-    assert answer.order == list(range(len(NAMES)))
+    answer = ask_with_a_fault(gathering, harm, 1, early=early, ordered=ordered)
+    assert time.monotonic() - began_s < 2 * TIMEOUT_S + SLACK_S
     failed = {at for at in answer.order if answer.status[at]}
     of_lost_node = {at for at, name in enumerate(NAMES) if gathering.owners(name) == [1]}
     assert failed == of_lost_node if early else failed and failed < of_lost_node
@@ -168,5 +219,4 @@ def test_when_all_copies_are_gone_the_batch_still_ends(gathering: Gathering) -> 
     gathering.with_copies(2)
     kill(gathering, 0)
     answer = ask_with_a_fault(gathering, kill, 1, early=True)
-    assert answer.order == list(range(len(NAMES)))
     assert set(answer.status.values()) == {pb.UNAVAILABLE}

@@ -155,7 +155,7 @@ def test_a_client_cut_off_from_a_node_has_everything_from_the_others(
 def test_the_only_copies_of_a_node_that_is_cut_off_from_the_client_time_out_in_their_place(
     net: Net, client: Client, ordered: bool
 ) -> None:
-    victim = 2
+    [victim] = (node for node in range(NODES) if "l/1" in owned(net, node))  # more than it may send ahead
     batch = client.bucket("one").get_batch(
         MIXED, assembly="direct", ordered=ordered, on_error="placeholder", timeout_s=SILENCE_S
     )
