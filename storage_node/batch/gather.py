@@ -160,16 +160,18 @@ class Gather:
             asyncio.get_running_loop().call_soon(self._lose, lane, error)
             return
         lane.grant = peer.grant
-        self._run(lane, self._receive(lane, peer))
+        self._run(lane, self._receive(lane, peer)).add_done_callback(lambda _: peer.cancel())
 
-    def _run(self, lane: Lane, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, lane: Lane, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         async def run() -> None:
             try:
                 await work
             except Exception as error:  # noqa: BLE001 - handed to whoever waits for frames
                 self._fail(error)
 
-        lane.task = asyncio.create_task(run(), name=f"lane {lane.number}")
+        task = lane.task = asyncio.create_task(run(), name=f"lane {lane.number}")
+        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
+        return task
 
     async def _read_here(self, lane: Lane, part: pb.BatchRequest, credit: Credit) -> None:
         async with aclosing(own_frames(self._service, self._request.tenant, part, credit)) as frames:
@@ -185,8 +187,6 @@ class Gather:
             self._complete(lane)
         except PeerError as error:
             self._lose(lane, error)
-        finally:
-            peer.cancel()
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
