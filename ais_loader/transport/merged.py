@@ -334,9 +334,8 @@ class MergedStream:
     def _begin(self, node: bytes, share: Share) -> None:
         request = self._columns.select(share.positions)
         request.map_version = self._members.view.version
-        # Whether to stop is decided by who takes the entries, when a failure comes to be the next one. A node that
-        # stopped by itself would do so at an entry that another may have; and where there is no other, at one that
-        # may lie behind what other nodes are still to deliver. It would save less than one window.
+        # Who takes the entries stops, when a failure comes to be the next one: a node would stop at what another may
+        # have, or at what lies behind entries that others are still to deliver, and save less than one window.
         request.fail_fast = False
         request.local = share.direct
         if (resume := self._reorder.resume_of(share.positions[0])) is not None:
@@ -374,6 +373,8 @@ class MergedStream:
             if isinstance(error, errors.NodeUnavailable | errors.SilenceTimeout):
                 self._members.refresh()
             share.tried = share.tried | {lane.node}
+            if isinstance(error, errors.SilenceTimeout) and not share.direct:
+                share.direct, share.tried = True, frozenset()  # it may have waited for one node: others have theirs
         if at_least_s and not self._asking.has_others(share):
             self._try_later(share, at_least_s)
             return

@@ -21,7 +21,7 @@ from storage_node.cluster.change import change_map
 from storage_node.cluster.edits import begin_leave
 from tests.faults.changing_process import STEPS
 from tests.faults.fault_kit import MIXED, MODES, Kind, check, fill, nothing_held, read, serve_all
-from tests.faults.test_cluster_repair import endpoints, join, settled
+from tests.faults.ledger_kit import endpoints, join, settled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # everything moves, and is awaited
 

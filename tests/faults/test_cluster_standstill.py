@@ -13,11 +13,23 @@ from pathlib import Path
 import pytest
 
 from ais_loader import connect
+from ais_loader.entry import Status
 from ais_loader.testing import NodeProcess, eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from protos.cluster_map import ClusterView
-from tests.faults.fault_kit import MIXED, MODES, Kind, designated, fill, nothing_held, read, serve_all
-from tests.faults.test_cluster_repair import BUCKET, KEYS, TIMEOUT_S, delete, equal, put, reading, three
+from tests.faults.fault_kit import (
+    LARGE,
+    MIXED,
+    MODES,
+    OBJECTS,
+    Kind,
+    designated,
+    fill,
+    nothing_held,
+    read,
+    serve_all,
+)
+from tests.faults.ledger_kit import BUCKET, KEYS, TIMEOUT_S, delete, equal, put, reading, three
 
 RETRY_S = 60.0
 _TGKILL = {"x86_64": 234, "aarch64": 131}
@@ -92,6 +104,33 @@ def test_a_sender_that_stands_still_in_the_middle_of_a_batch_and_goes_on_costs_n
         kind = Kind(assembly, ordered)
         read(client.bucket(bucket), MIXED, kind, at=len(MIXED) // 4, harm=stand_still, timeout_s=RETRY_S)
         going_on[0].result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_client_less_patient_than_the_node_that_gathers_for_it_loses_only_what_nobody_else_has(
+    cluster: ClusterProcesses, ordered: bool
+) -> None:
+    """The node waits for a silent one for ten seconds; the client, who hears nothing, asks the others itself."""
+    view = ClusterView(cluster.map)
+    owner = {name: view.owners(view.buckets["one"], name)[0] for name in MIXED}
+    with connect(cluster.url, retry_s=RETRY_S, verify_payload=True) as client:
+        batch = client.bucket("one").get_batch(
+            MIXED, assembly="target", ordered=ordered, on_error="placeholder", timeout_s=2.0
+        )
+        items = [next(batch)]
+        target = designated(cluster)
+        # Of these it may not send all ahead.
+        victim = next((owner[name] for name in LARGE if owner[name] != target), (target + 1) % 3)
+        cluster.nodes[victim].pause()
+        try:
+            items += batch
+        finally:
+            cluster.nodes[victim].resume()
+    assert sorted(item.index for item in items) == list(range(len(MIXED)))
+    assert {owner[MIXED[item.index]] for item in items if not item.ok} <= {victim}
+    assert {item.status for item in items if not item.ok} <= {Status.TIMEOUT}
+    assert all(item.data == OBJECTS[MIXED[item.index]] for item in items if item.ok)
 
 
 def _sent_bytes(nodes: list[NodeProcess]) -> float:
