@@ -208,7 +208,8 @@ def test_with_one_copy_its_entries_are_unavailable_in_their_place_and_in_time(
     assert time.monotonic() - began_s < 2 * TIMEOUT_S + SLACK_S
     failed = {at for at in answer.order if answer.status[at]}
     of_lost_node = {at for at, name in enumerate(NAMES) if gathering.owners(name) == [1]}
-    assert failed == of_lost_node if early else failed and failed < of_lost_node
+    # In the middle it may have sent some of them, or none yet, where the other one was quicker.
+    assert failed == of_lost_node if early else failed and failed <= of_lost_node
     assert {answer.status[at] for at in failed} == {pb.UNAVAILABLE}
     assert all(answer.faults[at].message for at in failed)
     for at in set(answer.order) - failed:
