@@ -1,5 +1,9 @@
 """Nodes of a cluster that die, freeze, come back, join or leave while batches run over all of them: a trainer sees the
 same bytes in the same order while a copy can be reached, and a typed status in its place where none can.
+
+One fault at a chosen moment each. At random moments of many batches, and all nodes at once: test_cluster_kills; ways
+that are cut: test_cluster_links; nodes that stand still: test_cluster_standstill; changes of the map half-way:
+test_cluster_changes; what a gathering node tells its client: test_assembly_faults, and of liars: test_assembly_fuzz.
 """
 
 from __future__ import annotations
