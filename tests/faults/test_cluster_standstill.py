@@ -29,7 +29,8 @@ from tests.faults.fault_kit import (
     read,
     serve_all,
 )
-from tests.faults.ledger_kit import BUCKET, KEYS, TIMEOUT_S, delete, equal, put, reading, three
+from tests.faults.ledger_kit import BUCKET, TIMEOUT_S, delete, equal, put, reading
+from tests.faults.test_cluster_repair import KEYS, three
 
 RETRY_S = 60.0
 _TGKILL = {"x86_64": 234, "aarch64": 131}
