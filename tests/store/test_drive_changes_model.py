@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from protos import ais_batch_pb2 as pb
 from storage_node.store import identity as identities
+from storage_node.store import moving, placed_changes
 from storage_node.store.errors import DriveFailed, InvalidRequest, ObjectNotFound
 from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.identity import DriveIdentity
@@ -49,6 +52,17 @@ class DrivesMachine(RuleBasedStateMachine):
     def open(self) -> None:
         self.store = Store.open(self.roots)
         self.store.create_bucket(BUCKET, bucket_uuid="0" * 31 + "1")
+        for number in range(0, 40, 2):
+            self.put(f"a/{number}", 5, False)
+
+    @contextlib.contextmanager
+    def cut_off(self, cut: bool) -> Iterator[None]:
+        """As if the process died each time between what is committed on the owner and what goes elsewhere for it."""
+        with pytest.MonkeyPatch.context() as patch:
+            if cut:
+                patch.setattr(placed_changes, "_drop", lambda *_, **__: None)
+                patch.setattr(moving._Step, "_drop", lambda step, *_: step._fail("cut off"))
+            yield
 
     def _note(self, name: str, data: bytes, metadata: dict[str, str], version: Version) -> None:
         assert name not in self.newest or version > self.newest[name]
@@ -60,25 +74,32 @@ class DrivesMachine(RuleBasedStateMachine):
     # -- objects
 
     @precondition(whole)
-    @rule(name=NAMES, size=SIZES)
-    def put(self, name: str, size: int) -> None:
+    @rule(name=NAMES, size=SIZES, cut=st.booleans())
+    def put(self, name: str, size: int, cut: bool) -> None:
         data = self._bytes.randbytes(size)
         metadata = {"put": name}
-        self._note(name, data, metadata, put(self.store, name, data, metadata=metadata).version)
+        with self.cut_off(cut):
+            self._note(name, data, metadata, put(self.store, name, data, metadata=metadata).version)
 
     @precondition(whole)
-    @rule(chosen=st.lists(st.tuples(NAMES, SIZES), max_size=12))
-    def put_many(self, chosen: list[tuple[str, int]]) -> None:
+    @rule(chosen=st.lists(st.tuples(NAMES, SIZES), max_size=12), cut=st.booleans())
+    def put_many(self, chosen: list[tuple[str, int]], cut: bool) -> None:
         wanted = {name: self._bytes.randbytes(size) for name, size in chosen}
         uploads = [stage_object(self.store, BUCKET, name, [data], {}) for name, data in wanted.items()]
-        for (name, data), record in zip(wanted.items(), self.store.commit_many(uploads), strict=True):
+        with self.cut_off(cut):
+            results = self.store.commit_many(uploads)
+        for (name, data), record in zip(wanted.items(), results, strict=True):
             assert not isinstance(record, Exception), record
             self._note(name, data, {}, record.version)
 
     @precondition(whole)
-    @rule(name=NAMES, ahead=st.integers(-2, 3), delete=st.booleans())
-    def hear_of_a_copy(self, name: str, ahead: int, delete: bool) -> None:
-        """A write of another node of a cluster, late or not."""
+    @rule(heard=st.lists(st.tuples(NAMES, st.integers(-2, 3), st.booleans()), min_size=1, max_size=8))
+    def hear_of_copies(self, heard: list[tuple[str, int, bool]]) -> None:
+        """Writes of other nodes of a cluster, late or not."""
+        for name, ahead, delete in heard:
+            self._hear(name, ahead, delete)
+
+    def _hear(self, name: str, ahead: int, delete: bool) -> None:
         before = self.newest.get(name, Version(1, 1 << 20, 3))
         version = Version(before.epoch, max(0, before.counter + ahead), 4)
         if delete:
@@ -142,10 +163,11 @@ class DrivesMachine(RuleBasedStateMachine):
         except DriveFailed:
             assert self.away
 
-    @rule(objects=st.integers(1, 20), size=st.sampled_from([1, 1000, 1 << 20]))
-    def move(self, objects: int, size: int) -> None:
-        moved = self.store.move_some(objects, size)
-        assert moved.objects <= objects and (moved.left_estimate > 0) == self.store.moving
+    @rule(objects=st.integers(1, 20), size=st.sampled_from([1, 1000, 1 << 20]), cut=st.booleans())
+    def move(self, objects: int, size: int, cut: bool) -> None:
+        with self.cut_off(cut and self.store.moving):
+            moved = self.store.move_some(objects, size)
+        assert moved.objects <= objects and (cut or (moved.left_estimate > 0) == self.store.moving)
 
     @precondition(lambda self: not self.away)
     @rule()
