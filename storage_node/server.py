@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -40,6 +41,7 @@ from storage_node.store.store import Store
 VERSION = "0.1.0"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
+TAKE_IN_TIMEOUT_S = 60.0
 log = logging.getLogger(__name__)
 
 _OPTIONS = (
@@ -102,6 +104,14 @@ class NodeServer:
             self._store.close()
             raise self._failure
         return self
+
+    def take_in(self, path: Path) -> None:
+        """A drive of this node has appeared at `path`: use it, unless it is in use or has been disabled.
+
+        Returns when that is done. Raises StoreError, OSError, TimeoutError.
+        """
+        if self._loop is not None and self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self.drives.take_in(path), self._loop).result(TAKE_IN_TIMEOUT_S)
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Refuse new calls, let running ones finish for `grace_s`, then close the store. May be called again."""

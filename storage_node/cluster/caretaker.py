@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from storage_node.cluster.ports import free_port, is_free
 from storage_node.config import ServerConfig
 from storage_node.server import VERSION, NodeServer
 from storage_node.settings import configured, for_node
-from storage_node.store.errors import StoreNotFound
+from storage_node.store.errors import StoreError, StoreNotFound
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 LOOK_INTERVAL_S = 2.0
@@ -165,9 +166,12 @@ class Caretaker:
             self._let_go()
         here = find_nodes(self._root).node(self.uuid)
         if self._server is not None and here is not None and self._here is not None:
-            appeared = set(here.drives) - set(self._here.drives)
-            if appeared:
-                log.warning("node %s: serving anew, with %s", self.uuid, ", ".join(map(str, sorted(appeared))))
+            appeared = sorted(set(here.drives) - set(self._here.drives))
+            if self._take_in(appeared):
+                with self._lock:
+                    self._here = here
+            else:
+                log.warning("node %s: serving anew, with %s", self.uuid, ", ".join(map(str, appeared)))
                 self._let_go()
         if self._server is None:
             if here is None:
@@ -176,6 +180,17 @@ class Caretaker:
         self._publish()
         if not self._lasted and time.monotonic() - self._served_at_s > lives.SHORT_LIFE_S:
             self._note_life()
+
+    def _take_in(self, appeared: Sequence[Path]) -> bool:
+        """Whether the node uses all drives that have appeared, as far as it may, without being started anew."""
+        assert self._server is not None
+        try:
+            for drive in appeared:
+                self._server.take_in(drive)
+        except (StoreError, OSError) as error:  # a time-out is one
+            log.warning("node %s: %s", self.uuid, error)
+            return False
+        return True
 
     def _serve(self, here: NodeDrives) -> None:
         """Raises what NodeServer.start raises, WrongSetting, CrashedBefore, OSError."""

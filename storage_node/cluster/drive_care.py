@@ -27,6 +27,7 @@ from storage_node.cluster.keeping import Keeper, roots_of
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.repair import Repair
 from storage_node.cluster.transfers import Throttle
+from storage_node.store import identity as identities
 from storage_node.store.drive import Drive
 from storage_node.store.errors import InvalidRequest, StoreError
 
@@ -137,11 +138,13 @@ class DriveCare:
         if self._known(uuid) is None:
             await self._in_turn(self._enable(uuid, Path(path) if path else None))
 
-    async def take_in(self, uuid: str, path: Path) -> None:
-        """A drive that was missing has appeared; one that was disabled stays so."""
-        away = self._away.get(uuid)
-        if away is not None and not away.disabled:
-            await self._in_turn(self._enable(uuid, path))
+    async def take_in(self, path: Path) -> None:
+        """A drive has appeared: use it if it was missing. One that was disabled stays so. Raises OSError, too."""
+        identity = await self._service.read(identities.read, path)
+        self._look()
+        away = self._away.get(identity.drive_uuid) if identity is not None else None
+        if identity is not None and away is not None and not away.disabled:
+            await self._in_turn(self._enable(identity.drive_uuid, path))
 
     # -- how it is
 

@@ -21,7 +21,7 @@ from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
 from protos import ais_cluster_pb2 as pb
 from storage_node.actor import StorageNodeActor
-from storage_node.cluster import caretaker, lives, node_file, node_log, settings_file
+from storage_node.cluster import caretaker, drive_orders, lives, node_file, node_log, settings_file
 from storage_node.cluster.asking import ask_node
 from storage_node.cluster.caretaker import Caretaker
 from storage_node.cluster.change import change_map
@@ -133,6 +133,19 @@ def test_a_drive_that_appears_later_is_taken_in(node: NodeDrives, root: Path, ke
     with connect(f"grpc://{serving(kept)['endpoint']}") as client:
         drives: Any = client.describe()["drives"]
         assert [drive["state"] for drive in drives] == ["ok", "ok"]
+
+
+def test_a_drive_that_is_added_does_not_have_the_node_start_anew(node: NodeDrives, root: Path, kept: Caretaker) -> None:
+    kept.start()
+    endpoint = serving(kept)["endpoint"]
+    server = kept._server
+    new = node.folder / "drive-3"
+    after = drive_orders.order(endpoint, lambda stub: stub.AddDrive(pb.AddDriveRequest(path=str(new)), timeout=20.0))
+    assert str(new) in [drive.path for drive in after.drive]
+    eventually(lambda: str(new) in kept.status()["drives"])
+    assert kept._server is server
+    (told,) = condition(root)["nodes"]
+    assert (told["state"], [drive["state"] for drive in told["drives"]]) == ("serving", ["active"] * 3)
 
 
 def test_a_node_never_starts_on_drives_of_another(root: Path, node: NodeDrives, kept: Caretaker) -> None:
