@@ -4,6 +4,7 @@
     ├── NotFound (LookupError)          the name is wrong, or the data is gone: BucketNotFound, ObjectNotFound, ...
     ├── InvalidRequest (ValueError)     the call is wrong: InvalidName, RangeError, ItemTooLarge, BucketExists, ...
     ├── CorruptObject                   the stored bytes are damaged: restore them, see `ais-loader doctor`
+    ├── ArchiveError                    members cannot be had from this object: NotAnArchive, ArchiveDamaged, ...
     ├── StoreError                      the store or a drive needs an operator: StoreLocked, DriveFull, ...
     ├── NodeUnavailable (ConnectionError)   retryable: nobody answers
     ├── Overloaded                      retryable: the node asked to come back later, again and again
@@ -87,6 +88,56 @@ class CorruptObject(LoaderError):
     kind = "corrupt-object"
 
 
+class MemberCorrupt(CorruptObject):
+    """The bytes of an archive's member are not those that were put."""
+
+    kind = "member-corrupt"
+
+
+class ArchiveError(LoaderError):
+    """Members cannot be had from this object. As an object it can be read."""
+
+    kind = "archive"
+
+
+class NotAnArchive(ArchiveError):
+    """It is none by its name, or another one than its name says."""
+
+    kind = "not-an-archive"
+
+
+class ArchiveDamaged(ArchiveError):
+    """A truncated or lying archive; the message says where."""
+
+    kind = "archive-damaged"
+
+
+class ArchiveUnsupported(ArchiveError):
+    """It uses what is not served: sparse files, encryption, another compression."""
+
+    kind = "archive-unsupported"
+
+
+class ArchiveTooLarge(ArchiveError):
+    """It needs more than its limits allow: members, names, inflated bytes, room for copies."""
+
+    kind = "archive-too-large"
+
+
+class LibraryMissing(ArchiveError):
+    """The node has not got the library for this kind of archive."""
+
+    kind = "library-missing"
+
+
+class ArchiveIndexError(ArchiveError):
+    kind = "archive-index-damaged"
+
+
+class ArchiveIndexStale(ArchiveError):
+    kind = "archive-index-stale"
+
+
 class StoreError(LoaderError):
     kind = "store"
 
@@ -129,6 +180,12 @@ class NodeUnavailable(LoaderError, ConnectionError):
 class Overloaded(LoaderError):
     kind = "overloaded"
     retryable = True
+
+
+class CopiesBusy(Overloaded):
+    """No room to unpack a shard until others are done."""
+
+    kind = "archive-copies-busy"
 
 
 class StaleMap(LoaderError):

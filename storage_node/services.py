@@ -20,10 +20,19 @@ from storage_node.cluster.replicate import Replication
 from storage_node.cluster.targets import TooFewCopies
 from storage_node.request_counts import ERROR_KIND_KEY, counted, counted_stream
 from storage_node.store import errors
+from storage_node.store.archives.errors import (
+    ArchiveDamaged,
+    ArchiveTooLarge,
+    ArchiveUnsupported,
+    LibraryMissing,
+    MemberCorrupt,
+    MemberNotFound,
+    NotAnArchive,
+)
 from storage_node.store.batch_read import IMPLEMENTATION
 from storage_node.store.doubts import CopyInDoubt
 from storage_node.store.format import Record
-from storage_node.store.reads import ObjectReader, open_object
+from storage_node.store.reads import MemberReader, ObjectReader, open_member, open_object
 from storage_node.store.record import BucketRecord
 from storage_node.store.store import Store, Upload
 from storage_node.store.writes import check_content, stage_object
@@ -45,6 +54,13 @@ _STATUS = {
     errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
     errors.DriveFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TooFewCopies: grpc.StatusCode.UNAVAILABLE,
+    MemberNotFound: grpc.StatusCode.NOT_FOUND,
+    MemberCorrupt: grpc.StatusCode.DATA_LOSS,
+    NotAnArchive: grpc.StatusCode.FAILED_PRECONDITION,
+    ArchiveDamaged: grpc.StatusCode.FAILED_PRECONDITION,
+    ArchiveUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
+    ArchiveTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
+    LibraryMissing: grpc.StatusCode.FAILED_PRECONDITION,
     CopyInDoubt: grpc.StatusCode.UNAVAILABLE,
 }
 
@@ -176,7 +192,7 @@ class ObjectsService:
     @counted_stream("get")
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
         read = self._service.read
-        reader: ObjectReader | None = None
+        reader: ObjectReader | MemberReader | None = None
         try:
             reader = await read(self._open, request)
             info = _info(request.bucket, request.name, reader.record)
@@ -189,11 +205,16 @@ class ObjectsService:
             if reader is not None:
                 reader.close()
 
-    def _open(self, request: pb.GetRequest) -> ObjectReader:
+    def _open(self, request: pb.GetRequest) -> ObjectReader | MemberReader:
+        length = request.length if request.HasField("length") else None
+        if request.member:
+            return open_member(
+                self._store, request.bucket, request.name, request.member, start=request.start, length=length,
+                version=request.version, verify=request.verify_range,
+            )  # fmt: skip
         return open_object(
-            self._store, request.bucket, request.name, start=request.start,
-            length=request.length if request.HasField("length") else None, member=request.member,
-            version=request.version, verify=request.verify_range,
+            self._store, request.bucket, request.name, start=request.start, length=length, version=request.version,
+            verify=request.verify_range,
         )  # fmt: skip
 
     @counted("head")

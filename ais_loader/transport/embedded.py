@@ -141,13 +141,15 @@ class EmbeddedTransport:
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]:  # fmt: skip
-        from storage_node.store.reads import open_object
+        from storage_node.store.reads import open_member, open_object
 
         with translated():
-            reader = open_object(
-                self._store_here(), bucket, name, start=start, length=length, member=member or "", verify=verify
-            )
-        return _translated_chunks(reader)
+            store = self._store_here()
+            if member:
+                return _translated_chunks(
+                    open_member(store, bucket, name, member, start=start, length=length, verify=verify)
+                )
+            return _translated_chunks(open_object(store, bucket, name, start=start, length=length, verify=verify))
 
     def head(self, bucket: str, name: str) -> ObjectInfo:
         with translated():

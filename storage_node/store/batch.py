@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from protos import ais_batch_pb2 as pb
 from protos.frame import TARGET_PAYLOAD_BYTES, U8, U32, EntryFault, Frame, Piece, encode_frame, encode_prefix
+from storage_node.store.batch_members import MemberPart, status_of
 from storage_node.store.batch_plan import FrameSpan, plan_frames
 from storage_node.store.batch_read import Failure, FailureCode, announce, read_frame, read_list
 from storage_node.store.batch_table import MAX_ITEM_BYTES, BatchTable
@@ -38,6 +39,9 @@ class _OpenEntry:
     position: int
     fd: int
     checksum: int
+    unpacked: Iterator[bytes] | None = None
+    """Of a member that is packed: what has not been sent yet."""
+    rest: bytes = b""
 
 
 class StoreBatch(BatchTable):
@@ -49,7 +53,7 @@ class StoreBatch(BatchTable):
         """What END is to say of it; see ais_batch.proto."""
         self._open: _OpenEntry | None = None
         self._waited = bytearray(1)
-        self._has_duplicates = len(set(self._paths)) < self.n
+        self._has_duplicates = len(set(self._sources(slice(0, self.n)))) < self.n
 
     def spans(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[FrameSpan]:
         """The frames to read, in order."""
@@ -158,7 +162,19 @@ class StoreBatch(BatchTable):
             return False
         if self._request.verify_ranges and (self.kind[at] == pb.COMPUTED).any():
             return False
-        return not (self._has_duplicates and len(set(self._paths[at])) < span.stop - span.first)
+        if self._members and any(
+            position in self._members and self._members[position].file_offset is None
+            for position in range(span.first, span.stop)
+        ):
+            return False
+        return not (self._has_duplicates and len(set(self._sources(at))) < span.stop - span.first)
+
+    def _sources(self, at: slice) -> Sequence[object]:
+        """What is read for each entry: equal ones are read once."""
+        if not self._members:
+            return self._paths[at]
+        columns = self._folders[at].tolist(), self._paths[at], self._start[at].tolist(), self.sizes[at].tolist()
+        return list(zip(*columns, strict=True))
 
     def _read_plain(self, span: FrameSpan, prefix: bytes, checksum_at: int) -> bytes | None:
         at = slice(span.first, span.stop)
@@ -204,11 +220,19 @@ class StoreBatch(BatchTable):
         for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
             record = self._records[position]
             assert record is not None  # entries without one have a status and are not read
-            if self._request.verify_ranges and self.kind[position] == pb.COMPUTED:
+            outcome: bytes | tuple[int, int]
+            part = self._members.get(position)
+            verify = self._request.verify_ranges and self.kind[position] == pb.COMPUTED
+            if part is not None and (verify or part.file_offset is None):
+                outcome = self._unpack(position, part, verify=verify)
+                if self.status[position]:
+                    return b""
+            elif verify:
                 outcome = self._read_verified(position, record)
             else:
                 outcome = self._read_bytes(
-                    int(self._folders[position]), record.path, int(self._start[position]), int(self.sizes[position]),
+                    int(self._folders[position]), b"" if part else record.path, int(self._start[position]),
+                    int(self.sizes[position]),
                     int(self.checksum[position]) if self.kind[position] == pb.STORED else None,
                 )  # fmt: skip
             if isinstance(outcome, bytes):
@@ -220,6 +244,20 @@ class StoreBatch(BatchTable):
                     self._fail_read(position, code, number)
                 return b""
         self._fail(position, pb.UNAVAILABLE, f"{self._names[position]!r} is replaced faster than it can be read")
+        return b""
+
+    def _unpack(self, position: int, part: MemberPart, *, verify: bool) -> bytes:
+        """A part of a member; b"" with its status set when it cannot be had. To verify it, all of it is read."""
+        try:
+            if verify:
+                whole = part.shard.archive.read_member(part.member)
+                self.kind[position] = pb.STORED
+                return whole[part.start : part.start + part.size_bytes]
+            return b"".join(part.pieces())
+        except StoreError as error:
+            self._fail(position, status_of(error), f"{self._names[position]!r}: {error}", error.kind)
+        except OSError as error:
+            self._fail_read(position, FailureCode.READ, error.errno or 0)
         return b""
 
     def _read_bytes(
@@ -265,7 +303,7 @@ class StoreBatch(BatchTable):
         position, at = span.first, slice(span.first, span.stop)
         assert span.piece_bytes is not None
         whole_size = int(self.sizes[position])
-        opened = self._open_large(position)
+        opened = self._open_large(position, span.offset)
         if opened is None:
             return self._frame(at, memoryview(b""))
         record = self._records[position]
@@ -274,7 +312,14 @@ class StoreBatch(BatchTable):
             self.close()
             self._fail(position, pb.UNAVAILABLE, f"{self._names[position]!r} was replaced before it could be read")
             return self._frame(at, memoryview(b""))
-        result = self._read_bytes(opened.fd, b"", int(self._start[position]) + span.offset, span.piece_bytes, None)
+        result: bytes | tuple[int, int]
+        if opened.unpacked is not None:
+            result = self._unpack_more(opened, span.piece_bytes)
+            if self.status[position]:
+                self.close()
+                return self._frame(at, memoryview(b""))
+        else:
+            result = self._read_bytes(opened.fd, b"", int(self._start[position]) + span.offset, span.piece_bytes, None)
         if not isinstance(result, bytes):
             self._fail_read(position, *result)
             self.close()
@@ -292,11 +337,35 @@ class StoreBatch(BatchTable):
             Piece(span.offset, whole_size, str(record.version)),
         )  # fmt: skip
 
-    def _open_large(self, position: int) -> _OpenEntry | None:
+    def _unpack_more(self, opened: _OpenEntry, size_bytes: int) -> bytes:
+        """The next bytes of a member that is packed; its status is set when they cannot be had."""
+        assert opened.unpacked is not None
+        position, parts, got = opened.position, [opened.rest], len(opened.rest)
+        try:
+            while got < size_bytes:
+                parts.append(next(opened.unpacked))
+                got += len(parts[-1])
+        except StoreError as error:
+            self._fail(position, status_of(error), f"{self._names[position]!r}: {error}", error.kind)
+            return b""
+        except OSError as error:
+            self._fail_read(position, FailureCode.READ, error.errno or 0)
+            return b""
+        whole = b"".join(parts)
+        opened.rest = whole[size_bytes:]
+        return whole[:size_bytes]
+
+    def _open_large(self, position: int, offset: int) -> _OpenEntry | None:
         """The entry's file, held open until its last piece: what was begun is finished, whatever is put meanwhile."""
         if self._open is not None and self._open.position == position:
             return self._open
         self.close()
+        resumed = self._request.resume_checksum if position == 0 else 0
+        if (part := self._members.get(position)) is not None:
+            packed = part.file_offset is None
+            pieces = part.pieces(offset) if packed else None
+            self._open = _OpenEntry(position, os.dup(part.shard.fd), resumed, pieces)
+            return self._open
         for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
             record = self._records[position]
             assert record is not None
@@ -309,7 +378,6 @@ class StoreBatch(BatchTable):
             except OSError as error:
                 self._fail_read(position, FailureCode.OPEN, error.errno or 0)
                 return None
-            resumed = self._request.resume_checksum if position == 0 else 0
             self._open = _OpenEntry(position, fd, resumed)
             return self._open
         return None

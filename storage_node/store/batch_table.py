@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from protos import ais_batch_pb2 as pb
 from protos.frame import U8, U32, EntryFault
+from storage_node.store.batch_members import MemberPart, find_member, status_of
 from storage_node.store.batch_plan import check_range
 from storage_node.store.batch_read import FailureCode
 from storage_node.store.doubts import CopyInDoubt, in_doubt_message
@@ -62,6 +63,9 @@ class BatchTable:
         self._held: dict[int, Drive] = {}
         """By slot: a drive that is given up meanwhile keeps its folders open for those who read from them."""
         self._paths: list[bytes] = [b""] * n
+        self._members: dict[int, MemberPart] = {}
+        self._looking: set[str] = set()
+        """Shards that were looked up again, because their files had gone."""
         self.faults: dict[int, EntryFault] = {}
         self._look_up()
 
@@ -161,7 +165,7 @@ class BatchTable:
                 self._drives[position] = slot
                 self._records[position] = record
                 self._paths[position] = record.path
-                if record.size_bytes > MAX_ITEM_BYTES and not self._request.start:
+                if record.size_bytes > MAX_ITEM_BYTES and not (self._request.start or self._request.member):
                     self._fail_too_large(position, record.size_bytes)
         return missed
 
@@ -194,7 +198,9 @@ class BatchTable:
             self._fail(position, failed.status, failed.fault.message, failed.fault.kind)
             return
         start, length = self._range(position)
-        if start or length >= 0:
+        if request.member and request.member[position]:
+            self._narrow_to_member(position, record, request.member[position])
+        elif start or length >= 0:
             self._start[position] = start
             self.sizes[position] = record.size_bytes - start if length < 0 else length
             if self.sizes[position] != record.size_bytes:
@@ -204,6 +210,33 @@ class BatchTable:
             self._fail_too_large(position, int(self.sizes[position]))
         elif request.verify_ranges and self.kind[position] == pb.COMPUTED:
             self._paths[position] = b""  # never equal to a plain read of the same file
+
+    def _narrow_to_member(self, position: int, record: Record, member: str) -> None:
+        name, drive = self._names[position], self._held[self._drives[position]]
+        try:
+            part = find_member(drive, record, name, member, *self._range(position))
+        except FileNotFoundError:
+            # Replaced a moment ago, most likely: the shard as it is now has members of its own.
+            if name not in self._looking:
+                self._looking.add(name)
+                self._look_again(position)
+                self._looking.discard(name)
+            else:
+                self._fail(position, pb.UNAVAILABLE, f"{name!r} is replaced faster than it can be read")
+            return
+        except OSError as error:
+            self._fail_read(position, FailureCode.OPEN, error.errno or 0)
+            return
+        except StoreError as error:
+            self._fail(position, status_of(error), str(error), error.kind)
+            return
+        self._members[position] = part
+        self._paths[position] = b""
+        self._folders[position] = part.shard.fd
+        self._start[position] = part.file_offset or 0
+        self.sizes[position] = part.size_bytes
+        self.kind[position] = pb.STORED if part.is_whole else pb.COMPUTED
+        self.checksum[position] = part.member.checksum if part.is_whole else 0
 
     def _range(self, position: int) -> tuple[int, int]:
         request = self._request
@@ -220,13 +253,12 @@ class BatchTable:
 
     def _refused(self, position: int, record: Record) -> _Failed | None:
         name = self._names[position]
-        if self._request.member and self._request.member[position]:
-            message = f"{name!r}: reading members of archives is not supported by this store"
-            return _Failed(pb.FAILED, EntryFault(message, "unsupported"))
         pinned = self._pinned(position)
         if pinned and pinned != str(record.version):
             message = f"{name!r}: version {pinned} is gone, the store has {record.version}"
             return _Failed(pb.NOT_FOUND, EntryFault(message))
+        if self._request.member and self._request.member[position]:
+            return None  # a range is the member's
         if fault := check_range(*self._range(position), record.size_bytes):
             return _Failed(pb.RANGE, EntryFault(f"{name!r}: {fault}"))
         return None

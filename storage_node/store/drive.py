@@ -38,6 +38,7 @@ from storage_node.store.identity import DriveIdentity
 from storage_node.store.raw_files import RawFiles, StagedFile, drive_error, is_full
 from storage_node.store.record import sync_folder
 from storage_node.store.record_cache import RecordCache
+from storage_node.store.shards import Shards
 
 Durability: TypeAlias = Literal["process", "power"]
 
@@ -102,8 +103,9 @@ class Drive:
         except BaseException:
             self.files.close()
             raise
+        self.shards = Shards(root, self.files, writable=writable)
         self._cache = RecordCache()
-        self._garbage = Garbage(self.files, self.catalog, grace_s)
+        self._garbage = Garbage(self.files, self.catalog, grace_s, self.shards.forget)
         self._staging_names = itertools.count()
         self._caught_up_at = time.monotonic()
         if writable:
@@ -319,6 +321,7 @@ class Drive:
             return
         if self._use.closed:
             return
+        self.shards.close()
         with self.quiet():
             if self.writable:
                 with contextlib.suppress(StoreError, OSError):  # what is not tidied up now is at the next start

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from storage_node.store import format as fmt
@@ -42,8 +42,12 @@ class _Dead(NamedTuple):
 class Garbage:
     """The dead files of one drive that is open for writing."""
 
-    def __init__(self, files: RawFiles, catalog: Catalog, grace_s: float) -> None:
+    def __init__(
+        self, files: RawFiles, catalog: Catalog, grace_s: float, removed: Callable[[bytes], None]
+    ) -> None:
+        """`removed` is told of every file that has gone: what was kept about it goes too."""
         self._files = files
+        self._removed = removed
         self._catalog = catalog
         self._grace_s = grace_s
         self._lock = threading.Lock()
@@ -109,6 +113,7 @@ class Garbage:
                     problem = error
                     continue
                 reaped += 1
+                self._removed(dead.path)
                 gone.append(fmt.generation_key(fmt.GARBAGE_PREFIX, dead.generation))
                 gone.extend(_blocks_keys(dead))
             failpoint("reap.unlinked")

@@ -17,7 +17,7 @@ LEFT_FILE_NAME = "left.json"
 CLUSTER_FILE_NAME = "cluster.json"
 """Of a node in a cluster; the store itself does without."""
 
-_STORED = {"catalog", "objects", "staging", records.FILE_NAME, CLUSTER_FILE_NAME}
+_STORED = {"catalog", "objects", "staging", "members", records.FILE_NAME, CLUSTER_FILE_NAME}
 _ASIDE = "catalog."
 _UNFINISHED = {
     FILE_NAME + ".new", records.FILE_NAME + ".new", CLUSTER_FILE_NAME + ".new", LEFT_FILE_NAME + ".new", "lost+found",

@@ -21,6 +21,7 @@ from storage_node.store.errors import StoreError
 from storage_node.store.format import Record, Version
 from storage_node.store.places import Placement
 from storage_node.store.raw_files import drive_error
+from storage_node.store.shards import Indexing
 
 
 class StagedObject(NamedTuple):
@@ -29,6 +30,8 @@ class StagedObject(NamedTuple):
     placement: Placement
     """By which that was its owner."""
     pending: PendingObject
+    indexing: Indexing | None = None
+    """Of a shard's members."""
 
 
 class _Entry(NamedTuple):
@@ -64,6 +67,8 @@ class PlacedChanges:
                 outcome = self._commit_moving(placement, drive, group) if placement.moving else _commit(drive, group)
                 for at, result in zip(positions, outcome, strict=True):
                     results[at] = result
+                    if not isinstance(result, StoreError):
+                        _keep_index(drive, objects[at], result)
         return results
 
     def _bring(self, staged: StagedObject, placement: Placement) -> Drive:
@@ -188,6 +193,13 @@ def _commit(
         return drive.commit(group, elsewhere)
     except StoreError as error:
         return [error] * len(group)
+
+
+def _keep_index(drive: Drive, staged: StagedObject, record: Record) -> None:
+    """Unless what counts is another object, which was newer."""
+    file = staged.pending.file
+    if staged.indexing is not None and (record.size_bytes, record.checksum) == (file.size_bytes, file.checksum):
+        drive.shards.keep(record, staged.indexing)
 
 
 def _drop(entries: Sequence[_Entry], bucket_uuid: bytes, name: str, *, older_than: Version) -> None:

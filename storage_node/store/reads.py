@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from storage_node.store.batch_members import MemberPart, find_member
 from storage_node.store.batch_plan import check_range
 from storage_node.store.blocks import read_blocks
 from storage_node.store.checksum import crc32c
@@ -17,7 +19,6 @@ from storage_node.store.drive import Drive
 from storage_node.store.errors import (
     CorruptObject,
     DriveFailed,
-    InvalidRequest,
     ObjectNotFound,
     RangeError,
     StoreError,
@@ -28,6 +29,7 @@ from storage_node.store.store import Store
 
 CHUNK_BYTES = 4 * BLOCK_BYTES
 _LOOKUPS_OF_A_MOVING_OBJECT = 10
+T = TypeVar("T")
 
 
 class ObjectReader(Iterator[bytes]):
@@ -121,31 +123,76 @@ class ObjectReader(Iterator[bytes]):
         self.close()
 
 
+class MemberReader(Iterator[bytes]):
+    """A member of an archive, or `length` bytes of it, in chunks of at most a few MiB; as ObjectReader."""
+
+    def __init__(self, record: Record, part: MemberPart, *, verify: bool) -> None:
+        """`record`: of the archive. With `verify` a range is read as a part of the whole member, which is verified."""
+        self.record = record
+        self.length = part.size_bytes
+        self._pieces = _within(part) if verify and not part.is_whole else part.pieces()
+
+    def __next__(self) -> bytes:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        self._pieces = iter(())
+
+
+def _within(part: MemberPart) -> Iterator[bytes]:
+    """Nothing is handed on before all of it has been verified, in a pass of its own."""
+    for _ in part.shard.archive.pieces(part.member):
+        pass
+    yield from part.pieces()
+
+
 def open_object(
-    store: Store, bucket: str, name: str, *, start: int = 0, length: int | None = None, member: str = "",
-    version: str = "", verify: bool = False,
+    store: Store, bucket: str, name: str, *, start: int = 0, length: int | None = None, version: str = "",
+    verify: bool = False,
 ) -> ObjectReader:  # fmt: skip
     """Open an object for reading.
 
     Raises BucketNotFound, ObjectNotFound (also when `version` is gone), RangeError, CorruptObject, DriveFailed,
-    FormatError, InvalidRequest, StoreClosed.
+    FormatError, StoreClosed.
     """
     label = f"{bucket}/{name}"
-    if member:
-        raise InvalidRequest(f"{label}: reading members of archives is not supported by this store")
     if length is not None and length < 0:
         raise RangeError(f"{label}: negative range: start={start}, length={length}")
+
+    def opened(drive: Drive, record: Record) -> ObjectReader:
+        if fault := check_range(start, -1 if length is None else length, record.size_bytes):
+            raise RangeError(f"{label}: {fault}")
+        wanted = record.size_bytes - start if length is None else length
+        return ObjectReader(drive, record, drive.files.open(record.path), label, start, wanted, verify)
+
+    return _opened(store, bucket, name, version, opened)
+
+
+def open_member(
+    store: Store, bucket: str, name: str, member: str, *, start: int = 0, length: int | None = None, version: str = "",
+    verify: bool = False,
+) -> MemberReader:  # fmt: skip
+    """Open a member of the archive `name` for reading. Raises ArchiveError, and what `open_object` raises."""
+    if length is not None and length < 0:
+        raise RangeError(f"{bucket}/{name}, member {member!r}: negative range: start={start}, length={length}")
+
+    def opened(drive: Drive, record: Record) -> MemberReader:
+        part = find_member(drive, record, name, member, start, -1 if length is None else length)
+        return MemberReader(record, part, verify=verify)
+
+    return _opened(store, bucket, name, version, opened)
+
+
+def _opened(store: Store, bucket: str, name: str, version: str, open_file: Callable[[Drive, Record], T]) -> T:
+    """What `open_file` gives for the object as it is now; asked again when its file has gone meanwhile."""
+    label = f"{bucket}/{name}"
     gone: tuple[Drive, bytes] | None = None
     for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
         drive, record = store.locate(bucket, name)
         if version and version != str(record.version):
             raise ObjectNotFound(f"{label}: version {version} is gone, the store has {record.version}")
-        if fault := check_range(start, -1 if length is None else length, record.size_bytes):
-            raise RangeError(f"{label}: {fault}")
-        wanted = record.size_bytes - start if length is None else length
         try:
-            fd = drive.files.open(record.path)
-            return ObjectReader(drive, record, fd, label, start, wanted, verify)
+            return open_file(drive, record)
         except OSError as error:
             if error.errno != errno.ENOENT or not (drive.root / "objects").is_dir():
                 raise drive_error(error, drive.root, f"opening {label}") from error

@@ -33,6 +33,7 @@ from storage_node.store.opening import OpenDrives, drive_folders, open_drives
 from storage_node.store.placed_changes import PlacedChanges, StagedObject
 from storage_node.store.places import Placement
 from storage_node.store.recorded import Recorded
+from storage_node.store.shards import indexing_of
 from storage_node.store.states import DriveState, drive_state
 from storage_node.store.upload import Upload, checked_metadata
 
@@ -183,7 +184,7 @@ class Store(Recorded):
         placement = self._set.placement
         drive = self._set.at(placement.owner(bucket_uuid, name))
         pending = PendingObject(bucket_uuid, name, drive.stage(), metadata, version)
-        return Upload(f"{bucket}/{name}", StagedObject(drive, placement, pending), self._changes)
+        return Upload(f"{bucket}/{name}", StagedObject(drive, placement, pending, indexing_of(name)), self._changes)
 
     def commit_many(self, uploads: Sequence[Upload | StoreError]) -> list[Record | StoreError]:
         """Commit many uploads with few catalog writes; each succeeds or fails on its own drive. Order is kept."""

@@ -45,6 +45,8 @@ class Upload:
         """Append. Raises DriveFull or DriveFailed, and the upload is aborted."""
         try:
             self._open.file.write(data)
+            if self._staged.indexing is not None:
+                self._staged.indexing.feed(data)
         except OSError as error:
             self.abort()
             raise drive_error(error, self.drive.root, "writing an object") from error

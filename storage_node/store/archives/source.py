@@ -36,6 +36,10 @@ class FdSource:
         self._size = os.fstat(fd).st_size - start if size_bytes is None else size_bytes
 
     @property
+    def fd(self) -> int:
+        return self._fd
+
+    @property
     def size_bytes(self) -> int:
         return self._size
 
