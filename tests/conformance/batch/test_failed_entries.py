@@ -33,7 +33,7 @@ def failing(bucket: str) -> list[tuple[Entry, Status, type[errors.LoaderError]]]
         (Entry(bucket, "a", start=2**63), Status.RANGE, errors.RangeError),
         (Entry(bucket, "empty", start=1), Status.RANGE, errors.RangeError),
         (Entry(bucket, "large", start=5 * MiB + 1), Status.RANGE, errors.RangeError),
-        (Entry(bucket, "a", member="x"), Status.FAILED, errors.Unsupported),
+        (Entry(bucket, "a", member="x"), Status.FAILED, errors.NotAnArchive),
     ]
 
 

@@ -1,0 +1,161 @@
+"""Members of archives, over every transport and both readers: the bytes that tarfile and zipfile give, in any order."""
+
+from __future__ import annotations
+
+import io
+import random
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping
+
+import lz4.frame
+import pytest
+import zstandard
+from conformance_kit import MiB, contents
+
+from ais_loader import Bucket, Client, Entry, Status, errors
+from ais_loader.testing import seeded_bytes
+
+MEMBERS = {
+    **{f"en/{at:04d}.wav": seeded_bytes(137 * at % 9_000, seed=at) for at in range(150)},
+    "large.bin": seeded_bytes(5 * MiB + 3, seed=1000),
+    "text.txt": b"a line that can be packed\n" * 40_000,
+    "ä/" + "n" * 200: b"a name that ustar cannot hold",
+    "empty": b"",
+}
+
+
+def tar(members: Mapping[str, bytes], mode: str = "w:") -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def zipped(members: Mapping[str, bytes], compression: int) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return packed.getvalue()
+
+
+def zst_frames(data: bytes, frame_bytes: int) -> bytes:
+    compressor = zstandard.ZstdCompressor()
+    return b"".join(compressor.compress(data[at : at + frame_bytes]) for at in range(0, len(data), frame_bytes))
+
+
+SHARDS: dict[str, Callable[[], bytes]] = {
+    "plain.tar": lambda: tar(MEMBERS),
+    "gzip.tar.gz": lambda: tar(MEMBERS, "w:gz"),
+    "one-frame.tar.zst": lambda: zstandard.ZstdCompressor().compress(tar(MEMBERS)),
+    "frames.tar.zst": lambda: zst_frames(tar(MEMBERS), MiB // 2),
+    "blocks.tar.lz4": lambda: lz4.frame.compress(
+        tar(MEMBERS), block_linked=False, block_size=lz4.frame.BLOCKSIZE_MAX256KB
+    ),
+    "linked.tar.lz4": lambda: lz4.frame.compress(tar(MEMBERS), block_linked=True),
+    "stored.zip": lambda: zipped(MEMBERS, zipfile.ZIP_STORED),
+    "deflated.zip": lambda: zipped(MEMBERS, zipfile.ZIP_DEFLATED),
+}  # fmt: skip
+_MADE: dict[str, bytes] = {}
+
+
+@pytest.fixture(params=SHARDS)
+def shard(request: pytest.FixtureRequest, bucket: Bucket) -> str:
+    name = str(request.param)
+    if name not in _MADE:
+        _MADE[name] = SHARDS[name]()
+    bucket.put(name, _MADE[name])
+    return name
+
+
+def test_members_come_in_the_order_asked_as_often_as_asked(client: Client, bucket: Bucket, shard: str) -> None:
+    names = random.Random(3).choices(list(MEMBERS), k=120) + list(MEMBERS)
+    bucket.put("plain", b"an object between members")
+    entries = [Entry(bucket.name, shard, name) for name in names]
+    entries[50] = Entry(bucket.name, "plain")
+    wanted = [MEMBERS[name] for name in names]
+    wanted[50] = b"an object between members"
+    assert client.get_batch(entries).tobytes() == wanted
+    assert contents(client.get_batch(entries)) == wanted
+
+
+def test_ranges_of_members_are_those_of_their_bytes(client: Client, bucket: Bucket, shard: str) -> None:
+    ranges = [
+        ("large.bin", MiB - 1, 4 * MiB + 2),
+        ("text.txt", 100, 5_000),
+        ("en/0033.wav", 0, 0),
+        ("large.bin", 7, None),
+    ]
+    ranges += [("empty", 0, None), ("text.txt", len(MEMBERS["text.txt"]), None), ("en/0020.wav", 5, 10)]
+    entries = [Entry(bucket.name, shard, name, start, length) for name, start, length in ranges]
+    wanted = [MEMBERS[name][start : None if length is None else start + length] for name, start, length in ranges]
+    assert contents(client.get_batch(entries)) == wanted
+    assert contents(client.get_batch(entries, verify_ranges=True)) == wanted
+
+
+def test_one_member_is_read_whole_or_in_part(bucket: Bucket, shard: str) -> None:
+    assert bucket.get(shard, member="large.bin") == MEMBERS["large.bin"]
+    assert bucket.get(shard, member="text.txt", start=3, length=8, verify=True) == MEMBERS["text.txt"][3:11]
+    with pytest.raises(errors.MemberNotFound, match=r"no member 'en/nobody\.wav'"):
+        bucket.get(shard, member="en/nobody.wav")
+    with pytest.raises(errors.RangeError, match="member 'empty'"):
+        bucket.get(shard, member="empty", start=1)
+
+
+def test_failures_have_their_status_in_their_place(client: Client, bucket: Bucket, shard: str) -> None:
+    bucket.put("broken.tar", tar(MEMBERS)[:5_000])
+    bucket.put("really.tar.gz", tar(MEMBERS))
+    entries = [
+        Entry(bucket.name, shard, "en/0001.wav"),
+        Entry(bucket.name, shard, "nobody"),
+        Entry(bucket.name, shard, "en/0001.wav", start=138),
+        Entry(bucket.name, "none.tar", "x"),
+        Entry(bucket.name, "broken.tar", "en/0001.wav"),
+        Entry(bucket.name, "really.tar.gz", "en/0001.wav"),
+        Entry(bucket.name, shard, "en/0001.wav", version="99.99.99"),
+        Entry(bucket.name, shard, "en/0002.wav"),
+    ]
+    items = list(client.get_batch(entries, on_error="placeholder"))
+    assert [item.status for item in items] == [
+        Status.OK, Status.MEMBER_NOT_FOUND, Status.RANGE, Status.NOT_FOUND, Status.CORRUPT, Status.FAILED,
+        Status.NOT_FOUND, Status.OK,
+    ]  # fmt: skip
+    assert [type(item.error) for item in items[1:7]] == [
+        errors.MemberNotFound, errors.RangeError, errors.ObjectNotFound, errors.ArchiveDamaged, errors.NotAnArchive,
+        errors.ObjectNotFound,
+    ]  # fmt: skip
+    assert (items[0].tobytes(), items[7].tobytes()) == (MEMBERS["en/0001.wav"], MEMBERS["en/0002.wav"])
+
+
+def test_a_shard_put_again_has_its_new_members_and_no_old_ones(client: Client, bucket: Bucket, shard: str) -> None:
+    assert bucket.get(shard, member="en/0001.wav") == MEMBERS["en/0001.wav"]
+    changed = {"en/0001.wav": b"new", "only": b"here"}
+    bucket.put("s.tar", tar(MEMBERS))
+    assert bucket.get("s.tar", member="en/0002.wav") == MEMBERS["en/0002.wav"]
+    bucket.put("s.tar", tar(changed))
+    assert bucket.get("s.tar", member="en/0001.wav") == b"new"
+    with pytest.raises(errors.MemberNotFound):
+        bucket.get("s.tar", member="en/0002.wav")
+
+
+def test_urls_name_members(client: Client, bucket: Bucket) -> None:
+    bucket.put("a/s.tar", tar(MEMBERS))
+    url = f"ais://{bucket.name}/a/s.tar/en/0007.wav"
+    assert client.get_batch([url]).tobytes() == [MEMBERS["en/0007.wav"]]
+
+
+def test_shards_stored_together_are_indexed_too(client: Client, bucket: Bucket) -> None:
+    shards = {
+        f"{at}.tar": tar({f"{n}": seeded_bytes(100 + n, seed=at * 100 + n) for n in range(20)}) for at in range(30)
+    }
+    list(bucket.put_many(shards.items()))
+    entries = [Entry(bucket.name, f"{at}.tar", f"{n}") for n in range(20) for at in range(30)]
+    random.Random(1).shuffle(entries)
+    assert client.get_batch(entries, colocation="shard").tobytes() == [
+        seeded_bytes(100 + int(entry.member or 0), seed=int(entry.name[:-4]) * 100 + int(entry.member or 0))
+        for entry in entries
+    ]
