@@ -112,7 +112,7 @@ class ZstdDecoder(Decoder):
             raise ArchiveUnsupported(f"byte {at}: the zstd frame uses a reserved bit; a newer format?")
         if any(header[2 - (header[0] >> 5 & 1) :][: _DICTIONARY_BYTES[header[0] & 3]]):
             raise ArchiveUnsupported(f"byte {at}: the zstd frame needs a dictionary; compress without one")
-        window = zstandard.get_frame_parameters(MAGIC + header).window_size
+        window = _window_bytes(header)
         if window > self.limits.window_bytes:
             raise ArchiveTooLarge(
                 f"byte {at}: the zstd frame needs a window of {window} bytes, at most {self.limits.window_bytes} "
@@ -143,6 +143,16 @@ def _header_bytes(descriptor: int) -> int:
     size_flag = descriptor >> 6
     size_bytes = 1 if single and not size_flag else _SIZE_BYTES[size_flag]
     return (0 if single else 1) + _DICTIONARY_BYTES[descriptor & 3] + size_bytes
+
+
+def _window_bytes(header: bytes) -> int:
+    """RFC 8878, 3.1.1.1.2; that of a single segment is its content."""
+    if header[0] >> 5 & 1:
+        size_flag = header[0] >> 6
+        size = int.from_bytes(header[1 + _DICTIONARY_BYTES[header[0] & 3] :], "little")
+        return size + 256 if size_flag == 1 else size
+    least = 1 << 10 + (header[1] >> 3)
+    return least + least // 8 * (header[1] & 7)
 
 
 def unpack_frame(data: bytes, content_bytes: int) -> bytes | None:

@@ -203,6 +203,12 @@ def test_variants_that_are_not_read_are_refused_by_name() -> None:
         list(unpacked(ArchiveKind.TAR_ZST, [stream.compress(TAR) + stream.flush()], Limits(window_bytes=1 << 20)))
 
 
+@pytest.mark.parametrize("header", [b"\x00\xff", b"\x00\xa0", b"\xe0" + b"\xff" * 8, b"\xa0\0\0\0\x10"])
+def test_a_frame_that_claims_a_huge_window_is_refused(header: bytes) -> None:
+    with pytest.raises(ArchiveTooLarge, match="needs a window of"):
+        list(unpacked(ArchiveKind.TAR_ZST, [b"\x28\xb5\x2f\xfd" + header + bytes(100)]))
+
+
 @settings(max_examples=250, deadline=None)
 @given(
     way=st.sampled_from(sorted(SMALL)),
