@@ -43,7 +43,6 @@ _EVENTS_AT_ONCE = 16
 _NOBODY = -1
 _ASK_ANOTHER = (pb.NOT_FOUND, pb.CORRUPT)
 """What one copy has not, another may have."""
-_MAY_BE_BETTER_ELSEWHERE = (pb.NOT_FOUND, pb.CORRUPT, pb.UNAVAILABLE, pb.TIMEOUT)
 _ASK_HOLDERS = (pb.UNAVAILABLE, pb.TIMEOUT)
 """What the gathering node could not reach, this process may; and it has a longer patience."""
 
@@ -203,9 +202,7 @@ class MergedStream:
 
     def _drop_beaten(self) -> None:
         """Those that have lost all they owed to others need not go on."""
-        if not self.hedged:
-            return
-        for lane in list(self._lanes.values()):
+        for lane in list(self._lanes.values()) if self.hedged else ():
             if self._reorder.is_beaten(lane.number):
                 lane.cancel()
                 if lane.hedges:  # it has given no sign of life since
@@ -262,7 +259,8 @@ class MergedStream:
                 again = self._ask_elsewhere(lane, frame)
                 contested = self._reorder.contested(lane.number, frame)
                 if contested.any():
-                    again |= contested & np.isin(frame.status, _MAY_BE_BETTER_ELSEWHERE)
+                    elsewhere = np.isin(frame.status, _ASK_ANOTHER + _ASK_HOLDERS)
+                    again |= contested & elsewhere & ~failed_as(frame, errors.ObjectDeleted.kind)
                 self._reorder.push(lane.number, frame, again)
         except FrameError as wrong:
             name = self._asking.name(lane.node)

@@ -219,17 +219,14 @@ class Gather:
         for at in np.flatnonzero(status).tolist():
             index = int(frame.index[at])
             position, said = int(lane.positions[index]), int(status[at])
-            self._failures.note(position, said, errors.get(index, _NO_FAULT))
+            fault = errors.get(index, _NO_FAULT)
+            self._failures.note(position, said, fault)
             # Bytes that have been passed on must not turn out to be wrong at another node, too.
-            deleted = errors.get(index, _NO_FAULT).kind == ObjectDeleted.kind
-            if not deleted and said in MAY_BE_BETTER_ELSEWHERE and (
-                said != pb.CORRUPT or position not in self.reorder.begun
-            ):
+            final = fault.kind == ObjectDeleted.kind or (said == pb.CORRUPT and position in self.reorder.begun)
+            if said in MAY_BE_BETTER_ELSEWHERE and not final:
                 if contested[at]:  # it has been asked for elsewhere
-                    again[at] = True
                     self._failures.pass_over(position, lane.node)
-                    continue
-                if self._turn_from(position, lane.node):
+                if contested[at] or self._turn_from(position, lane.node):
                     again[at] = True
                     continue
                 status[at], errors[index] = self._failures.said[position]
