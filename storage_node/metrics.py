@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from protos import ais_cluster_pb2
 from storage_node.batch.counts import BOUNDS_S, Histogram
 from storage_node.batch.session import BatchService
+from storage_node.cluster.drive_care import DriveCare
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.transfers import RepairCounts
 from storage_node.store.batch_read import IMPLEMENTATION
@@ -106,6 +107,19 @@ METRICS = (
     Metric("ais_loader_drive_free_bytes", "gauge", ("drive", "path"), "bytes", "Room left for this process."),
     Metric("ais_loader_drive_size_bytes", "gauge", ("drive", "path"), "bytes", "Size of the drive's file system."),
     Metric("ais_loader_drive_objects", "gauge", ("drive", "path"), "objects", "Objects on the drive, estimated."),
+    Metric("ais_loader_drive_state", "gauge", ("drive", "path", "state"), "1",
+           "How the drive is: active, retiring (its objects move to the others), disabled (it failed too often, or the "
+           "node was told so), missing, failing (it is used, and failed a moment ago)."),
+    Metric("ais_loader_drive_io_errors_total", "counter", ("drive", "path"), "errors",
+           "Reads and writes that the drive, its file system or its catalog refused since the node opened it."),
+    Metric("ais_loader_drive_bad_checksums_total", "counter", ("drive", "path"), "objects",
+           "Times that bytes on the drive were not those that had been put."),
+    Metric("ais_loader_drive_changes_total", "counter", ("what",), "drives",
+           "what: disabled (because they failed too often), given up (what was on them comes from other nodes)."),
+    Metric("ais_loader_drive_moved_objects_total", "counter", (), "objects",
+           "Moved between the node's drives, after one was added or while one retires."),
+    Metric("ais_loader_drive_moved_bytes_total", "counter", (), "bytes", "Of those objects."),
+    Metric("ais_loader_drive_objects_to_move", "gauge", (), "objects", "Left to be moved, roughly."),
     # The node in its cluster.
     Metric("ais_loader_map_version", "gauge", (), "version", "Version of the cluster's map; 0 while in no cluster."),
     Metric("ais_loader_map_nodes", "gauge", ("state",), "nodes", "Nodes in that map: active, joining, leaving."),
@@ -147,10 +161,11 @@ class NodeCollector:
     """Reads a running node; prometheus-client calls `collect` from its own threads."""
 
     def __init__(
-        self, service: BatchService, membership: Membership, version: str, repair: RepairCounts
+        self, service: BatchService, membership: Membership, version: str, repair: RepairCounts, drives: DriveCare
     ) -> None:
         self._service = service
         self._repair = repair
+        self._care = drives
         self._membership = membership
         self._version = version
 
@@ -185,6 +200,7 @@ class NodeCollector:
         yield from self._traffic()
         yield from self._admission()
         yield from self._drives()
+        yield from self._moves()
         yield from self._cluster()
         yield from self._repairs()
 
@@ -245,11 +261,22 @@ class NodeCollector:
             return
         for state in states:
             labels = (state.uuid, state.path)
+            yield "ais_loader_drive_state", (*labels, self._care.state(state)), 1
+            yield "ais_loader_drive_io_errors_total", labels, state.io_errors
+            yield "ais_loader_drive_bad_checksums_total", labels, state.checksum_errors
             yield "ais_loader_drive_up", labels, 0 if state.problem else 1
             if state.size_bytes:
                 yield "ais_loader_drive_free_bytes", labels, state.free_bytes
                 yield "ais_loader_drive_size_bytes", labels, state.size_bytes
                 yield "ais_loader_drive_objects", labels, state.objects_estimate
+
+    def _moves(self) -> Iterator[Sample]:
+        counts = self._care.counts
+        yield "ais_loader_drive_changes_total", ("disabled",), counts.disabled
+        yield "ais_loader_drive_changes_total", ("given up",), counts.given_up
+        yield "ais_loader_drive_moved_objects_total", (), counts.objects_moved
+        yield "ais_loader_drive_moved_bytes_total", (), counts.bytes_moved
+        yield "ais_loader_drive_objects_to_move", (), counts.objects_left
 
     def _cluster(self) -> Iterator[Sample]:
         view = self._membership.view
@@ -286,13 +313,13 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def node_registry(
-    service: BatchService, membership: Membership, version: str, repair: RepairCounts
+    service: BatchService, membership: Membership, version: str, repair: RepairCounts, drives: DriveCare
 ) -> CollectorRegistry:
     """All metrics of one node."""
     from prometheus_client import CollectorRegistry, ProcessCollector
 
     registry = CollectorRegistry()
-    registry.register(NodeCollector(service, membership, version, repair))
+    registry.register(NodeCollector(service, membership, version, repair, drives))
     ProcessCollector(namespace="ais_loader", registry=registry)
     return registry
 
@@ -309,7 +336,7 @@ def require_library() -> None:
 
 @contextmanager
 def metrics_served(
-    service: BatchService, membership: Membership, version: str, repair: RepairCounts
+    service: BatchService, membership: Membership, version: str, repair: RepairCounts, drives: DriveCare
 ) -> Iterator[int | None]:
     """Serve a node's metrics over HTTP, at /metrics, on threads of their own; yields the port. Raises OSError.
 
@@ -322,7 +349,7 @@ def metrics_served(
     from prometheus_client import start_http_server
 
     try:
-        registry = node_registry(service, membership, version, repair)
+        registry = node_registry(service, membership, version, repair, drives)
         server, thread = start_http_server(port, host.strip("[]"), registry)
     except OSError as error:
         raise OSError(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from error

@@ -30,6 +30,7 @@ from storage_node.cluster.transfers import Throttle
 from storage_node.store import identity as identities
 from storage_node.store.drive import Drive
 from storage_node.store.errors import InvalidRequest, StoreError
+from storage_node.store.states import DriveState
 
 WATCH_INTERVAL_S = 0.25
 KEPT_INTERVAL_S = 5.0
@@ -37,10 +38,6 @@ KEPT_INTERVAL_S = 5.0
 MOVE_OBJECTS, MOVE_BYTES = 256, 8 << 20
 """Of one step: as long as it takes, the node does not stop."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-_STATES = {
-    "active": pb.DriveCondition.ACTIVE, "retiring": pb.DriveCondition.RETIRING,
-    "disabled": pb.DriveCondition.DISABLED, "missing": pb.DriveCondition.MISSING,
-}  # fmt: skip
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -159,17 +156,15 @@ class DriveCare:
         )  # fmt: skip
         for state in states:
             away = self._away.get(state.uuid)
-            window = self._windows.get(state.uuid)
             one = response.drive.add(
                 uuid=state.uuid, path=state.path or (away.path if away is not None else ""),
-                problem=state.problem or "", state=_STATES[state.status], objects_estimate=state.objects_estimate,
+                problem=state.problem or "", state=pb.DriveCondition.State.Value(self.state(state).upper()),
+                objects_estimate=state.objects_estimate,
                 free_bytes=state.free_bytes, size_bytes=state.size_bytes, io_errors=state.io_errors,
                 bad_checksums=state.checksum_errors,
             )  # fmt: skip
-            if window is not None and window[1].recent(now):
+            if one.state == pb.DriveCondition.FAILING:
                 one.problem = one.problem or state.last_io_error
-                if one.state == pb.DriveCondition.ACTIVE:
-                    one.state = pb.DriveCondition.FAILING
             if away is not None:
                 one.kept_because = "disabled by hand" if away.by_hand else away.kept_because
                 if grace_s and not away.by_hand:
@@ -181,6 +176,13 @@ class DriveCare:
         """Whether what was on a drive that was given up is still to be found, or fetched."""
         doubts = self._store.doubts
         return bool(doubts.buckets_with_gaps() or doubts.count())
+
+    def state(self, found: DriveState) -> str:
+        """As `DriveState.status`, or "failing"."""
+        window = self._windows.get(found.uuid)
+        if found.status == "active" and window is not None and window[1].recent(time.monotonic()):
+            return "failing"
+        return found.status
 
     # -- one after another
 

@@ -315,6 +315,7 @@ def test_the_dashboard_has_its_rows_and_its_variables(metrics: dict[str, Series]
     rows = [panel["title"] for panel in panels if panel["type"] == "row"]
     assert rows == [
         "Throughput", "Latency", "Errors and recoveries", "Memory and admission", "Drives", "Cluster", "Repair",
+        "Drives that change",
     ]  # fmt: skip
     assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels if panel["type"] != "row")
     assert len({panel["id"] for panel in panels}) == len(panels)
