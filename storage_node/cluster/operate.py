@@ -22,6 +22,7 @@ from storage_node.cluster.asking import ask_node, ask_nodes, newest_map
 from storage_node.cluster.change import change_map
 from storage_node.cluster.drives import NodeDrives, find_nodes
 from storage_node.cluster.edits import add_node, begin_leave, create_cluster, remove_node, set_endpoint
+from storage_node.cluster.errors import ChangeFailed
 from storage_node.cluster.head import ClusterError, Head
 from storage_node.cluster.launch import Host, Started
 from storage_node.cluster.leaving import wait_until_out
@@ -302,12 +303,20 @@ def _agree(
             return change_map(endpoints, create_cluster(members), timeout_s=CHANGE_TIMEOUT_S)
         in_map = {node.uuid: node for node in known.node}
         for member in members:
-            if member.uuid in in_map and in_map[member.uuid].endpoint != member.endpoint:
-                known = change_map(endpoints, set_endpoint(member.uuid, member.endpoint), timeout_s=CHANGE_TIMEOUT_S)
-        for member in members:
-            if member.uuid not in in_map:
-                known = change_map(endpoints, add_node(member), timeout_s=CHANGE_TIMEOUT_S)
-                notes.append(f"{statuses[member.uuid.hex()]['name']} joins the cluster")
+            name = statuses[member.uuid.hex()]["name"]
+            try:
+                if member.uuid not in in_map:
+                    known = change_map(endpoints, add_node(member), timeout_s=CHANGE_TIMEOUT_S)
+                    notes.append(f"{name} joins the cluster")
+                elif in_map[member.uuid].endpoint != member.endpoint:
+                    edit = set_endpoint(member.uuid, member.endpoint)
+                    known = change_map(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S)
+            except ChangeFailed as error:
+                if member.uuid not in in_map:
+                    raise ClusterError(
+                        f"{name} serves, and cannot join: {error}. Mend that, and run `cluster up`"
+                    ) from error
+                notes.append(f"the map does not say yet that {name} is at {member.endpoint}: {error}. It tries on")
         return known
     except ValueError as error:
         raise ClusterError(str(error)) from error

@@ -19,13 +19,14 @@ from protos import ais_cluster_pb2 as pb
 from protos import ais_objects_pb2 as objects_pb
 from protos.ais_replica_pb2 import ProgressResponse as Progress
 from storage_node.cluster import head as heads
-from storage_node.cluster import node_file, node_log
+from storage_node.cluster import node_file, node_log, operate
 from storage_node.cluster.asking import Answer
 from storage_node.cluster.change import change_map
 from storage_node.cluster.drives import Found, NodeDrives, make_nodes
 from storage_node.cluster.edits import create_cluster
+from storage_node.cluster.errors import NoMajority
 from storage_node.cluster.head import ClusterError, Head
-from storage_node.cluster.launch import Host
+from storage_node.cluster.launch import Host, Started
 from storage_node.cluster.leaving import not_done
 from storage_node.cluster.node_file import NodeFile
 from storage_node.cluster.operate import first_nodes, nodes_of
@@ -145,6 +146,30 @@ def test_logs_are_those_of_the_node_that_is_named(tmp_path: Path) -> None:
         assert (said.exit_code, said.stdout) == (0, "before\nfirst\nsecond\nthird\n")
     last = runner.invoke(main, ["cluster", "logs", "node-2", "--root", str(tmp_path), "--lines", "1"])
     assert last.stdout == "third\n"
+
+
+def test_a_map_that_cannot_be_changed_for_now_does_not_hide_how_the_nodes_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A node moved, and too few others can vote: it says so itself later. One that is to join has to be told about."""
+    nodes = [NodeDrives(letter * 32, (tmp_path / f"node-{letter}" / "d",)) for letter in "ab"]
+    known = pb.ClusterMap(version=3, node=[pb.MapNode(uuid=bytes.fromhex(nodes[0].uuid), endpoint="h:1", host="host")])
+    started = [Started(node, hosts(Found())[0], None) for node in nodes]
+    statuses = {node.uuid: {"name": node.name, "endpoint": f"h:{at}"} for at, node in enumerate(nodes, 7)}
+
+    def refuse(*_: object, **__: object) -> pb.ClusterMap:
+        raise NoMajority("fewer than a majority of the 3 nodes promised")
+
+    monkeypatch.setattr(operate, "change_map", refuse)
+    monkeypatch.setattr(operate, "ask_nodes", lambda _: {"h:7": Answer("h:7", "x", known)})
+    plan, notes = operate.Plan(root=tmp_path), list[str]()
+    assert operate._agree(plan, started[:1], statuses, notes) == known
+    assert notes == [
+        "the map does not say yet that node-a is at h:7: fewer than a majority of the 3 nodes promised. "
+        "It tries on"
+    ]
+    with pytest.raises(ClusterError, match="node-b serves, and cannot join: fewer than a majority"):
+        operate._agree(plan, started, statuses, notes)
 
 
 def test_who_holds_a_change_of_the_map_up_is_named() -> None:
