@@ -163,7 +163,8 @@ class NodeServer:
                 raise OSError(
                     f"cannot listen on {self.config.host}:{self.config.port}: is another node running there? ({error})"
                 ) from error
-            self.metrics_port = held.enter_context(metrics_served(service, self.membership, VERSION, repair.counts, drives))
+            served = metrics_served(service, self.membership, VERSION, repair.counts, drives)
+            self.metrics_port = held.enter_context(served)
             await server.start()
             self._started.set()
             follower = Follower(cluster, self.membership, self._keeper, self.endpoint)
