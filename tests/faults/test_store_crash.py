@@ -18,6 +18,7 @@ import pytest
 from storage_node.store.failpoints import POINTS, arm
 from storage_node.store.store import Store
 from tests.faults.crash_kit import CrashServer, Expected, Journal, State, content, state_of
+from tests.faults.test_drive_changes_crash import POINTS as POINTS_OF_DRIVES
 
 KILLED = -signal.SIGKILL
 
@@ -108,6 +109,7 @@ def test_an_operation_that_is_killed_at_a_fail_point_happened_whole_or_not_at_al
 
 def test_every_fail_point_is_armed_somewhere() -> None:
     used = {point.partition(":")[0] for points in OPERATIONS.values() for point in points}
+    used |= {point.partition(":")[0] for _, point in POINTS_OF_DRIVES}
     assert used | {"create.identity", "rebuild.built", "rebuild.aside"} == set(POINTS)
     with pytest.raises(ValueError, match="not one of"):
         arm("put.stagd")
