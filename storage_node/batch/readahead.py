@@ -47,6 +47,8 @@ class Readahead:
         self._cached_in_a_row = 0
         self.announced_bytes = 0
         """What was not in the page cache and has been asked of the drives, since the node began."""
+        self.waited_frames = 0
+        """Frames that had to wait for a drive all the same, or before it began."""
 
     def of(self, batch: StoreBatch) -> BatchAhead:
         return BatchAhead(self, batch)
@@ -70,7 +72,10 @@ class Readahead:
 
     def _announce(self, batch: StoreBatch, span: FrameSpan) -> None:
         """On a thread of its own."""
-        found_bytes = batch.announce(span)
+        self.found(batch.announce(span))
+
+    def found(self, found_bytes: int) -> None:
+        """So many bytes of a frame were not in the page cache."""
         with self._lock:
             self.announced_bytes += found_bytes
             self._cached_in_a_row = 0 if found_bytes else self._cached_in_a_row + 1
@@ -94,16 +99,26 @@ class BatchAhead:
         """Of those to come, the one that there was no room for."""
         self._announced: deque[tuple[FrameSpan, Future[None]]] = deque()
         self._held_bytes = 0
+        self._overtaken = False
+        """Whether the frame being read was to be announced, and no thread had come to it."""
 
     def reading(self, span: FrameSpan) -> None:
         """This frame is read next; announce what comes after it, if that is of use."""
-        if self._batch.waited() and self._reading is not None and _is_short(self._reading):
-            self._readahead.expect()
+        self._note_waiting()
         self._reading = span
         while self._announced and _place(self._announced[0][0]) <= _place(span):
-            self._release()
+            self._overtaken = self._release()
         if self._readahead.expecting:
             self._advance(span)
+
+    def _note_waiting(self) -> None:
+        if self._batch.waited() and self._reading is not None:
+            self._readahead.waited_frames += 1
+            if _is_short(self._reading):
+                self._readahead.expect()
+        elif self._overtaken:
+            self._readahead.found(0)  # or else it would have had to wait
+        self._overtaken = False
 
     def _advance(self, reading: FrameSpan) -> None:
         memory = self._readahead.memory
@@ -127,13 +142,15 @@ class BatchAhead:
             self._held_bytes += size_bytes
             self._announced.append((span, work))
 
-    def _release(self) -> None:
+    def _release(self) -> bool:
+        """Whether it had not begun: too late to be of use."""
         span, work = self._announced.popleft()
-        work.cancel()  # too late to be of use, if it has not begun
         self._held_bytes -= span.payload_bytes
         self._readahead.memory.release(span.payload_bytes)
+        return work.cancel()
 
     def close(self) -> None:
+        self._note_waiting()
         while self._announced:
             self._release()
 

@@ -71,6 +71,9 @@ def test_nothing_is_announced_until_a_frame_had_to_wait(readahead: Readahead) ->
         ahead.reading(span)
     assert readahead.memory.held_bytes == 0
     assert readahead.announced_bytes == 3 * MIB
+    batch.waits = True
+    ahead.close()
+    assert readahead.waited_frames == 2
     other = Recorded([MIB] * 3)
     readahead.of(other.batch).reading(FrameSpan(0, 1, MIB))  # another batch expects the same from its start
     eventually(lambda: other.announced == [(1, 0), (2, 0)])
@@ -115,6 +118,22 @@ def test_it_ends_when_frames_are_found_in_the_page_cache(readahead: Readahead) -
     ahead.reading(spans[11])
     eventually(lambda: len(batch.announced) == AHEAD_BYTES // MIB + 11)
     assert readahead.expecting
+
+
+def test_it_ends_when_reading_is_quicker_than_the_threads_and_waits_for_nothing(readahead: Readahead) -> None:
+    batch = Recorded([MIB] * 10)
+    batch.go_on.clear()
+    readahead.expect()
+    ahead, spans = readahead.of(batch.batch), list(batch.planned())
+    ahead.reading(spans[0])
+    eventually(lambda: readahead._workers._work_queue.qsize() == 8)  # the first is under way
+    for span in spans[1:4]:
+        ahead.reading(span)
+        assert readahead.expecting
+    ahead.reading(spans[4])
+    assert not readahead.expecting
+    ahead.close()
+    batch.go_on.set()
 
 
 def test_what_is_announced_stays_within_the_limits_of_the_batch_and_of_the_node() -> None:
