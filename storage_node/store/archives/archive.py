@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from storage_node.store.archives.errors import ArchiveDamaged, MemberCorrupt
+from storage_node.store.archives.gzip_points import GzipPoints, build_gzip_points
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.inflating import decoder_for, unpacked
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
@@ -22,9 +23,7 @@ from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits, M
 from storage_node.store.archives.restart import (
     MAX_STRETCH_BYTES,
     FramesView,
-    GzipView,
     View,
-    build_gzip_plan,
     encode_points,
 )
 from storage_node.store.archives.source import ByteSource, chunks_of, range_within
@@ -73,7 +72,7 @@ class ShardIndexer:
         self._decoder.finish()
         index = self._tar.finish()
         if kind is ArchiveKind.TAR_GZ:
-            return index.with_plan(kind, build_gzip_plan(source, index.content_bytes))
+            return index.with_plan(kind, build_gzip_points(source, index.content_bytes))
         return index.with_plan(kind, encode_points(self._decoder.points))
 
     def _begin(self) -> None:
@@ -112,7 +111,7 @@ class Archive:
         self.source, self.index, self.limits = source, index, limits
         self._view: View | None = None
         if index.kind is ArchiveKind.TAR_GZ:
-            self._view = GzipView(source, index.plan, index.content_bytes)
+            self._view = GzipPoints(source, index.plan, index.content_bytes, limits)
         elif index.kind.is_compressed_tar:
             self._view = FramesView(source, index.kind, index.plan, index.content_bytes, limits)
         elif index.content_bytes != source.size_bytes:
@@ -151,7 +150,10 @@ class Archive:
         return None
 
     def pieces(self, member: Member, start: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """A range of a member, in pieces of at most a few MiB. A whole member is verified, as its last piece is given.
+        """A range of a member, in pieces of at most a few MiB.
+
+        A whole member is verified: its last piece is given only when the checksum is right. A range is verified by
+        nothing but the checksums of its compression; see `verify`.
 
         Raises:
             RangeError: the range is not within the member; nothing was read.
@@ -161,6 +163,14 @@ class Archive:
         start, stop = range_within(member.size_bytes, start, length)
         pieces = self._pieces(member, start, stop)
         return self._verified(member, pieces) if stop - start == member.size_bytes else pieces
+
+    def verify(self, member: Member) -> None:
+        """Compare all of the member with its checksum, in bounded memory: before a range of it that must be right.
+
+        Raises as `pieces` does.
+        """
+        for _ in self.pieces(member):
+            pass
 
     def read_member(self, name: str | Member, start: int = 0, length: int | None = None) -> bytes:
         """Raises MemberNotFound, and as `pieces` does."""

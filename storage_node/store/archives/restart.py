@@ -1,54 +1,47 @@
 """How the content of a compressed tar is reached: its restart points, as they are kept in a member index.
 
-The plan of a tar.zst or tar.lz4 is three columns: where each point is in the file, where in the content, and its flags.
-That of a tar.gz is the index of the library indexed_gzip, which is 32 KiB of history for each point. What lies between
-two points is decompressed from the first one on, so the longest such stretch is what one member may cost.
+The plan of a tar.zst or tar.lz4 is three columns: where each point is in the file, where in the content, and its flags;
+that of a tar.gz is in gzip_points.py. What lies between two points is decompressed from the first one on, so the
+longest such stretch is what one member may cost.
 
-Threads: a view may be used from any number of threads; that of a tar.gz serves one at a time.
+Threads: a view may be used from any number of threads at once.
 """
 
 from __future__ import annotations
 
-import io
 import struct
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from storage_node.store.archives.errors import ArchiveDamaged, IndexDamaged, LibraryMissing
-from storage_node.store.archives.inflating import PIECE_BYTES, RestartPoints
+from storage_node.store.archives.errors import ArchiveDamaged, IndexDamaged
+from storage_node.store.archives.inflating import RestartPoints
 from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import Limits
-from storage_node.store.archives.source import ByteSource, SourceFile, chunks_of, read_exactly
+from storage_node.store.archives.source import ByteSource, chunks_of, read_exactly
 
 MAX_STRETCH_BYTES = 16 << 20
 """A shard with longer stretches between its restart points is served through a decompressed copy."""
-GZIP_GAP_BYTES = 1 << 20
-GZIP_POINTS = 2048
-"""64 MiB of history. From 2 GiB of tar on, points lie further apart; from 32 GiB on there are more of them instead."""
 ONE_FRAME_BYTES = 4 << 20
 """Up to here a whole frame is unpacked by one call."""
 
 _COUNT = struct.Struct("<Q")
-_GZIP = struct.Struct("<QQ")
 
 
-class View(ABC):
+class View(Protocol):
     """The uncompressed tar inside a compressed one, by positioned reads."""
 
     stretch_bytes: int
     """The most that is decompressed in front of what is asked for."""
 
-    @abstractmethod
     def pieces(self, start: int, stop: int) -> Iterator[bytes]:
         """Bytes start .. stop-1 of the tar, in pieces of at most a few MiB.
 
         Raises ArchiveDamaged when the file does not hold them any more.
         """
+        ...
 
 
 def encode_points(points: RestartPoints) -> bytes:
@@ -56,7 +49,7 @@ def encode_points(points: RestartPoints) -> bytes:
     return _COUNT.pack(len(points.flags)) + packed_at + content_at + bytes(points.flags)
 
 
-class FramesView(View):
+class FramesView:
     """Over a tar.zst or tar.lz4."""
 
     def __init__(
@@ -121,59 +114,3 @@ class FramesView(View):
                 if at >= stop:
                     return
         raise ArchiveDamaged(f"byte {packed_stop}: what is packed here ends at byte {at} of the tar, not at {stop}")
-
-
-def build_gzip_plan(source: ByteSource, content_bytes: int) -> bytes:
-    """Restart points of a gzip file that a pass has found sound. Raises LibraryMissing, ArchiveDamaged."""
-    gap = min(max(GZIP_GAP_BYTES, content_bytes // GZIP_POINTS), MAX_STRETCH_BYTES)
-    exported = io.BytesIO()
-    try:
-        with _gzip_library().IndexedGzipFile(fileobj=SourceFile(source), spacing=gap) as file:
-            file.build_full_index()
-            file.export_index(fileobj=exported)
-    except (OSError, ValueError) as error:
-        raise ArchiveDamaged(f"no restart points can be made for the gzip file: {error}") from None
-    return _GZIP.pack(gap, content_bytes) + exported.getvalue()
-
-
-class GzipView(View):
-    """Over a tar.gz. The library's memory is that of its points: 32 KiB each, 64 MiB for a tar of 2 GiB, 2 GiB for one
-    of 1 TiB (as much as the library needs to make them)."""
-
-    def __init__(self, source: ByteSource, plan: memoryview, content_bytes: int) -> None:
-        if len(plan) < _GZIP.size or _GZIP.unpack_from(plan)[1] != content_bytes:
-            raise IndexDamaged("the restart points are not those of this tar.gz")
-        self.stretch_bytes = int(_GZIP.unpack_from(plan)[0])
-        if not GZIP_GAP_BYTES <= self.stretch_bytes <= MAX_STRETCH_BYTES:
-            raise IndexDamaged(f"restart points of a tar.gz at every {self.stretch_bytes} bytes")
-        self._lock = threading.Lock()
-        self._file = _gzip_library().IndexedGzipFile(
-            fileobj=SourceFile(source), spacing=self.stretch_bytes, buffer_size=4096
-        )
-        try:
-            self._file.import_index(fileobj=io.BytesIO(plan[_GZIP.size :]))
-        except (OSError, ValueError) as error:
-            raise IndexDamaged(f"the restart points of a tar.gz cannot be read: {error}") from None
-
-    def pieces(self, start: int, stop: int) -> Iterator[bytes]:
-        while start < stop:
-            try:
-                with self._lock:
-                    self._file.seek(start)
-                    piece = self._file.read(min(PIECE_BYTES, stop - start))
-            except (OSError, ValueError) as error:
-                raise ArchiveDamaged(f"byte {start} of the tar cannot be unpacked: {error}") from None
-            if not piece:
-                raise ArchiveDamaged(f"the gzip file unpacks to {start} bytes, not to the {stop} that are asked for")
-            yield piece
-            start += len(piece)
-
-
-def _gzip_library() -> Any:
-    try:
-        import indexed_gzip  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise LibraryMissing(
-            "gzip archives need the package indexed_gzip: pip install 'ais-loader[archives]'"
-        ) from error
-    return indexed_gzip

@@ -284,3 +284,6 @@ def test_a_member_that_changed_under_its_index_is_found_out() -> None:
     with pytest.raises(StoreError, match="CRC-32C") as caught:
         archive.read_member("a")
     assert caught.value.kind == "member-corrupt"
+    assert archive.read_member("a", 0, 10) == content(1, 3000)[:10]
+    with pytest.raises(StoreError, match="CRC-32C"):
+        archive.verify(archive.index.find("a"))
