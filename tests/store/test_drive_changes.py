@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from protos import ais_batch_pb2 as pb
-from storage_node.store import doctor
+from storage_node.store import doctor, placed_changes
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import (
     CorruptObject,
@@ -314,6 +314,68 @@ def test_the_doctor_tells_what_moves_from_what_is_wrong(store: Store, roots: lis
         assert contents(again) == WANTED and again.moving
         move_all(again)
     assert_sound(*roots, tmp_path / "c")
+
+
+def test_a_copy_that_comes_late_does_not_hide_what_has_not_moved_yet(store: Store, tmp_path: Path) -> None:
+    newer, older = Version(9, 70, 2), Version(9, 60, 3)
+    for name in WANTED:
+        store.delete(BUCKET, name, newer, keep_tombstone=True)
+        if int(name) % 2:
+            put_copy(store, name, b"newer", Version(9, 70, 3))
+    uuid = store.add_drive(tmp_path / "c")
+    theirs = [name for name in WANTED if drive_of(store, name).identity.drive_uuid == uuid]
+    alive = [name for name in theirs if int(name) % 2]
+    assert len(alive) > 3 and len(theirs) > len(alive) + 3
+    for name in theirs:
+        assert put_copy(store, name, b"older", older) >= newer
+        store.delete(BUCKET, name, older)
+        left = store.delete(BUCKET, name, older, keep_tombstone=True)
+        assert left is not None and left.version >= newer
+        if name in alive:
+            assert read(store, name) == b"newer"
+        else:
+            with pytest.raises(ObjectNotFound):
+                read(store, name)
+            assert not store.forget_tombstone(BUCKET, name, older)
+    wanted = {name: b"newer" for name in WANTED if int(name) % 2}
+    assert contents(store) == wanted
+    assert store.forget_tombstone(BUCKET, next(name for name in theirs if name not in alive), newer)
+    move_all(store)
+    assert contents(store) == wanted
+
+
+def put_copy(store: Store, name: str, data: bytes, version: Version) -> Version:
+    with store.begin_put(BUCKET, name, version=version) as upload:
+        upload.write(data)
+        return upload.commit().version
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_what_a_crash_left_behind_is_not_found_when_its_drive_owns_the_name_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    a = store.record.drives[0]
+    mine = [name for name in WANTED if drive_of(store, name).identity.drive_uuid == a]
+    store.retire_drive(a)
+    with monkeypatch.context() as cut_off:
+        cut_off.setattr(placed_changes, "_drop", lambda *_, **__: None)
+        for name in mine:
+            put(store, name, b"newer")
+            if deleted:
+                store.delete(BUCKET, name, keep_tombstone=True)
+    store.reinstate_drive(a)
+    wanted = {name: data if name not in mine else b"newer" for name, data in WANTED.items()}
+    for name in mine if deleted else ():
+        del wanted[name]
+        with pytest.raises(ObjectNotFound):
+            read(store, name)
+    assert contents(store) == wanted
+    asked = batch(store, list(WANTED))
+    assert asked == [(pb.OK, wanted[name]) if name in wanted else (pb.NOT_FOUND, b"") for name in WANTED]
+    store.move_some(5, 1 << 20)
+    assert contents(store) == wanted
+    move_all(store)
+    assert contents(store) == wanted
 
 
 # -- retiring
