@@ -64,10 +64,11 @@ class DriveCluster:
         return True
 
     def settled(self, number: int) -> None:
-        """Wait until nothing moves inside the node, and nothing comes to it."""
+        """Wait until nothing moves inside the node, nothing comes to it, and nothing on it is in doubt."""
+
         def calm() -> bool:
             report = self.report(number)
-            return not report.moving and not report.refilling
+            return not report.moving and not report.refilling and not self.store(number).doubts.bucket_uuids()
 
         eventually(calm, TIMEOUT_S, interval_s=0.1)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
 
 from ais_loader import Bucket, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
@@ -18,6 +17,7 @@ from storage_node.cluster.drives import find_nodes
 from storage_node.cluster.head import ClusterError
 from storage_node.server import NodeServer
 from storage_node.store.store import Store
+from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
 
 TWO, ONE = "two", "one"
 OBJECTS = {f"k{at:03d}": seeded_bytes(300_000 if at % 20 == 7 else 200 + at, seed=at) for at in range(80)}
