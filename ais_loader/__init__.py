@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ais_loader import errors
 from ais_loader.batch import Batch
 from ais_loader.client import Bucket, Client, connect
-from ais_loader.entry import Entry, Item, ObjectInfo, Status
+from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
 from ais_loader.errors import LoaderError
 from ais_loader.object_file import ObjectFile, ObjectReader
 from ais_loader.packed import PackedBatch
@@ -38,6 +38,7 @@ __all__ = [
     "Item",
     "LoaderError",
     "MapDataset",
+    "MemberInfo",
     "ObjectFile",
     "ObjectInfo",
     "ObjectReader",

@@ -11,7 +11,7 @@ from ais_loader import errors
 from ais_loader.archive import ArchiveFormat, ArchiveNames, BatchArchive, check_options
 from ais_loader.batch import Batch
 from ais_loader.content import Content, Source
-from ais_loader.entry import EntryLike, ObjectInfo
+from ais_loader.entry import EntryLike, MemberInfo, ObjectInfo
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.requests import BatchOptions, requests_for_entries, requests_for_names
 from ais_loader.transport.base import BucketInfo, PutSpec, Transport
@@ -311,6 +311,15 @@ class Bucket:
         if page_size < 1:
             raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
         return self._transport.objects(self.name, prefix=prefix, page_size=page_size)
+
+    def members(self, name: str, prefix: str = "", *, page_size: int = 1000) -> Iterator[MemberInfo]:
+        """The members of an archive whose names begin with `prefix`, in its order; fetched page by page.
+
+        Raises ObjectNotFound (also when the archive is replaced meanwhile), BucketNotFound, NotAnArchive, ArchiveError.
+        """
+        if page_size < 1:
+            raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
+        return self._transport.list_members(self.name, name, prefix=prefix, page_size=page_size)
 
     def get_batch(self, names: Sequence[str], **options: Any) -> Batch:
         """The columnar short form of `Client.get_batch`: whole objects of this bucket, no Entry per item."""

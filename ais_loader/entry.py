@@ -69,6 +69,25 @@ class ObjectInfo:
     metadata: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class MemberInfo:
+    """A member of an archive."""
+
+    bucket: str
+    shard: str
+    """The archive's name."""
+    name: str
+    size_bytes: int
+    checksum: int
+    """CRC-32C of the member's bytes."""
+    version: str
+    """The archive's."""
+
+    def entry(self) -> Entry:
+        """What fetches it, in this version of the archive."""
+        return Entry(self.bucket, self.shard, self.name, version=self.version)
+
+
 class Item:
     """One answer, in the place of its entry.
 

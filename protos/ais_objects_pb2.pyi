@@ -243,6 +243,36 @@ class ListResponse(_message.Message):
     more: bool
     def __init__(self, object: _Optional[_Iterable[_Union[ObjectInfo, _Mapping]]] = ..., more: bool = ...) -> None: ...
 
+class ListMembersRequest(_message.Message):
+    __slots__ = ("bucket", "name", "prefix", "first", "page_size", "version")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    name: str
+    prefix: str
+    first: int
+    page_size: int
+    version: str
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., prefix: _Optional[str] = ..., first: _Optional[int] = ..., page_size: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+
+class ListMembersResponse(_message.Message):
+    __slots__ = ("name", "size", "checksum", "version", "next")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    name: _containers.RepeatedScalarFieldContainer[str]
+    size: _containers.RepeatedScalarFieldContainer[int]
+    checksum: _containers.RepeatedScalarFieldContainer[int]
+    version: str
+    next: int
+    def __init__(self, name: _Optional[_Iterable[str]] = ..., size: _Optional[_Iterable[int]] = ..., checksum: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., next: _Optional[int] = ...) -> None: ...
+
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -265,6 +265,11 @@ class ObjectsStub(object):
                 request_serializer=protos_dot_ais__objects__pb2.ListRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__objects__pb2.ListResponse.FromString,
                 _registered_method=True)
+        self.ListMembers = channel.unary_unary(
+                '/ais_loader.v1.Objects/ListMembers',
+                request_serializer=protos_dot_ais__objects__pb2.ListMembersRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__objects__pb2.ListMembersResponse.FromString,
+                _registered_method=True)
 
 
 class ObjectsServicer(object):
@@ -310,6 +315,13 @@ class ObjectsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListMembers(self, request, context):
+        """The members of an archive, in the order in which they stand in it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ObjectsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -342,6 +354,11 @@ def add_ObjectsServicer_to_server(servicer, server):
                     servicer.List,
                     request_deserializer=protos_dot_ais__objects__pb2.ListRequest.FromString,
                     response_serializer=protos_dot_ais__objects__pb2.ListResponse.SerializeToString,
+            ),
+            'ListMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMembers,
+                    request_deserializer=protos_dot_ais__objects__pb2.ListMembersRequest.FromString,
+                    response_serializer=protos_dot_ais__objects__pb2.ListMembersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -506,6 +523,33 @@ class Objects(object):
             '/ais_loader.v1.Objects/List',
             protos_dot_ais__objects__pb2.ListRequest.SerializeToString,
             protos_dot_ais__objects__pb2.ListResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Objects/ListMembers',
+            protos_dot_ais__objects__pb2.ListMembersRequest.SerializeToString,
+            protos_dot_ais__objects__pb2.ListMembersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,6 +32,7 @@ from storage_node.store.archives.errors import (
 from storage_node.store.batch_read import IMPLEMENTATION
 from storage_node.store.doubts import CopyInDoubt
 from storage_node.store.format import Record
+from storage_node.store.member_listing import list_members
 from storage_node.store.reads import MemberReader, ObjectReader, open_member, open_object
 from storage_node.store.record import BucketRecord
 from storage_node.store.store import Store, Upload
@@ -253,6 +254,22 @@ class ObjectsService:
         shown = found[:page_size]
         objects = [_info(request.bucket, name, record) for name, record in shown]
         return pb.ListResponse(object=objects, more=len(found) > len(shown))
+
+
+    @counted("list")
+    async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersResponse:
+        page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
+        try:
+            page = await self._service.read(
+                list_members, self._store, request.bucket, request.name, request.prefix, request.first, page_size,
+                request.version,
+            )  # fmt: skip
+        except errors.StoreError as error:
+            await abort(context, error)
+        return pb.ListMembersResponse(
+            name=[member.name for member in page.members], size=[member.size_bytes for member in page.members],
+            checksum=[member.checksum for member in page.members], version=page.version, next=page.next,
+        )  # fmt: skip
 
 
 class _Put:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ais_loader.content import Buffer, Source
-from ais_loader.entry import ObjectInfo
+from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.errors import LoaderError
 from protos import ais_batch_pb2 as pb
 from protos.frame import Frame
@@ -86,6 +86,7 @@ class Transport(Protocol):
     def head(self, bucket: str, name: str) -> ObjectInfo: ...
     def delete(self, bucket: str, name: str) -> None: ...
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]: ...
+    def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]: ...
 
     def open_batch(
         self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"

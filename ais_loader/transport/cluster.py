@@ -14,10 +14,11 @@ from typing import Any
 
 from ais_loader import errors
 from ais_loader.content import Buffer, Source
-from ais_loader.entry import ObjectInfo
+from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec, Transport
-from ais_loader.transport.grpc import CALL_TIMEOUT_S, GrpcTransport
+from ais_loader.transport.grpc import GrpcTransport
 from ais_loader.transport.members import HEDGE_BUDGET
+from ais_loader.transport.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.routed import RoutedTransport
 from protos import ais_batch_pb2 as pb
 from protos import ais_cluster_pb2 as cluster_pb
@@ -129,6 +130,9 @@ class ClusterTransport:
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         yield from self._there().objects(bucket, prefix=prefix, page_size=page_size)
+
+    def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
+        yield from self._there().list_members(bucket, name, prefix=prefix, page_size=page_size)
 
     def open_batch(
         self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ais_loader import errors
 from ais_loader.content import Buffer, Source
-from ais_loader.entry import ObjectInfo
+from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from protos import ais_batch_pb2 as pb
 from protos.frame import Frame
@@ -170,6 +170,19 @@ class EmbeddedTransport:
             if len(page) < page_size:
                 return
             after = page[-1][0]
+
+    def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
+        from storage_node.store.member_listing import list_members
+
+        first, version = 0, ""
+        while True:
+            with translated():
+                page = list_members(self._store_here(), bucket, name, prefix, first, page_size, version)
+            for member in page.members:
+                yield MemberInfo(bucket, name, member.name, member.size_bytes, member.checksum, page.version)
+            if not page.next:
+                return
+            first, version = page.next, page.version
 
     # -- batches
 

@@ -20,24 +20,26 @@ import tenacity
 from ais_loader import errors
 from ais_loader.batch import Batch
 from ais_loader.content import Buffer, Source
-from ais_loader.entry import Entry, ObjectInfo
+from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.connection import Connection
 from ais_loader.transport.download import Call, download
 from ais_loader.transport.forking import SHUTDOWN_S, ForkGate, wait_for_shutdown
+from ais_loader.transport.member_pages import listed_members
+from ais_loader.transport.put_calls import CALL_TIMEOUT_S, PutAnswers, put_large
 from ais_loader.transport.put_messages import put_header, put_messages
 from ais_loader.transport.put_stream import LARGE_BYTES, AnswerStream, object_info, put_many
 from ais_loader.transport.session import Session
 from ais_loader.transport.stream import GrpcStream, StreamPolicy
 from ais_loader.transport.text import require_bucket, require_object, require_text
-from ais_loader.transport.watchdog import Watchdog
 from protos import ais_batch_pb2 as batch_pb
 from protos import ais_cluster_pb2 as cluster_pb
 from protos import ais_objects_pb2 as pb
 
 T = TypeVar("T")
-CALL_TIMEOUT_S = 60.0
+INDEX_TIMEOUT_S = 600.0
+"""An archive without an index is read whole first."""
 
 _GATE = ForkGate()
 _TRANSPORTS: weakref.WeakSet[GrpcTransport] = weakref.WeakSet()
@@ -189,7 +191,7 @@ class GrpcTransport:
                 if source.size_bytes is not None and source.size_bytes < LARGE_BYTES:
                     stored: pb.ObjectInfo = here.objects.Put(messages, timeout=CALL_TIMEOUT_S)
                     return stored
-                return _put_large(here, messages)
+                return put_large(here, messages)
             except grpc.RpcError:
                 if failure:
                     raise failure[0] from None
@@ -204,7 +206,7 @@ class GrpcTransport:
         """One PutMany call: groups of objects in, their acknowledgements out."""
         here = self._here()
         with here.in_use():
-            return _GroupAnswers(here.objects.PutMany(messages), here.translate)
+            return PutAnswers(here.objects.PutMany(messages), here.translate)
 
     def get(
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
@@ -286,6 +288,16 @@ class GrpcTransport:
                 return
             after = page.object[-1].name
 
+    def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
+        return listed_members(self.member_page, bucket, name, prefix, page_size)
+
+    def member_page(self, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
+        # The first who asks waits for the index.
+        answer: pb.ListMembersResponse = self._call(
+            lambda here: here.objects.ListMembers(request, timeout=INDEX_TIMEOUT_S)
+        )
+        return answer
+
     # -- batches
 
     def open_batch(
@@ -346,51 +358,6 @@ os.register_at_fork(before=_before_fork, after_in_parent=_GATE.open, after_in_ch
 
 def _connect_again(url: str, retry_s: float, verify_payload: bool, tenant: str = "") -> GrpcTransport:
     return GrpcTransport(url, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant)
-
-
-class _GroupAnswers:
-    """The acknowledgements of one PutMany call."""
-
-    def __init__(self, call: Any, translate: Callable[[Exception], errors.LoaderError]) -> None:
-        self._call = call
-        self._translate = translate
-        self._watchdog = Watchdog(CALL_TIMEOUT_S).guard(call.cancel)
-        self._watchdog.rest()
-
-    def __next__(self) -> pb.PutManyResponse:
-        self._watchdog.seen()
-        try:
-            answer: pb.PutManyResponse = next(self._call)
-        except grpc.RpcError as error:
-            if self._watchdog.fired:
-                raise errors.SilenceTimeout(f"nothing was acknowledged for {CALL_TIMEOUT_S:g} s") from error
-            raise self._translate(error) from error
-        self._watchdog.rest()
-        return answer
-
-    def close(self) -> None:
-        self._watchdog.stop()
-        self._call.cancel()
-
-
-def _put_large(here: Connection, messages: Iterator[pb.PutRequest]) -> pb.ObjectInfo:
-    """A PUT that may take as long as its bytes do, while they move."""
-    watchdog = Watchdog(CALL_TIMEOUT_S)
-
-    def watched() -> Iterator[pb.PutRequest]:
-        for message in messages:
-            watchdog.seen()
-            yield message
-
-    call = here.objects.Put.future(watched())
-    with watchdog.guard(call.cancel):
-        try:
-            stored: pb.ObjectInfo = call.result()
-        except grpc.FutureCancelledError as error:
-            if watchdog.fired:
-                raise errors.SilenceTimeout(f"{here.endpoint}: a PUT did not move for {CALL_TIMEOUT_S:g} s") from error
-            raise here.given_up() from error
-    return stored
 
 
 def _bucket_info(bucket: pb.Bucket) -> BucketInfo:

@@ -14,16 +14,18 @@ from typing import TypeVar
 from ais_loader import errors
 from ais_loader.batch import Batch
 from ais_loader.content import Buffer, Source
-from ais_loader.entry import Entry, ObjectInfo
+from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.download import Call, download
-from ais_loader.transport.grpc import CALL_TIMEOUT_S, GrpcTransport
+from ais_loader.transport.grpc import GrpcTransport
+from ais_loader.transport.member_pages import listed_members
 from ais_loader.transport.members import HEDGE_BUDGET, Members
 from ais_loader.transport.merged import MergedStream
 from ais_loader.transport.merged_listing import merged_listing
 from ais_loader.transport.parts import Columns, grouped
 from ais_loader.transport.patience import Patience
+from ais_loader.transport.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.put_groups import put_many
 from ais_loader.transport.stream import StreamPolicy
 from ais_loader.transport.text import require_bucket, require_object, require_text
@@ -288,6 +290,14 @@ class RoutedTransport:
         yield from merged_listing(
             pages, [node.host for node in view.nodes], copies=view.buckets[bucket].copies, retry_s=self._retry_s
         )
+
+    def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
+        """As GrpcTransport's, each page of the first holder that answers."""
+
+        def page(request: pb.ListMembersRequest) -> pb.ListMembersResponse:
+            return self._read(bucket, name, lambda node, _: node.member_page(request))
+
+        return listed_members(page, bucket, name, prefix, page_size)
 
     # -- batches
 

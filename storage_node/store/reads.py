@@ -165,7 +165,7 @@ def open_object(
         wanted = record.size_bytes - start if length is None else length
         return ObjectReader(drive, record, drive.files.open(record.path), label, start, wanted, verify)
 
-    return _opened(store, bucket, name, version, opened)
+    return open_current(store, bucket, name, version, opened)
 
 
 def open_member(
@@ -180,10 +180,10 @@ def open_member(
         part = find_member(drive, record, name, member, start, -1 if length is None else length)
         return MemberReader(record, part, verify=verify)
 
-    return _opened(store, bucket, name, version, opened)
+    return open_current(store, bucket, name, version, opened)
 
 
-def _opened(store: Store, bucket: str, name: str, version: str, open_file: Callable[[Drive, Record], T]) -> T:
+def open_current(store: Store, bucket: str, name: str, version: str, open_file: Callable[[Drive, Record], T]) -> T:
     """What `open_file` gives for the object as it is now; asked again when its file has gone meanwhile."""
     label = f"{bucket}/{name}"
     gone: tuple[Drive, bytes] | None = None

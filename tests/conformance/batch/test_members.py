@@ -159,3 +159,30 @@ def test_shards_stored_together_are_indexed_too(client: Client, bucket: Bucket) 
         seeded_bytes(100 + int(entry.member or 0), seed=int(entry.name[:-4]) * 100 + int(entry.member or 0))
         for entry in entries
     ]
+
+
+def test_members_are_listed_in_the_order_of_the_archive(client: Client, bucket: Bucket, shard: str) -> None:
+    found = list(bucket.members(shard, page_size=40))
+    assert [member.name for member in found] == list(MEMBERS)
+    assert [member.size_bytes for member in found] == list(map(len, MEMBERS.values()))
+    assert {member.version for member in found} == {bucket.head(shard).version}
+    assert contents(client.get_batch([member.entry() for member in found[::7]])) == list(MEMBERS.values())[::7]
+    assert [member.name for member in bucket.members(shard, "en/001", page_size=3)] == [
+        f"en/001{digit}.wav" for digit in range(10)
+    ]
+    assert list(bucket.members(shard, "nobody")) == []
+
+
+def test_a_listing_of_members_is_of_one_version_of_the_archive(bucket: Bucket) -> None:
+    bucket.put("s.tar", tar(MEMBERS))
+    listing = bucket.members("s.tar", page_size=10)
+    assert next(listing).name == "en/0000.wav"
+    bucket.put("s.tar", tar({"a": b"1"}))
+    with pytest.raises(errors.ObjectNotFound, match="version"):
+        list(listing)
+    for name, error in (("nothing.tar", errors.ObjectNotFound), ("plain", errors.NotAnArchive)):
+        bucket.put("plain", b"x")
+        with pytest.raises(error):
+            list(bucket.members(name))
+    with pytest.raises(errors.InvalidRequest, match="page_size=0"):
+        bucket.members("s.tar", page_size=0)
