@@ -10,8 +10,12 @@ import os
 import subprocess
 import sys
 
+import hypothesis
 import pytest
 
+# No test is timed: machines are shared, and a run that stands still is ended by pytest-timeout.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 pytest_plugins = ["ais_loader.testing.fixtures"]
 
 _INSIDE = "AIS_LOADER_TEST_FRESH_PROCESS"
