@@ -49,7 +49,7 @@ def test_data_that_begins_at_any_bit_is_brought_into_place(bits: int) -> None:
 def test_points_begin_at_odd_and_even_bits_and_lie_near_each_other() -> None:
     bits = {PLAN[HEAD_BYTES + POINT_BYTES * number + 16] for number in range(POINTS)}
     assert {octet % 2 for octet in bits} == {0, 1}
-    assert points().stretch_bytes < 3 << 20
+    assert points().stretch_bytes < 4 << 20  # points lie between blocks, and zeros make long ones
 
 
 def test_what_begins_at_a_point_is_read_from_there() -> None:
