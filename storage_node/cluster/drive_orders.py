@@ -45,7 +45,7 @@ def nodes_with_drives(root: Path) -> list[NodeOfDrives]:
     """All nodes that are known below a root, by name. Raises ClusterError when there are none."""
     said = [one for one in read_all(root) if not one.removed]
     names = {node.uuid: node.name for node in find_nodes(root).nodes}
-    answers = ask_nodes(one.endpoint for one in said if one.endpoint)
+    answers = ask_nodes(where for one in said for where in (one.endpoint, one.listening) if where)
     try:
         map_ = newest_map(answers.values())
         if map_ is not None:
