@@ -288,7 +288,7 @@ class MergedStream:
         since_s = time.monotonic() if share.failing_since_s is None else share.failing_since_s
         self._assign(replace(
             share, positions=np.array(share.positions)[frame.index[which]].tolist(), tried=share.tried | {node},
-            failing_since_s=since_s, error=errors.NodeUnavailable(fault.message),
+            failing_since_s=since_s, error=errors.NodeUnavailable(fault.message), hedge=False,
         ))  # fmt: skip
 
     def _verify(self, lane: Lane, frame: Frame) -> None:
