@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,7 +86,7 @@ class DriveCare:
 
     def start(self) -> None:
         self._look()
-        self._tasks = [asyncio.create_task(step) for step in (self._watch(), self._move())]
+        self._tasks = [asyncio.create_task(_lasting(step)) for step in (self._watch, self._move)]
 
     async def stop(self) -> None:
         """A step of moving, or a change, that has begun is finished."""
@@ -368,3 +368,13 @@ class DriveCare:
                 await self._throttle.spend(moved.bytes)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if stuck else FIRST_PAUSE_S
             await asyncio.sleep(pause_s if stuck else 0)
+
+
+async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
+    """Whatever goes wrong: a drive that nobody watches fails unnoticed."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("looking after the drives goes on after an error")
+            await asyncio.sleep(LONGEST_PAUSE_S)
