@@ -236,4 +236,9 @@ class DrivesMachine(RuleBasedStateMachine):
 
 
 TestDrivesAgainstADict = DrivesMachine.TestCase
-TestDrivesAgainstADict.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestDrivesAgainstADict.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.slow
+class TestDrivesAgainstADictForLong(DrivesMachine.TestCase):  # type: ignore[misc]
+    settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
