@@ -2,8 +2,9 @@
 
 A batch reads one frame after another, and not even that while its client has no room: left alone, a drive would have
 work for one frame at a time. The announcements give it a queue to work off meanwhile. A frame of many entries is one
-already, and is left to the reader, which announces some of it ahead itself (`store/_batch_read.h`): to open so many
-files twice was measured to cost more than it gains.
+already, and is left to the reader, which announces some of it ahead itself (`store/_batch_read.h`); of a large entry
+the first piece is announced, as the kernel reads ahead in one file by itself. More of both was measured to cost more
+than it gains.
 
 Only what is not in the page cache is announced, and finding that out costs a few microseconds for every file. So it
 begins when a frame had to wait for a drive and ends when two frames in a row turn out to be cached: a node that serves
@@ -114,7 +115,7 @@ class BatchAhead:
     def _note_waiting(self) -> None:
         if self._batch.waited() and self._reading is not None:
             self._readahead.waited_frames += 1
-            if _is_short(self._reading):
+            if _is_worth_it(self._reading):
                 self._readahead.expect()
         elif self._overtaken:
             self._readahead.found(0)  # or else it would have had to wait
@@ -129,7 +130,7 @@ class BatchAhead:
             self._next = None
             if span is None:
                 return
-            if _place(span) <= _place(reading) or not _is_short(span):
+            if _place(span) <= _place(reading) or not _is_worth_it(span):
                 continue
             size_bytes = span.payload_bytes
             if self._held_bytes + size_bytes > AHEAD_BYTES or not memory.acquire_now(size_bytes):
@@ -155,8 +156,8 @@ class BatchAhead:
             self._release()
 
 
-def _is_short(span: FrameSpan) -> bool:
-    return span.stop - span.first <= MOST_ENTRIES
+def _is_worth_it(span: FrameSpan) -> bool:
+    return span.stop - span.first <= MOST_ENTRIES and not span.offset
 
 
 def _place(span: FrameSpan) -> tuple[int, int]:

@@ -79,14 +79,15 @@ def test_nothing_is_announced_until_a_frame_had_to_wait(readahead: Readahead) ->
     eventually(lambda: other.announced == [(1, 0), (2, 0)])
 
 
-def test_pieces_of_a_large_entry_are_announced_one_by_one(readahead: Readahead) -> None:
+def test_of_a_large_entry_the_first_piece_is_announced(readahead: Readahead) -> None:
     batch = Recorded([10, 6 * MIB, 10])
     readahead.expect()
     ahead = readahead.of(batch.batch)
     ahead.reading(next(iter(batch.planned())))
-    eventually(lambda: batch.announced == [*((1, at * MIB) for at in range(6)), (2, 0)])
+    eventually(lambda: batch.announced == [(1, 0), (2, 0)])
+    assert readahead.memory.held_bytes == MIB + 10
     ahead.reading(FrameSpan(1, 2, MIB, 3 * MIB, MIB))
-    assert readahead.memory.held_bytes == 2 * MIB + 10
+    assert readahead.memory.held_bytes == 10
     ahead.close()
     assert readahead.memory.held_bytes == 0
 
@@ -212,7 +213,7 @@ def test_a_node_reads_ahead_of_cold_batches_and_the_bytes_are_the_same(tmp_path:
         assert (readahead.announced_bytes, readahead.memory.held_bytes) == (0, 0)
         chill(tmp_path)
         cold, cold_end = session.ask(2, request)
-        assert end == cold_end
+        assert (end.digest, end.payload_bytes, end.entries) == (cold_end.digest, sum(sizes), len(sizes))
         assert b"".join(bytes(frame.payload) for frame in cold) == b"".join(bytes(frame.payload) for frame in warm)
         assert (end.outcome, end.failed_entries) == (pb.End.COMPLETE, 0)
         if _forgets(tmp_path):
