@@ -84,6 +84,13 @@ class Repair:
         self._reconciler = Reconciler(service, membership, self._peers, self.counts, endpoint)
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
+        self._store.is_owner = self._owns
+
+    def _owns(self, bucket_uuid: bytes, name: str) -> bool:
+        """By the newest map; a former owner may not have been told of all that came after."""
+        view, position = self._membership.view, self._membership.position
+        bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
+        return view is None or bucket is None or position in view.owners(bucket, name)
 
     def prepare(self) -> None:
         """Before anything is served."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from storage_node.store.doubts import CopyInDoubt, Doubts
@@ -37,6 +37,8 @@ class Copies(ABC):
     def __init__(self) -> None:
         self.doubts = Doubts()
         """Copies that are not to be read from."""
+        self.is_owner: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
+        """Whether what this store knows of an object, by bucket uuid and name, is what counts. Set by the cluster."""
 
     @property
     @abstractmethod
@@ -115,7 +117,7 @@ class Copies(ABC):
         if object_name_fault(name) is None:
             with contextlib.suppress(StoreError):  # of its drive; there is no object all the same
                 found = self.newest_entry(bucket_uuid, name)
-                if found is not None and found.is_tombstone:
+                if found is not None and found.is_tombstone and self.is_owner(bucket_uuid, name):
                     return ObjectDeleted(f"{message}: deleted with version {found.version}")
         return ObjectNotFound(message)
 

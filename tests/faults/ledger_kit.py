@@ -170,7 +170,7 @@ class Clients:
     def check(self, *, all_answered: bool = True) -> None:
         """Every answer was right; what was not answered failed with an error that says "try again"."""
         self.stop()
-        assert self.faults == []
+        assert self.faults == [], self.faults[:5]
         assert not (all_answered and self.unanswered), self.unanswered
 
 
@@ -249,7 +249,7 @@ class Writers:
         eventually(
             lambda: bool(self.faults) or all(map(int.__ge__, self.rounds, goal)), times * TIMEOUT_S, interval_s=0.05
         )
-        assert self.faults == []
+        assert self.faults == [], self.faults[:5]
 
     def stop(self) -> None:
         self._stopping.set()
