@@ -114,7 +114,7 @@ def descriptors() -> int:
 class Leftovers:
     """What this process has before clients are made, to be compared when they are closed. A context manager."""
 
-    def __init__(self, memory_bytes: int = 48 * MiB) -> None:
+    def __init__(self, memory_bytes: int = 96 * MiB) -> None:
         self._memory_bytes = memory_bytes
 
     def __enter__(self) -> Leftovers:
