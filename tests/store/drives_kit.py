@@ -1,0 +1,26 @@
+"""What the tests of changing drives share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from storage_node.store.store import Store
+
+WANTED = {f"{number:03}": b"%d" % number * 3 for number in range(90)}
+
+
+def move_all(store: Store) -> int:
+    """Every step, each of them checked; how many entries went."""
+    moved = 0
+    for _ in range(1000):
+        step = store.move_some(20, 1 << 20)
+        moved += step.objects
+        assert step.objects <= 20 and not step.problem, step
+        if not step.left_estimate:
+            assert not store.moving
+            return moved
+    raise AssertionError("it does not end")
+
+
+def files_on(root: Path) -> int:
+    return sum(1 for path in (root / "objects").rglob("*") if path.is_file())
