@@ -104,7 +104,7 @@ class GzipPoints:
             return
         row = int(np.searchsorted(self._content_at, np.uint64(start), "right")) - 1
         at = self._content_at.item(row)
-        for piece in self._inflated(row):
+        for piece in self._inflated(row, stop):
             if at + len(piece) > start:
                 yield piece[max(0, start - at) : stop - at]
             at += len(piece)
@@ -112,8 +112,9 @@ class GzipPoints:
                 return
         raise ArchiveDamaged(f"the gzip file unpacks to {at} bytes, not to the {stop} that are asked for")
 
-    def _inflated(self, row: int) -> Iterator[bytes]:
-        """All that follows a point."""
+    def _inflated(self, row: int, stop: int) -> Iterator[bytes]:
+        """What follows a point, in pieces that end at `stop` where they can."""
+        left = stop - self._content_at.item(row)
         at = self._packed_at.item(row)
         history = b""
         if self._has_history[row]:
@@ -129,11 +130,13 @@ class GzipPoints:
                     at += len(data)
                     if not data:
                         raise ArchiveDamaged(f"byte {at}: the gzip file ends within its data")
-                piece = inflater.decompress(data, PIECE_BYTES)
+                piece = inflater.decompress(data, max(1, min(PIECE_BYTES, left)))
                 while piece:
                     yield piece
+                    left -= len(piece)
                     # A full piece may leave more inside, also when all input is in.
-                    piece = inflater.decompress(inflater.unconsumed_tail, PIECE_BYTES) if not inflater.eof else b""
+                    most = max(1, min(PIECE_BYTES, left))
+                    piece = inflater.decompress(inflater.unconsumed_tail, most) if not inflater.eof else b""
                 data = inflater.unconsumed_tail
         except zlib.error as error:
             raise ArchiveDamaged(f"before byte {at}: not the gzip data that it should be: {error}") from None

@@ -10,7 +10,8 @@ Threads: a view may be used from any number of threads at once.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -60,21 +61,22 @@ class FramesView:
         count = _COUNT.unpack_from(plan)[0] if len(plan) >= _COUNT.size else 0
         if not count or len(plan) != _COUNT.size + 17 * count:
             raise IndexDamaged(f"the restart points of a compressed tar do not take {len(plan)} bytes")
-        self._packed_at = np.frombuffer(plan, "<u8", count, _COUNT.size)
-        self._content_at = np.frombuffer(plan, "<u8", count, _COUNT.size + 8 * count)
-        self._flags = np.frombuffer(plan, "u1", count, _COUNT.size + 16 * count)
+        # Python integers come out of a memoryview several times faster than out of an array.
+        columns = plan[_COUNT.size : _COUNT.size + 16 * count].cast("Q")
+        self._packed, self._contents = columns[:count], columns[count:]
+        self._flags = plan[_COUNT.size + 16 * count :]
         self._content_bytes = content_bytes
-        packed = np.append(self._packed_at, np.uint64(source.size_bytes))
-        content = np.append(self._content_at, np.uint64(content_bytes))
+        packed = np.append(np.frombuffer(plan, "<u8", count, _COUNT.size), np.uint64(source.size_bytes))
+        content = np.append(np.frombuffer(plan, "<u8", count, _COUNT.size + 8 * count), np.uint64(content_bytes))
         if content[0] != 0 or (packed[1:] < packed[:-1]).any() or (content[1:] < content[:-1]).any():
             raise IndexDamaged("the restart points of a compressed tar are not in order, or outside of it")
         self.stretch_bytes = int(np.diff(content).max())
 
     def pieces(self, start: int, stop: int) -> Iterator[bytes]:
         while start < stop:
-            row = int(np.searchsorted(self._content_at, np.uint64(start), "right")) - 1
-            content_at, content_stop = self._content_at.item(row), self._end(self._content_at, row, self._content_bytes)
-            packed_at, packed_stop = self._packed_at.item(row), self._end(self._packed_at, row, self._source.size_bytes)
+            row = bisect_right(self._contents, start) - 1
+            content_at, content_stop = self._contents[row], self._end(self._contents, row + 1, self._content_bytes)
+            packed_at, packed_stop = self._packed[row], self._end(self._packed, row + 1, self._source.size_bytes)
             if self._kind is ArchiveKind.TAR_ZST and content_stop - content_at <= ONE_FRAME_BYTES:
                 from storage_node.store.archives.zstd_frames import unpack_frame
 
@@ -89,8 +91,8 @@ class FramesView:
             return
 
     @staticmethod
-    def _end(column: Any, row: int, end: int) -> int:
-        return int(column[row + 1]) if row + 1 < len(column) else end
+    def _end(column: Sequence[int] | memoryview, row: int, end: int) -> int:
+        return column[row] if row < len(column) else end
 
     def _from_point(self, row: int, packed_at: int, at: int, start: int, stop: int) -> Iterator[bytes]:
         """Decompress on from a restart point, across the following ones."""
@@ -102,10 +104,9 @@ class FramesView:
         else:
             from storage_node.store.archives.lz4_frames import Lz4Decoder
 
-            decoder = Lz4Decoder(self._limits, self._flags.item(row))
+            decoder = Lz4Decoder(self._limits, self._flags[row])
         # What is needed ends before the first point behind it: no need to read further.
-        last = int(np.searchsorted(self._content_at, np.uint64(stop), "left"))
-        packed_stop = int(self._packed_at[last]) if last < len(self._packed_at) else self._source.size_bytes
+        packed_stop = self._end(self._packed, bisect_left(self._contents, stop), self._source.size_bytes)
         for chunk in chunks_of(self._source, packed_at, packed_stop):
             for piece in decoder.feed(chunk):
                 if at + len(piece) > start:

@@ -7,6 +7,7 @@ in a skippable frame at the end, which is not needed here, because one pass over
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ MAGIC = b"\x28\xb5\x2f\xfd"
 MAX_BLOCK_BYTES = 128 << 10
 _SIZE_BYTES = (0, 2, 4, 8)
 _DICTIONARY_BYTES = (0, 1, 2, 4)
+_kept = threading.local()  # one serves a thread at a time, and making it costs as much as a small frame
 _MAGIC, _HEADER, _BLOCK, _DATA, _TRAILER, _SKIPPABLE, _SKIPPED = range(7)
 
 
@@ -163,6 +165,10 @@ def unpack_frame(data: bytes, content_bytes: int) -> bytes | None:
     try:
         if not content_bytes or zstandard.frame_content_size(data) != content_bytes:
             return None
-        return zstandard.ZstdDecompressor().decompress(data, max_output_size=content_bytes)
+        decompressor = getattr(_kept, "decompressor", None)
+        if decompressor is None:
+            decompressor = _kept.decompressor = zstandard.ZstdDecompressor()
+        content: bytes = decompressor.decompress(data, max_output_size=content_bytes)
+        return content
     except zstandard.ZstdError as error:
         raise ArchiveDamaged(f"a zstd frame: {error}") from None
