@@ -35,8 +35,8 @@ from storage_node.store.states import DriveState
 WATCH_INTERVAL_S = 0.25
 KEPT_INTERVAL_S = 5.0
 """Between two questions to the other nodes whether a drive may be given up."""
-MOVE_OBJECTS, MOVE_BYTES = 256, 8 << 20
-"""Of one step: as long as it takes, the node does not stop."""
+MOVE_OBJECTS, MOVE_BYTES, MOVE_S = 64, 8 << 20, 0.25
+"""Of one step, which moves no more than may be moved in this time: as long as it takes, the node does not stop."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -342,6 +342,7 @@ class DriveCare:
     async def _move(self) -> None:
         """Objects to the drives that they belong on, step by step."""
         pause_s, said = FIRST_PAUSE_S, ""
+        step_bytes = max(1, min(MOVE_BYTES, int(MOVE_S * self._config.drive_move_bytes_per_s)))
         while True:
             if not self._store.moving:
                 self.counts.objects_left = 0
@@ -349,7 +350,7 @@ class DriveCare:
                 continue
             try:
                 record = self._store.record
-                moved = await self._service.read(self._store.move_some, MOVE_OBJECTS, MOVE_BYTES)
+                moved = await self._service.read(self._store.move_some, MOVE_OBJECTS, step_bytes)
                 self.counts.objects_moved += moved.objects
                 self.counts.bytes_moved += moved.bytes
                 self.counts.objects_left = moved.left_estimate

@@ -147,9 +147,11 @@ def test_a_drive_that_fails_is_given_up_by_itself_after_its_grace(tmp_path: Path
 
 @pytest.mark.parametrize("change", ["add", "retire"])
 def test_objects_move_between_drives_under_load_and_over_a_kill(tmp_path: Path, change: str) -> None:
-    slowly = ["--set", "drive_move_bytes_per_s=2000000"]
+    slowly = ["--set", "drive_move_bytes_per_s=200000"]
     with three(tmp_path, arguments=slowly) as (cluster, ledger):
         node = cluster.nodes[0]
+        with connect(cluster.processes.url) as client:
+            put(client.bucket(BUCKET), ledger, [f"large{at:02}9" for at in range(24)])
         with (
             reading(cluster.processes.url, ledger) as clients,
             writing(cluster.processes.url, ledger, KEYS, seed=11) as writers,
@@ -160,8 +162,8 @@ def test_objects_move_between_drives_under_load_and_over_a_kill(tmp_path: Path, 
                 node.drives.append(cluster.folder(0, 2))
             else:
                 cluster.command("retire", "drive-0", "--node", "node-0")
-            writers.round()
-            clients.round()
+            eventually(lambda: cluster.drives(0).objects_moved, TIMEOUT_S)
+            assert cluster.drives(0).moving, "it is killed in the middle"
             node.kill()
             writers.round()
             node.start()
