@@ -21,7 +21,7 @@ from storage_node.batch.fairness import Slot
 from storage_node.batch.gather import Gather
 from storage_node.batch.outcomes import Busy, retrieve, settled
 from storage_node.batch.places import Places
-from storage_node.store.batch import digest
+from storage_node.store.checksum import digest
 from storage_node.store.errors import InvalidRequest
 
 if TYPE_CHECKING:

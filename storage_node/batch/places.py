@@ -13,7 +13,7 @@ from protos import ais_batch_pb2 as pb
 from protos.cluster_map import ClusterView
 from protos.copy_choice import Load, NodeLoads, choose
 from protos.placement import object_hash
-from storage_node.store.batch_table import check_columns
+from storage_node.store.batch_plan import check_columns
 
 _COLUMNS = ("bucket_index", "name", "member", "start", "length", "version")
 NO_NODE = -1

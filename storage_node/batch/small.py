@@ -12,9 +12,8 @@ import numpy as np
 from protos import ais_batch_pb2 as pb
 from protos.frame import encode_prefix, encode_single
 from storage_node.cluster.membership import Membership
-from storage_node.store.batch import digest
 from storage_node.store.batch_read import CachedFile, read_cached
-from storage_node.store.checksum import crc32c
+from storage_node.store.checksum import crc32c, digest
 from storage_node.store.drive import Drive
 from storage_node.store.store import Store
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from protos import ais_batch_pb2 as pb
 from protos.frame import U8, U32, Frame, Response
-from storage_node.store.batch import digest
+from storage_node.store.checksum import digest
 
 if TYPE_CHECKING:
     from storage_node.cluster.peers import Peer

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from protos import ais_batch_pb2 as pb
-from protos.frame import TARGET_PAYLOAD_BYTES, U8, U32, EntryFault, Frame, Piece, encode_frame, encode_prefix
+from protos.frame import TARGET_PAYLOAD_BYTES, EntryFault, Frame, Piece, encode_frame, encode_prefix
 from storage_node.store.batch_members import MemberPart, status_of
 from storage_node.store.batch_plan import FrameSpan, plan_frames
 from storage_node.store.batch_read import Failure, FailureCode, announce, read_frame, read_list
 from storage_node.store.batch_table import MAX_ITEM_BYTES, BatchTable
-from storage_node.store.checksum import combine, crc32c
+from storage_node.store.checksum import combine, crc32c, digest
 from storage_node.store.errors import StoreError
 from storage_node.store.format import BLOCK_BYTES, Record
 from storage_node.store.store import Store
@@ -162,16 +162,13 @@ class StoreBatch(BatchTable):
             return False
         if self._request.verify_ranges and (self.kind[at] == pb.COMPUTED).any():
             return False
-        if self._members and any(
-            position in self._members and self._members[position].file_offset is None
-            for position in range(span.first, span.stop)
-        ):
+        if self._packed and not self._packed.isdisjoint(range(span.first, span.stop)):
             return False
         return not (self._has_duplicates and len(set(self._sources(at))) < span.stop - span.first)
 
     def _sources(self, at: slice) -> Sequence[object]:
         """What is read for each entry: equal ones are read once."""
-        if not self._members:
+        if not self._shards:
             return self._paths[at]
         columns = self._folders[at].tolist(), self._paths[at], self._start[at].tolist(), self.sizes[at].tolist()
         return list(zip(*columns, strict=True))
@@ -231,7 +228,7 @@ class StoreBatch(BatchTable):
                 outcome = self._read_verified(position, record)
             else:
                 outcome = self._read_bytes(
-                    int(self._folders[position]), b"" if part else record.path, int(self._start[position]),
+                    int(self._folders[position]), self._paths[position], int(self._start[position]),
                     int(self.sizes[position]),
                     int(self.checksum[position]) if self.kind[position] == pb.STORED else None,
                 )  # fmt: skip
@@ -361,10 +358,9 @@ class StoreBatch(BatchTable):
             return self._open
         self.close()
         resumed = self._request.resume_checksum if position == 0 else 0
-        if (part := self._members.get(position)) is not None:
-            packed = part.file_offset is None
-            pieces = part.pieces(offset) if packed else None
-            self._open = _OpenEntry(position, os.dup(part.shard.fd), resumed, pieces)
+        if not self._paths[position] and (shard := self._shards.get(int(self._folders[position]))) is not None:
+            pieces = self._members[position].pieces(offset) if position in self._packed else None
+            self._open = _OpenEntry(position, os.dup(shard.fd), resumed, pieces)
             return self._open
         for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
             record = self._records[position]
@@ -398,8 +394,3 @@ class StoreBatch(BatchTable):
             first_index=self.first_index, entries=entries, failed_entries=int(np.count_nonzero(status)),
             payload_bytes=int(self.sizes[:entries].sum()), digest=digest(status, checksum), wait_us=self.wait_us,
         )  # fmt: skip
-
-
-def digest(status: U8, checksum: U32) -> int:
-    """What END carries: equal for equal answers, however they were cut into frames and wherever they came from."""
-    return crc32c(checksum.astype("<u4", copy=False).tobytes(), crc32c(status.tobytes()))

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from protos import ais_batch_pb2 as pb
+from storage_node.store.errors import InvalidRequest
+
 MAX_WHOLE_BYTES = 4 << 20
 """An entry of at most this size is one buffer in one frame, with no assembly at the other end."""
 MAX_ENTRIES_PER_FRAME = 4096
 """Bounds the header of a frame of empty or failed entries."""
+MAX_ENTRIES = 10_000
+"""In one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +77,17 @@ def check_range(start: int, length: int, size_bytes: int) -> str | None:
     if length >= 0 and start + length > size_bytes:
         return f"start={start:,}, length={length:,} reaches past the end of {size_bytes:,} bytes"
     return None
+
+
+def check_columns(request: pb.BatchRequest, n: int) -> None:
+    """Raises InvalidRequest when the columns of a request for n entries do not fit together."""
+    if n > MAX_ENTRIES:
+        raise InvalidRequest(f"{n:,} entries in one request, at most {MAX_ENTRIES:,}: send it in parts")
+    for column in ("bucket_index", "member", "start", "length", "version"):
+        length = len(getattr(request, column))
+        if length not in (0, n):
+            raise InvalidRequest(f"column {column!r} has {length:,} values for {n:,} entries")
+    if n and (not request.bucket or max(request.bucket_index, default=0) >= len(request.bucket)):
+        raise InvalidRequest("an entry refers to a bucket that the request does not name")
+    if bool(request.start) != bool(request.length):
+        raise InvalidRequest("columns 'start' and 'length' come together")

@@ -16,17 +16,17 @@ import numpy.typing as npt
 from protos import ais_batch_pb2 as pb
 from protos.frame import U8, U32, EntryFault
 from storage_node.store.batch_members import MemberPart, find_member, status_of
-from storage_node.store.batch_plan import check_range
+from storage_node.store.batch_plan import check_columns, check_range
 from storage_node.store.batch_read import FailureCode
 from storage_node.store.doubts import CopyInDoubt, in_doubt_message
 from storage_node.store.drive import Drive
-from storage_node.store.errors import BucketNotFound, InvalidRequest, ObjectDeleted, StoreError
+from storage_node.store.errors import BucketNotFound, ObjectDeleted, StoreError
 from storage_node.store.format import Record
 from storage_node.store.places import Placement
+from storage_node.store.shards import OpenShard
 from storage_node.store.store import Store, not_found_message
 
 MAX_ITEM_BYTES = 256 << 20
-MAX_ENTRIES = 10_000
 
 _Unfound: TypeAlias = dict[int, StoreError | UnicodeEncodeError | None]
 """By position: why an object could not be looked up; None when there is none."""
@@ -63,7 +63,12 @@ class BatchTable:
         self._held: dict[int, Drive] = {}
         """By slot: a drive that is given up meanwhile keeps its folders open for those who read from them."""
         self._paths: list[bytes] = [b""] * n
+        self._shards: dict[int, OpenShard] = {}
+        """By descriptor: files in which members lie; kept open for as long as the batch is."""
         self._members: dict[int, MemberPart] = {}
+        """Of those members that are packed, or asked for in part."""
+        self._packed: set[int] = set()
+        """Those of them that have to be unpacked."""
         self._looking: set[str] = set()
         """Shards that were looked up again, because their files had gone."""
         self.faults: dict[int, EntryFault] = {}
@@ -86,8 +91,10 @@ class BatchTable:
                 continue
             self._look_up_bucket(bucket.uuid_bytes, bucket_name, positions)
         if request.start or request.member or request.version or request.resume_version:
+            located = self._locate_members() if request.member else frozenset()
             for position in range(self.n):
-                self._narrow(position)
+                if position not in located:
+                    self._narrow(position)
 
     def _look_up_bucket(self, bucket_uuid: bytes, bucket_name: str, positions: list[int]) -> None:
         while positions:
@@ -211,6 +218,44 @@ class BatchTable:
         elif request.verify_ranges and self.kind[position] == pb.COMPUTED:
             self._paths[position] = b""  # never equal to a plain read of the same file
 
+    def _locate_members(self) -> set[int]:
+        """Whole members of tars, a shard at a time; returns their positions. All others are seen to one by one."""
+        request = self._request
+        if request.start or request.version or request.resume_version:
+            return set()
+        by_shard: dict[bytes, list[int]] = {}
+        for position, member in enumerate(request.member):
+            record = self._records[position]
+            if member and record is not None and not self.status[position]:
+                by_shard.setdefault(record.path, []).append(position)
+        located: set[int] = set()
+        for positions in by_shard.values():
+            located.update(self._locate_in_shard(positions))
+        return located
+
+    def _locate_in_shard(self, positions: list[int]) -> list[int]:
+        first, request = positions[0], self._request
+        record = self._records[first]
+        assert record is not None
+        try:
+            shard = self._held[self._drives[first]].shards.open(record, self._names[first])
+        except (OSError, StoreError):
+            return []  # which comes up again, and is told of each entry
+        if not shard.archive.is_plain:
+            return []
+        members = shard.archive.index.find_many([request.member[position] for position in positions])
+        fits = members.found & (members.sizes <= MAX_ITEM_BYTES)
+        at = np.array(positions)[fits]
+        self._shards[shard.fd] = shard
+        self._folders[at] = shard.fd
+        self._start[at] = members.offsets[fits]
+        self.sizes[at] = members.sizes[fits]
+        self.checksum[at] = members.checksums[fits]
+        located: list[int] = at.tolist()
+        for position in located:
+            self._paths[position] = b""
+        return located
+
     def _narrow_to_member(self, position: int, record: Record, member: str) -> None:
         name, drive = self._names[position], self._held[self._drives[position]]
         try:
@@ -230,7 +275,10 @@ class BatchTable:
         except StoreError as error:
             self._fail(position, status_of(error), str(error), error.kind)
             return
+        self._shards[part.shard.fd] = part.shard
         self._members[position] = part
+        if part.file_offset is None:
+            self._packed.add(position)
         self._paths[position] = b""
         self._folders[position] = part.shard.fd
         self._start[position] = part.file_offset or 0
@@ -336,17 +384,3 @@ class BatchTable:
             self._fail(position, pb.CORRUPT, f"{name!r}: the bytes on the drive do not match the stored checksum")
         else:
             self._fail(position, pb.UNAVAILABLE, f"{name!r}: {os.strerror(number)} (errno {number})")
-
-
-def check_columns(request: pb.BatchRequest, n: int) -> None:
-    """Raises InvalidRequest when the columns of a request for n entries do not fit together."""
-    if n > MAX_ENTRIES:
-        raise InvalidRequest(f"{n:,} entries in one request, at most {MAX_ENTRIES:,}: send it in parts")
-    for column in ("bucket_index", "member", "start", "length", "version"):
-        length = len(getattr(request, column))
-        if length not in (0, n):
-            raise InvalidRequest(f"column {column!r} has {length:,} values for {n:,} entries")
-    if n and (not request.bucket or max(request.bucket_index, default=0) >= len(request.bucket)):
-        raise InvalidRequest("an entry refers to a bucket that the request does not name")
-    if bool(request.start) != bool(request.length):
-        raise InvalidRequest("columns 'start' and 'length' come together")

@@ -23,7 +23,7 @@ from protos.cluster_map import ClusterView
 from protos.frame import decode_response
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
-from storage_node.store.batch import digest
+from storage_node.store.checksum import digest
 from storage_node.store.errors import StoreError
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object

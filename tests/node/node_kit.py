@@ -16,7 +16,7 @@ from protos import ais_batch_pb2 as pb
 from protos.frame import Frame, decode_response
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
-from storage_node.store.batch import digest
+from storage_node.store.checksum import digest
 
 CALL_TIMEOUT_S = 30.0
 PLENTY = 1 << 40

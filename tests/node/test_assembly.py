@@ -15,7 +15,7 @@ from ais_loader.checksum import crc32c
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
 from protos import ais_batch_pb2 as pb
 from protos.frame import decode_response
-from storage_node.store.batch import digest
+from storage_node.store.checksum import digest
 
 MiB = 1 << 20
 SMALL = {f"s/{at:04d}": seeded_bytes(20_000 + at, seed=at) for at in range(300)}

@@ -122,6 +122,11 @@ class Archive:
         return self.index.kind
 
     @property
+    def is_plain(self) -> bool:
+        """Whether every member is a range of the file, at its offset."""
+        return self.kind is ArchiveKind.TAR
+
+    @property
     def stretch_bytes(self) -> int:
         """The most that is unpacked in front of a member of a compressed tar; 0 for others."""
         return self._view.stretch_bytes if self._view else 0
