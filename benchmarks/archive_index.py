@@ -1,4 +1,4 @@
-"""The member index of a shard: how fast it is made, as the shard's bytes pass by, how fast a name is found, a member read.
+"""The member index of a shard: how fast it is made as the bytes pass by, a name is found in it, a member read.
 
 Isolates the parser: the shard is in memory and comes in chunks of 1 MiB. `tarfile`'s own scan jumps over the content
 and makes no checksums; beside it stands the same work with `tarfile`, where each member is read and its CRC-32C made.
@@ -166,7 +166,8 @@ def main(mib: int, rounds: int, no_write: bool) -> None:
     ways["tar.gz"], ways["zip, deflated"] = ("s.tar.gz", gzip.compress(small, 1)), ("s.zip", _as_zip(small))
     with ExitStack() as files:
         readers = {
-            what: _reads(data, name, files.enter_context(tempfile.TemporaryFile())) for what, (name, data) in ways.items()
+            what: _reads(data, name, files.enter_context(tempfile.TemporaryFile()))
+            for what, (name, data) in ways.items()
         }
         read = run_rounds(readers, rounds)
     text = "\n\n".join(
@@ -180,7 +181,8 @@ def main(mib: int, rounds: int, no_write: bool) -> None:
             f"Look-ups among those members, per second of CPU; the index takes {index.file_bytes / members:.0f} bytes "
             "for each.",
             rates_table(looked, "names/s"),
-            f"Whole members of {SMALL_BYTES:,} bytes in random order, verified, from a file in the page cache, per second of CPU.",
+            f"Whole members of {SMALL_BYTES:,} bytes in random order, verified, from a file in the page cache, per "
+            "second of CPU.",
             rates_table(read, "members/s"),
             claims_table(judge(read, [Claim(SEEKABLE, PLAIN, 0.3)])),
         ]
