@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _MAX_OFFSET = 1 << 63
+_USED_RECORDS = (b"path", b"linkpath", b"size")
 
 
 class TarIndexer:
@@ -185,7 +186,10 @@ class TarIndexer:
             self._long_name = data.partition(b"\0")[0]
         elif self._extended_type == GNU_LONG_LINK:
             self._long_link = data.partition(b"\0")[0]
-        elif self._extended_type == PAX_GLOBAL:
-            self._global |= parse_pax(data, at)
         else:
-            self._local |= parse_pax(data, at)
+            # Only these: headers without end, each with other records, would fill the memory.
+            records = {key: value for key, value in parse_pax(data, at).items() if key in _USED_RECORDS}
+            if self._extended_type == PAX_GLOBAL:
+                self._global |= records
+            else:
+                self._local |= records

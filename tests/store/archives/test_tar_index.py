@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,18 @@ def test_limits_hold(limits: Limits, message: str) -> None:
     indexer = TarIndexer(limits)
     with pytest.raises(ArchiveTooLarge, match=message):
         indexer.feed(make_tar([("a", b""), ("b", b""), ("x" * 600, b"")]))
+
+
+def test_extended_headers_without_end_take_no_memory() -> None:
+    indexer = TarIndexer()
+    tracemalloc.start()
+    try:
+        for number in range(300):
+            indexer.feed(pax(b"gx"[number % 2 :][:1], **{f"vendor__{number}": bytes([65]) * 50_000}))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1 << 20
 
 
 def test_an_extended_header_that_claims_gigabytes_takes_no_memory() -> None:
