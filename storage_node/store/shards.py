@@ -32,7 +32,7 @@ from storage_node.store.raw_files import RawFiles
 
 FOLDER_NAME = "members"
 OPEN_SHARDS = 128
-"""Descriptors that are kept, for each drive; the least recently used goes."""
+"""Kept open for each drive, with two descriptors each: the shard's and its index's. The least recently used goes."""
 REFUSED_SHARDS = 1024
 """Shards that cannot be indexed, and are not looked through again."""
 COPY_BUDGET_BYTES = 4 << 30

@@ -1,0 +1,194 @@
+"""Indexes of shards on a drive: made when the shard is put, made again when they are lost, gone when it is."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ais_loader.testing import eventually, seeded_bytes
+from storage_node.store import shards
+from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge, MemberNotFound
+from storage_node.store.errors import CorruptObject
+from storage_node.store.reads import open_member
+from storage_node.store.store import Store
+from tests.store.store_kit import BUCKET, assert_sound, file_of, flip_a_byte, put, read, store_at
+
+MEMBERS = {f"{at}.bin": seeded_bytes(at * 311, seed=at) for at in range(50)}
+
+
+def tar(members: Mapping[str, bytes], mode: str = "w:") -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def member(store: Store, shard: str, name: str) -> bytes:
+    return b"".join(open_member(store, BUCKET, shard, name))
+
+
+def indexes(root: Path) -> list[Path]:
+    return sorted((root / shards.FOLDER_NAME).glob("*.index"))
+
+
+def test_a_shard_that_is_put_has_its_index_before_anybody_asks(tmp_path: Path) -> None:
+    root = tmp_path / "drive"
+    with store_at(root) as store:
+        put(store, "plain.bin", tar(MEMBERS))
+        assert indexes(root) == []
+        with store.begin_put(BUCKET, "s.tar") as upload:
+            data = tar(MEMBERS)
+            for at in range(0, len(data), 777):
+                upload.write(data[at : at + 777])
+            upload.commit()
+        assert len(indexes(root)) == 1
+        # What the bytes are, the index knows: it is not made again from a file that has changed since.
+        flip_a_byte(file_of(store, "s.tar"), data.index(MEMBERS["7.bin"]))
+        assert member(store, "s.tar", "8.bin") == MEMBERS["8.bin"]
+        with pytest.raises(CorruptObject):
+            member(store, "s.tar", "7.bin")
+
+
+@pytest.mark.parametrize("harm", ["lost", "damaged", "empty", "of another shard", "folder lost"])
+def test_an_index_that_is_no_good_is_made_again(tmp_path: Path, harm: str) -> None:
+    root = tmp_path / "drive"
+    with store_at(root) as store:
+        put(store, "s.tar", tar(MEMBERS))
+        (mine,) = indexes(root)
+        put(store, "t.tar", tar({"other": b"1"}))
+        (other,) = (path for path in indexes(root) if path != mine)
+    if harm == "lost":
+        mine.unlink()
+    elif harm == "damaged":
+        flip_a_byte(mine, 200)
+    elif harm == "empty":
+        mine.write_bytes(b"")
+    elif harm == "of another shard":
+        shutil.copy(other, mine)
+    else:
+        shutil.rmtree(mine.parent)
+    with store_at(root) as store:
+        assert member(store, "s.tar", "7.bin") == MEMBERS["7.bin"]
+        assert member(store, "t.tar", "other") == b"1"
+        assert len(indexes(root)) == 2
+    assert_sound(root)
+
+
+def test_an_index_goes_with_its_shard(tmp_path: Path) -> None:
+    root = tmp_path / "drive"
+    with store_at(root) as store:
+        put(store, "s.tar", tar(MEMBERS))
+        put(store, "t.tar", tar(MEMBERS))
+        before = indexes(root)
+        put(store, "s.tar", tar({"new": b"1"}))
+        store.delete(BUCKET, "t.tar")
+        for drive in store.drives:
+            assert drive is not None
+            drive.reap(everything=True)
+        (left,) = indexes(root)
+        assert left not in before
+        assert member(store, "s.tar", "new") == b"1"
+        with pytest.raises(MemberNotFound, match=r"'s\.tar' has no member '7\.bin'"):
+            member(store, "s.tar", "7.bin")
+
+
+def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
+    root = tmp_path / "drive"
+    with store_at(root) as store:
+        put(store, "s.tar", tar(MEMBERS))
+    (index,) = indexes(root)
+    orphan = index.with_name("00-00-" + 28 * "a" + ".1.index")
+    shutil.copy(index, orphan)
+    half = index.with_name(f".{index.name}.1.abcd")
+    half.write_bytes(b"half of it")
+    with store_at(root) as store:
+        index.unlink()
+        assert member(store, "s.tar", "7.bin") == MEMBERS["7.bin"]
+    assert sorted((root / shards.FOLDER_NAME).iterdir()) == [index]
+
+
+def test_many_who_ask_first_share_one_index(tmp_path: Path) -> None:
+    root = tmp_path / "drive"
+    names = list(MEMBERS) * 8
+    with store_at(root) as store:
+        put(store, "s.tar.gz", tar(MEMBERS, "w:gz"))
+        shutil.rmtree(root / shards.FOLDER_NAME)
+        start = threading.Barrier(16)
+
+        def ask(share: int) -> list[bytes]:
+            start.wait(30)
+            return [member(store, "s.tar.gz", name) for name in names[share::16]]
+
+        with ThreadPoolExecutor(16) as pool:
+            found = list(pool.map(ask, range(16)))
+        for share, mine in enumerate(found):
+            assert mine == [MEMBERS[name] for name in names[share::16]]
+        drive, record = store.locate(BUCKET, "s.tar.gz")
+        assert drive.shards.open(record, "s.tar.gz") is drive.shards.open(record, "s.tar.gz")
+
+
+def test_a_reader_beside_the_writer_uses_its_indexes_and_writes_none(tmp_path: Path) -> None:
+    root = tmp_path / "drive"
+    with store_at(root) as writer, Store.open([root], mode="r") as reader:
+        put(writer, "s.tar", tar(MEMBERS))
+        assert member(reader, "s.tar", "7.bin") == MEMBERS["7.bin"]
+        put(writer, "t.tar", tar(MEMBERS))
+        for index in indexes(root):
+            index.unlink()
+        assert member(reader, "t.tar", "8.bin") == MEMBERS["8.bin"]
+        assert indexes(root) == []
+        put(writer, "s.tar", tar({"7.bin": b"changed"}))
+        eventually(lambda: member(reader, "s.tar", "7.bin") == b"changed")  # no later than any other object
+
+
+def test_no_more_files_are_kept_open_than_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "OPEN_SHARDS", 5)
+    with store_at(tmp_path / "drive") as store:
+        for at in range(40):
+            put(store, f"{at}.tar", tar({"a": b"%d" % at}))
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(2):
+            for at in range(40):
+                assert member(store, f"{at}.tar", "a") == b"%d" % at
+        assert len(os.listdir("/proc/self/fd")) <= before + 2 * 5
+
+
+def test_a_shard_without_members_is_an_object_and_says_why_each_time(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        data = tar(MEMBERS)[:-20_000]
+        put(store, "s.tar", data)
+        assert read(store, "s.tar") == data
+        for _ in range(2):
+            with pytest.raises(ArchiveDamaged, match="byte"):
+                member(store, "s.tar", "7.bin")
+        put(store, "s.tar", tar(MEMBERS))
+        assert member(store, "s.tar", "7.bin") == MEMBERS["7.bin"]
+
+
+def test_a_shard_that_must_be_unpacked_is_unpacked_within_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    members = {f"{at}": seeded_bytes(1 << 20, seed=at) for at in range(40)}
+    packed = zstandard.ZstdCompressor(level=1).compress(tar(members))
+    with store_at(tmp_path / "drive") as store:
+        put(store, "s.tar.zst", packed)
+        drive, record = store.locate(BUCKET, "s.tar.zst")
+        assert drive.shards.open(record, "s.tar.zst").archive.is_plain  # it is the copy that is read
+        assert [member(store, "s.tar.zst", name) for name in ("39", "0", "20")] == [
+            members[n] for n in ("39", "0", "20")
+        ]
+    monkeypatch.setattr(shards, "COPY_BUDGET_BYTES", 10 << 20)
+    with store_at(tmp_path / "drive") as store, pytest.raises(ArchiveTooLarge, match="budget"):
+        member(store, "s.tar.zst", "39")
