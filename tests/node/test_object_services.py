@@ -180,7 +180,7 @@ class TestGet:
             ({"length": 5 * MiB + 1}, "range"),
             ({"start": 1, "length": 2**64 - 1}, "range"),
             ({"version": "9.9.9"}, "object-not-found"),
-            ({"member": "m"}, "invalid-request"),
+            ({"member": "m"}, "not-an-archive"),
         ],
     )
     def test_what_cannot_be_had_is_an_error_before_any_byte(
