@@ -36,8 +36,7 @@ def get(entry: Entry, file: str, start: int, length: int | None, verify: bool, f
     FILE may be a folder, for a file with the last part of the object's name. It appears when all of it has arrived.
     Without FILE, or with -, the bytes go to standard output; to a terminal only if they are text.
 
-    BUCKET/NAME takes the name as it is. In an ais:// URL, as in Python, SHARD.tar/NAME is a member of an archive, and
-    the stores of this version do not read those.
+    BUCKET/NAME takes the name as it is. In an ais:// URL, as in Python, SHARD.tar/NAME is a member of an archive.
     """
     if file != STDOUT and (os.path.isdir(file) or file.endswith("/")):
         file = os.path.join(file, (entry.member or entry.name).rpartition("/")[2])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import tarfile
 from pathlib import Path
 
 from ais_loader.client import connect
@@ -125,3 +127,29 @@ def test_deleting_makes_no_store(run: Run, tmp_path: Path) -> None:
         result = run(*arguments, "--store", tmp_path / "none")
         assert result.exit_code == 1 and "no store at" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_members_of_an_archive_are_listed_as_names_that_other_commands_take(
+    run: Run, filled: str, url: str, tmp_path: Path
+) -> None:
+    members = {"en/a.wav": b"one", "en/b.wav": b"two", "fr.wav": b""}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    with connect(url) as client:
+        client.bucket(filled).put("x/s.tar", packed.getvalue())
+    listed = run("ls", "--members", f"{filled}/x/s.tar").stdout.splitlines()
+    assert listed == [f"ais://{filled}/x/s.tar/{name}" for name in members]
+    for line, data in zip(listed, members.values(), strict=True):
+        assert run("get", line).stdout_bytes == data
+    (line,) = run("ls", "-l", "--members", f"{filled}/x/s.tar", "--limit", "1").stdout.splitlines()
+    assert re.fullmatch(rf" +3  [0-9a-f]{{8}}  ais://{filled}/x/s\.tar/en/a\.wav", line)
+    as_json = tmp_path / "list"
+    as_json.write_text(run("ls", "--members", "--json", f"{filled}/x/s.tar").stdout)
+    assert run("batch", as_json, "-o", "-").stdout_bytes == b"onetwo"
+    wrong = run("ls", "--members", f"{filled}/z")
+    assert wrong.exit_code == 1 and wrong.stderr.startswith("Error: 'z' has no members: its name ends in none of .tar")
+    assert run("ls", "--members", filled).exit_code == 2
