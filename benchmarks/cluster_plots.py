@@ -10,27 +10,10 @@ from benchmarks.cluster_costs import MIB
 from benchmarks.cluster_experiments import KINDS, MODES, SIZES, Mode, Saturation
 from benchmarks.cluster_simulation import Result
 from benchmarks.getbatch import label
+from benchmarks.plots import new_figure, save
 
 COLOURS = {"target": "#c0392b", "direct": "#2166ac"}
 KIND_COLOURS = dict(zip(KINDS, ("#c0392b", "#e59866", "#2166ac"), strict=True))
-
-
-def _figure(columns: int, width: float = 3.4) -> tuple[Any, Any]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True})
-    figure, axes = pyplot.subplots(1, columns, figsize=(width * columns, 3.2), layout="constrained", squeeze=False)
-    return figure, axes
-
-
-def _save(figure: Any, path: Path) -> None:
-    from matplotlib import pyplot
-
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
 
 
 def _powers(axes: Any, values: list[int]) -> None:
@@ -41,7 +24,7 @@ def _powers(axes: Any, values: list[int]) -> None:
 
 def per_owner_plot(found: Mapping[tuple[int, int, int, Mode], Result], hosts: int, path: Path) -> None:
     """Throughput and latency by entries per owner, a column for each size."""
-    figure, axes = _figure(len(SIZES))
+    figure, axes = new_figure(len(SIZES))
     for column, size in enumerate(SIZES):
         panel, other = axes[0][column], axes[0][column].twinx()
         for mode in MODES:
@@ -62,11 +45,11 @@ def per_owner_plot(found: Mapping[tuple[int, int, int, Mode], Result], hosts: in
             figure.legend(both, [line.get_label() for line in both], fontsize=8, loc="outside lower center", ncols=4)
         if column == len(SIZES) - 1:
             other.set_ylabel("P99 of a batch, ms (dotted)")
-    _save(figure, path)
+    save(figure, path)
 
 
 def hosts_plot(found: Mapping[tuple[int, int, int, Mode], Result], per_owner: int, path: Path) -> None:
-    figure, axes = _figure(len(SIZES))
+    figure, axes = new_figure(len(SIZES))
     for column, size in enumerate(SIZES):
         panel = axes[0][column]
         for mode in MODES:
@@ -81,11 +64,11 @@ def hosts_plot(found: Mapping[tuple[int, int, int, Mode], Result], per_owner: in
         panel.set(title=f"{label(size)}, {per_owner} entries per owner", xlabel="hosts", ylim=(0, None))
         panel.legend(fontsize=8)
     axes[0][0].set_ylabel("MiB/s per host")
-    _save(figure, path)
+    save(figure, path)
 
 
 def few_workers_plot(found: Mapping[tuple[int, int, str], Result], path: Path) -> None:
-    figure, axes = _figure(len(SIZES))
+    figure, axes = new_figure(len(SIZES))
     for column, size in enumerate(SIZES):
         panel = axes[0][column]
         for kind, colour in KIND_COLOURS.items():
@@ -97,12 +80,12 @@ def few_workers_plot(found: Mapping[tuple[int, int, str], Result], path: Path) -
         panel.set(title=f"{label(size)} entries", xlabel="entries per owner", ylim=(0, None))
     axes[0][0].set_ylabel("MiB/s per worker")
     figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
-    _save(figure, path)
+    save(figure, path)
 
 
 def saturation_plot(found: list[Saturation], path: Path) -> None:
     speeds = sorted({point.gigabits for point in found})
-    figure, axes = _figure(len(speeds), 4.2)
+    figure, axes = new_figure(len(speeds), 4.2)
     for column, gigabits in enumerate(speeds):
         panel = axes[0][column]
         for kind, colour in KIND_COLOURS.items():
@@ -116,4 +99,4 @@ def saturation_plot(found: list[Saturation], path: Path) -> None:
         panel.set(title=f"NIC of {gigabits} Gbit/s, 1 MiB entries", xlabel="node processes per host", ylim=(0, None))
     axes[0][0].set_ylabel("GiB/s per host")
     figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=5)
-    _save(figure, path)
+    save(figure, path)
