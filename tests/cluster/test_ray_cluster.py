@@ -30,8 +30,9 @@ from storage_node.cluster.change import change_map
 from storage_node.cluster.condition import condition
 from storage_node.cluster.edits import create_bucket
 
-pytestmark = pytest.mark.timeout(400)  # a Ray costs 12 s of a processor to start, which may be busy
-COMMAND_TIMEOUT_S = 180.0
+pytestmark = pytest.mark.timeout(600)  # a Ray costs 12 s of a processor to start, which may be busy
+COMMAND_TIMEOUT_S = 300.0
+"""More than `up` waits for Ray (120 s), for a task (60 s) and for the nodes (60 s): it says itself what was late."""
 OBJECTS = {f"en/{number:03d}.wav": bytes([number]) * (1000 + number) for number in range(60)}
 REPOSITORY = Path(__file__).resolve().parents[2]
 
