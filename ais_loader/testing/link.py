@@ -40,6 +40,7 @@ class FaultyLink:
         self._cut_every: int | None = None
         self._refusing = False
         self._ways: set[_Connection] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -129,26 +130,45 @@ class FaultyLink:
 
     def _run(self, listener: socket.socket) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, sock=listener))
+        listener.setblocking(False)
+        # Not asyncio's server: what it has accepted and not yet handed on when the loop ends, it leaves open.
+        self._loop.add_reader(listener, self._accept, listener)
         try:
             self._loop.run_forever()
         finally:
-            server.close()
-            self._cut()
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.remove_reader(listener)
+            listener.close()
+            # Begins after everything that has been accepted has: all sockets are where they can be found.
+            self._loop.run_until_complete(self._end())
             self._loop.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections_made += 1
-        way = _Connection([writer])
-        if self._refusing:
-            way.reset()
+    async def _end(self) -> None:
+        self._cut()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        await asyncio.sleep(0)  # a transport closes its socket one step after it was told to
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
             return
+        self.connections_made += 1
+        if self._refusing:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            sock.close()
+            return
+        task = self._loop.create_task(self._serve(sock))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        way = _Connection([])
         self._ways.add(way)
         try:
+            reader, writer = await asyncio.open_connection(sock=sock)
+            way.writers.append(writer)
             # Shielded: a cancelled open_connection leaves its socket to the garbage collector.
             connecting = asyncio.ensure_future(asyncio.open_connection(*self._target))
             try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,3 +163,20 @@ def test_latency_and_bandwidth_of_a_link_can_be_limited(link: FaultyLink) -> Non
         connection.sendall(bytes(100_000))
         assert len(receive(connection, 100_000)) == 100_000
         assert time.monotonic() - started >= 0.1  # latency on the way there and on the way back
+
+
+def test_a_link_that_ends_while_connections_come_leaves_no_socket_open(
+    echo_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_open: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda left: left_open.append(str(left.exc_value)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        for _ in range(20):
+            with FaultyLink(f"grpc://127.0.0.1:{echo_port}") as link:
+                connections = [dial(link) for _ in range(4)]
+            for connection in connections:
+                connection.close()
+        del link
+        gc.collect()
+    assert left_open == []
