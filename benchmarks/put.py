@@ -1,0 +1,238 @@
+"""PUT and PutMany over object sizes, over gRPC to one node, against files in a folder and a grpcio echo of the bytes.
+
+    python -m benchmarks.put            # writes the table beside this file
+
+Equal durability on all sides. "process": what is acknowledged survives `kill -9` of the node; files are written and
+renamed. "power": it survives a power cut; files are also synced, and the folder after the rename, one after another.
+"echo" is a server that takes the bytes of one unary call and forgets them. The node's PUTs also make checksums, and
+entries in a catalog. One client, one PUT at a time; PutMany is one call of the whole round.
+
+Prediction, written before the first run: PutMany of 10 KiB objects 5 to 8 times single PUTs at "process", since a
+single one costs about 0.8 ms, most of it grpcio's, and one in a group 0.1 ms, the store's; at "power" as many
+times as syncs are fewer: three for a single PUT, and little more than two for one in a group, unless a group syncs at
+the same time. From 1 MiB on bytes are what costs, and PutMany gains little. Files 2 to 4 times PutMany.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+import click
+import grpc
+
+import ais_loader
+from ais_loader import Bucket
+from ais_loader.testing import NodeProcess, seeded_bytes
+from benchmarks.getbatch import label
+from benchmarks.harness import Claim, Outcome, claims_table, judge, load, machine, run_rounds
+
+SIZES_BYTES = (1 << 10, 10 << 10, 100 << 10, 1 << 20, 10 << 20)
+CLAIM_BYTES = 10 << 10
+TIMES = 5.0
+TABLE = Path(__file__).with_name("put.md")
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
+
+Durability = Literal["process", "power"]
+FILES, ECHO, PUT, PUT_MANY = "files", "echo", "PUT", "PutMany"
+Rates = dict[str, list[float]]
+
+
+# -- the echo
+
+
+def _serve(ready: Connection) -> None:
+    server = grpc.server(ThreadPoolExecutor(4), options=_OPTIONS)
+    handlers = {"Put": grpc.unary_unary_rpc_method_handler(lambda request, context: b"%d" % len(request))}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    ready.send(port)
+    server.wait_for_termination()
+
+
+class ForgettingServer:
+    """Takes bytes, answers how many; in a process of its own. `port` after entering."""
+
+    def __enter__(self) -> ForgettingServer:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there,), daemon=True)
+        self._process.start()
+        if not here.poll(30):
+            raise TimeoutError("the echo server did not start")
+        self.port: int = here.recv()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.join(10)
+
+
+# -- contestants; each returns objects per second
+
+
+def names_without_end(kind: str) -> Iterator[str]:
+    """New ones each time: what replaces an object also has to remove one."""
+    number = 0
+    while True:
+        number += 1
+        yield f"{kind}/{number:09d}"
+
+
+def write_files(folder: Path, data: bytes, count: int, durability: Durability) -> Callable[[], float]:
+    names = names_without_end("file")
+    folder.mkdir()
+
+    def run() -> float:
+        wanted = [next(names).rpartition("/")[2] for _ in range(count)]
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        start = time.perf_counter()
+        for name in wanted:
+            fd = os.open(f"{name}.new", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644, dir_fd=folder_fd)
+            try:
+                assert os.write(fd, data) == len(data)
+                if durability == "power":
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(f"{name}.new", name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+            if durability == "power":
+                os.fsync(folder_fd)
+        rate = count / (time.perf_counter() - start)
+        for name in wanted:
+            os.unlink(name, dir_fd=folder_fd)
+        os.close(folder_fd)
+        return rate
+
+    return run
+
+
+def echo(channel: grpc.Channel, data: bytes, count: int) -> Callable[[], float]:
+    call = channel.unary_unary("/echo/Put")
+
+    def run() -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            assert int(call(data)) == len(data)
+        return count / (time.perf_counter() - start)
+
+    return run
+
+
+def put(bucket: Bucket, data: bytes, count: int) -> Callable[[], float]:
+    names = names_without_end(f"one-{len(data)}")
+
+    def run() -> float:
+        wanted = [next(names) for _ in range(count)]
+        start = time.perf_counter()
+        for name in wanted:
+            bucket.put(name, data)
+        rate = count / (time.perf_counter() - start)
+        forget(bucket, wanted)
+        return rate
+
+    return run
+
+
+def put_many(bucket: Bucket, data: bytes, count: int) -> Callable[[], float]:
+    names = names_without_end(f"many-{len(data)}")
+
+    def run() -> float:
+        wanted = [next(names) for _ in range(count)]
+        start = time.perf_counter()
+        stored = sum(1 for _ in bucket.put_many((name, data) for name in wanted))
+        rate = count / (time.perf_counter() - start)
+        assert stored == count
+        forget(bucket, wanted)
+        return rate
+
+    return run
+
+
+def forget(bucket: Bucket, names: list[str]) -> None:
+    """Large objects, so that a run needs little room; deleting thousands of small ones would take longer than a PUT."""
+    if len(names) <= 64:
+        for name in names:
+            bucket.delete(name)
+
+
+# -- what came of it
+
+
+def measure(durability: Durability, size_bytes: int, total_bytes: int, most: int, rounds: int, here: Path) -> Rates:
+    """`total_bytes` per round and contestant, in at most `most` objects; single PUTs are a quarter of them."""
+    data = seeded_bytes(size_bytes, seed=size_bytes)
+    count = max(4, min(most, total_bytes // size_bytes))
+    few = max(4, count // 4)
+    with ExitStack() as held:
+        node = held.enter_context(NodeProcess([here / "drive"], arguments=["--durability", durability]))
+        server = held.enter_context(ForgettingServer())
+        channel = held.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.port}", options=_OPTIONS))
+        bucket = held.enter_context(ais_loader.connect(node.url)).create_bucket("b")
+        contestants = {
+            FILES: write_files(here / "files", data, few, durability),
+            ECHO: echo(channel, data, few),
+            PUT: put(bucket, data, few),
+            PUT_MANY: put_many(bucket, data, count),
+        }
+        for work in contestants.values():
+            work()
+        return run_rounds(contestants, rounds)
+
+
+def rows(by_size: dict[int, Rates]) -> str:
+    lines = ["| size | " + " | ".join(f"{name}/s" for name in (FILES, ECHO, PUT, PUT_MANY)) + " | PutMany MiB/s "
+             "| PUT ÷ echo | PutMany ÷ PUT | PutMany ÷ files |", "|---|" + "---:|" * 8]  # fmt: skip
+    for size_bytes, rates in by_size.items():
+        medians = [statistics.median(rates[name]) for name in (FILES, ECHO, PUT, PUT_MANY)]
+        ratios = judge(rates, [Claim(PUT, ECHO, 0), Claim(PUT_MANY, PUT, 0), Claim(PUT_MANY, FILES, 0)])
+        cells = [f"{median:,.0f}" for median in medians] + [f"{medians[-1] * size_bytes / 2**20:,.0f}"]
+        lines.append(f"| {label(size_bytes)} | " + " | ".join(cells + [f"{one.median:.2f}" for one in ratios]) + " |")
+    return "\n".join(lines)
+
+
+@click.command(help=__doc__)
+@click.option("--total-mib", default=32, show_default=True, help="Bytes per round and size in PutMany.")
+@click.option("--most", default=2000, show_default=True, help='Objects per round in PutMany; a quarter at "power".')
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), default=None)
+@click.option("--write/--no-write", default=True, show_default=True, help="Keep the table beside this file.")
+@click.option("--note", default="", help="A line for the table, on how it was made.")
+def main(total_mib: int, most: int, rounds: int, folder: Path | None, write: bool, note: str) -> None:
+    sections: list[str] = []
+    outcomes: list[Outcome] = []
+    kinds: tuple[Durability, ...] = ("process", "power")
+    for durability in kinds:
+        objects = most if durability == "process" else most // 4
+        by_size: dict[int, Rates] = {}
+        for size_bytes in SIZES_BYTES:
+            with tempfile.TemporaryDirectory(dir=folder) as here:
+                found = measure(durability, size_bytes, total_mib << 20, objects, rounds, Path(here))
+            by_size[size_bytes] = found
+        named = {f"{name} of {label(CLAIM_BYTES)}, {durability}": found for name, found in by_size[CLAIM_BYTES].items()}
+        ends = f"of {label(CLAIM_BYTES)}, {durability}"
+        outcomes += judge(named, [Claim(f"{PUT_MANY} {ends}", f"{PUT} {ends}", TIMES)])
+        sections.append(f"## Durability: {durability}\n\n{rows(by_size)}")
+    text = (
+        f"# PUT\n\n{note and note + chr(10) * 2}{(__doc__ or '').strip()}\n\nMachine: {machine()}; {load()}. "
+        f"{rounds} rounds, in which all take turns; client and node share the cores. Medians of the rounds; each ratio "
+        "is taken within a round.\n\n" + "\n\n".join([*sections, f"## Claims\n\n{claims_table(outcomes)}"]) + "\n"
+    )
+    click.echo(text)
+    if write:
+        TABLE.write_text(text)
+    raise SystemExit(0 if all(outcome.reached for outcome in outcomes) else 1)
+
+
+if __name__ == "__main__":
+    main()
