@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 import click
 
 from ais_loader.cli.put_plan import STDIN, FileToStore, PutPlan, plan_put
+from ais_loader.cli.put_resume import without_equal
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
@@ -35,6 +36,8 @@ Stored: TypeAlias = tuple[FileToStore, ObjectInfo | LoaderError | OSError]
 @click.option("-r", "--recursive", is_flag=True, help="Store the files in folders; names are relative to each folder.")
 @click.option("--follow-links", is_flag=True,
               help="With -r: store what symbolic links lead to; else they are left out.")  # fmt: skip
+@click.option("--skip-equal", is_flag=True,
+              help="Leave out files that are there, with the same bytes: an interrupted put goes on.")  # fmt: skip
 @click.option("--create-bucket", is_flag=True, help="Make the bucket (and the store) if it does not exist.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file: what was stored, or the error.")
 @takes_store
@@ -43,6 +46,7 @@ def put(
     dest: Target,
     recursive: bool,
     follow_links: bool,
+    skip_equal: bool,
     create_bucket: bool,
     as_json: bool,
     store: StoreChoice,
@@ -68,7 +72,12 @@ def put(
                 bucket.info()
             except BucketNotFound:
                 raise click.ClickException(f"bucket {dest.bucket!r} does not exist; --create-bucket makes it") from None
+        skipped = 0
+        if skip_equal:
+            plan.files, skipped = without_equal(bucket, plan.files)
         ok = _run(bucket, plan, as_json=as_json)
+        if skipped:
+            note(f"there already, and equal: {count_text(skipped, 'file')}")
     if not ok:
         raise click.exceptions.Exit(1)
 

@@ -187,3 +187,23 @@ def test_a_missing_bucket_or_store_is_not_made_by_accident(run: Run, bucket_name
     typo = tmp_path / "typo"
     assert f"no store at {typo}; " in run("put", tmp_path / "f", "b", "--store", typo).stderr
     assert not typo.exists()
+
+
+def test_what_is_there_and_equal_is_not_stored_again(
+    run: Run, bucket_name: str, stored: Stored, tree: dict[str, bytes], url: str, tmp_path: Path
+) -> None:
+    put = ("put", "-r", "--skip-equal", tmp_path / "tree", f"{bucket_name}/p", "--create-bucket")
+    first = run(*put)
+    assert (first.exit_code, "equal" in first.stderr) == (0, False)
+    with connect(url) as client:
+        before = {info.name: info.version for info in client.bucket(bucket_name).objects()}
+        client.bucket(bucket_name).delete("p/b.txt")
+    (tmp_path / "tree" / "a.txt").write_bytes(b"A")  # of the same size
+    (tmp_path / "tree" / "new").write_bytes(b"new")
+    again = run(*put)
+    assert again.exit_code == 0
+    assert "stored 3 objects" in again.stderr and "there already, and equal: 3 files" in again.stderr
+    assert stored.contents() == {f"p/{name}": data for name, data in {**tree, "a.txt": b"A", "new": b"new"}.items()}
+    with connect(url) as client:
+        after = {info.name: info.version for info in client.bucket(bucket_name).objects()}
+    assert {name for name in before if before[name] == after[name]} == {"p/a/x.bin", "p/a/deep/y", "p/ü.txt"}

@@ -1,0 +1,48 @@
+"""Which files of a `put` are in the bucket already, equal in size and checksum: they need not be stored again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from ais_loader.checksum import crc32c
+from ais_loader.cli.put_plan import FileToStore
+from ais_loader.client import Bucket
+from ais_loader.entry import ObjectInfo
+
+_PIECE_BYTES = 4 << 20
+
+
+def without_equal(bucket: Bucket, files: Sequence[FileToStore]) -> tuple[list[FileToStore], int]:
+    """The files that are still to be stored, in their order, and how many are not.
+
+    Costs one listing of the names' common beginning, and reading those files whose size is that of their object. A file
+    that cannot be read is left to the `put`, which says why. Raises LoaderError.
+    """
+    there = _stored(bucket, [file.name for file in files if not file.is_stream])
+    left = [file for file in files if not _is_equal(file, there.get(file.name))]
+    return left, len(files) - len(left)
+
+
+def _stored(bucket: Bucket, names: Sequence[str]) -> dict[str, ObjectInfo]:
+    wanted = set(names)
+    infos: Iterator[ObjectInfo] = bucket.objects(_beginning(names)) if names else iter(())
+    return {info.name: info for info in infos if info.name in wanted}
+
+
+def _beginning(names: Sequence[str]) -> str:
+    """What all names begin with, character by character."""
+    return os.path.commonprefix([min(names), max(names)])  # noqa: RUF071 - prefixes of names, not of paths
+
+
+def _is_equal(file: FileToStore, info: ObjectInfo | None) -> bool:
+    if info is None or file.is_stream or file.size_bytes != info.size_bytes:
+        return False
+    checksum = size_bytes = 0
+    try:
+        with open(file.path, "rb") as opened:
+            while piece := opened.read(_PIECE_BYTES):
+                checksum, size_bytes = crc32c(piece, checksum), size_bytes + len(piece)
+    except OSError:
+        return False
+    return (size_bytes, checksum) == (info.size_bytes, info.checksum)
