@@ -35,7 +35,7 @@ from tests.faults.ledger_kit import (
 )
 from tests.store.small_drive import small_drive
 
-pytestmark = pytest.mark.slow  # real processes, killed and awaited
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # real processes, killed and awaited; machines may be busy
 
 KEYS = [f"k{at:03}" for at in range(120)]
 

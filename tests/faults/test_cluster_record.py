@@ -26,7 +26,6 @@ pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
-TELLING = ("prepared:3", "accepted:1", "accepted:2", "learned:1")
 
 
 def endpoint_of(node: NodeProcess) -> str:
@@ -95,9 +94,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         )
 
 
-@pytest.mark.parametrize(
-    "die", [step if step in TELLING else pytest.param(step, marks=pytest.mark.slow) for step in STEPS]
-)
+@pytest.mark.parametrize("die", STEPS)
 def test_a_change_whose_proposer_is_killed_is_made_on_all_nodes_or_on_none(cluster: Cluster, die: str) -> None:
     proposer = cluster.change_elsewhere(["half"], die)
     assert proposer.wait(TIMEOUT_S) == -9
