@@ -136,9 +136,10 @@ class MergedStream:
                 self._handle(*self._arrivals.get_nowait())
             except queue.Empty:
                 break
-        if (frame := self._reorder.pop()) is not None:
-            for lane in self._lanes.values():
-                lane.grant(self._reorder.held_bytes_of(lane.number))
+        frame = self._reorder.pop()
+        for lane in self._lanes.values():  # without a frame, too: what a lane sent of entries it lost is passed over
+            lane.grant(self._reorder.held_bytes_of(lane.number))
+        if frame is not None:
             return frame
         if self._reorder.complete and not self._lanes:
             self._done = True
