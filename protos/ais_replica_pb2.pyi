@@ -18,8 +18,10 @@ class MissedRequest(_message.Message):
     def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., version: _Optional[_Iterable[_Union[ObjectVersion, _Mapping]]] = ...) -> None: ...
 
 class MissedResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("map_version",)
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    map_version: int
+    def __init__(self, map_version: _Optional[int] = ...) -> None: ...
 
 class ReturnedRequest(_message.Message):
     __slots__ = ("node_uuid", "endpoint")
@@ -183,10 +185,12 @@ class StagedObject(_message.Message):
     def __init__(self, error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., newest: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("object",)
+    __slots__ = ("object", "map_version")
     OBJECT_FIELD_NUMBER: _ClassVar[int]
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
     object: _containers.RepeatedCompositeFieldContainer[CommittedObject]
-    def __init__(self, object: _Optional[_Iterable[_Union[CommittedObject, _Mapping]]] = ...) -> None: ...
+    map_version: int
+    def __init__(self, object: _Optional[_Iterable[_Union[CommittedObject, _Mapping]]] = ..., map_version: _Optional[int] = ...) -> None: ...
 
 class CommittedObject(_message.Message):
     __slots__ = ("error", "version")
@@ -243,10 +247,12 @@ class BuryRequest(_message.Message):
     def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
 
 class BuryResponse(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "map_version")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
     version: ObjectVersion
-    def __init__(self, version: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
+    map_version: int
+    def __init__(self, version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., map_version: _Optional[int] = ...) -> None: ...
 
 class VersionsRequest(_message.Message):
     __slots__ = ("bucket", "start_after", "limit")

@@ -2,29 +2,32 @@
 
 A node that was not there when a write began may be back before it ends, and its former owners keep objects that are on
 their way to other nodes. What these have is old from the moment at which the write is committed, so they are told just
-before; from then on they do not answer reads of it until they have the new version, or nothing. A node that cannot be
-told is away, and compares itself with the others before it serves again.
+before; from then on they do not answer reads of it until they have the new version, or nothing. See `telling` for
+those that cannot be told.
+
+By which map? By every one by which somebody may act already: a node that knows a newer one may have sent an old copy to
+a node that this coordinator has not heard of. So those that take part, and those that are told, say which map they
+know; a newer one is learned, and whom it adds is told as well, before the write is acknowledged.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from protos import ais_cluster_pb2 as pb
-from protos import ais_replica_pb2 as wire
-from protos import ais_replica_pb2_grpc
 from protos.cluster_map import ClusterView
-from storage_node.cluster.copies import REACH_TIMEOUT_S, CopyLost, reporting
-from storage_node.cluster.replica import from_wire, to_wire
 from storage_node.cluster.targets import Candidates, Target, TooFewCopies
 from storage_node.store.errors import StoreError
 from storage_node.store.format import Version
 
+_MOST_MAPS = 5
+"""That may follow each other while one write is acknowledged."""
+
 if TYPE_CHECKING:
     from storage_node.cluster.nodes import Nodes
-    from storage_node.cluster.staged import Staged
+    from storage_node.cluster.telling import Bucket
 
 
 def holders(nodes: Nodes, target: Target, names: Sequence[str]) -> tuple[ClusterView, pb.MapBucket, list[list[int]]]:
@@ -37,46 +40,66 @@ def holders(nodes: Nodes, target: Target, names: Sequence[str]) -> tuple[Cluster
     return view, bucket, view.holders(bucket, names)
 
 
-async def tell_absent(nodes: Nodes, entries: Sequence[Staged], versions: Sequence[Version]) -> None:
-    """Tell those that should have copies of these entries, and get none, that what they have is about to be old."""
-    missed: dict[tuple[str, bytes], wire.MissedRequest] = {}
-    for target, mine in _by_target(entries, versions):
-        view, bucket, found = holders(nodes, target, [entry.name for entry, _ in mine])
-        for (entry, version), positions in zip(mine, found, strict=True):
-            taking = {target.view.nodes[copy.node].uuid for copy, _ in entry.copies}
+def map_version(nodes: Nodes) -> int:
+    membership = nodes.service.membership
+    return 0 if membership is None or membership.view is None else membership.view.version
+
+
+async def tell_absent(
+    nodes: Nodes, entries: Sequence[Candidates], versions: Sequence[Version], taking: Sequence[Collection[int]]
+) -> None:
+    """Tell those that should have copies of these entries, and get none, that what they have is about to be old.
+
+    Args:
+        taking: the nodes that do get one, of each entry.
+    """
+    missed: dict[tuple[str, Bucket], dict[str, Version]] = {}
+    for target, rows in _by_target(entries):
+        view, bucket, found = holders(nodes, target, [entries[row].name for row in rows])
+        for row, positions in zip(rows, found, strict=True):
+            there = {target.view.nodes[node].uuid for node in taking[row]}
             for node in (view.nodes[at] for at in positions):
+                if node.uuid in there:
+                    continue
                 if node.uuid == target.view.nodes[target.position].uuid:
-                    if node.uuid not in taking:
-                        nodes.service.store.doubts.doubt_names(bucket.uuid, {entry.name: version})
-                elif node.uuid not in taking and not nodes.channels.avoided(node.endpoint):
-                    request = missed.setdefault((node.endpoint, bucket.uuid), wire.MissedRequest())
-                    request.bucket.name, request.bucket.uuid = bucket.name, bucket.uuid
-                    request.name.append(entry.name)
-                    request.version.append(to_wire(version))
-
-    await asyncio.gather(*(_tell(nodes, endpoint, request) for (endpoint, _), request in missed.items()))
+                    nodes.service.store.doubts.doubt_names(bucket.uuid, {entries[row].name: versions[row]})
+                else:
+                    names = missed.setdefault((node.endpoint, (bucket.name, bucket.uuid)), {})
+                    names[entries[row].name] = max(versions[row], names.get(entries[row].name, versions[row]))
+    await asyncio.gather(*(nodes.telling.tell(endpoint, of, names) for (endpoint, of), names in missed.items()))
 
 
-async def tell_missed(nodes: Nodes, target: Target, name: str, node: int, version: wire.ObjectVersion) -> bool:
-    """Tell one node that it has no part in this version of an object, should an older one come to it; False."""
-    bucket = target.bucket
-    if node == target.position:
-        nodes.service.store.doubts.doubt_names(bucket.uuid, {name: from_wire(version)})
-        return False
-    request = wire.MissedRequest(
-        bucket=wire.BucketRef(name=bucket.name, uuid=bucket.uuid), name=[name], version=[version]
-    )
-    await _tell(nodes, target.endpoint(node), request)
+async def tell_of_commits(
+    nodes: Nodes, entries: Sequence[Candidates], versions: Sequence[Version], committed: Sequence[Collection[int]],
+    *, by_map: int,
+) -> bool:  # fmt: skip
+    """After commits: tell those that were to take part and were lost, and those that a newer map than `by_map` adds.
+
+    What nobody is known to have committed is not acknowledged, and need not be told. Returns whether all have been
+    told. While the map changes on and on, that is not so.
+    """
+    done = [row for row, there in enumerate(committed) if there]
+    entries, versions = [entries[row] for row in done], [versions[row] for row in done]
+    committed = [committed[row] for row in done]
+    told_by = by_map
+    lost = any(set(entry.taking) - set(there) for entry, there in zip(entries, committed, strict=True))
+    for _ in range(_MOST_MAPS):
+        if not await nodes.keep_up():
+            return False
+        if told_by == (told_by := map_version(nodes)) and not lost:
+            return True
+        lost = False
+        await tell_absent(nodes, entries, versions, committed)
     return False
 
 
-async def _tell(nodes: Nodes, endpoint: str, request: wire.MissedRequest) -> None:
-    stub = ais_replica_pb2_grpc.RepairStub(nodes.channels.to(endpoint))
-    try:
-        with reporting(nodes.channels, endpoint):
-            await stub.Missed(request, timeout=REACH_TIMEOUT_S)
-    except CopyLost:
-        return
+async def tell_missed(nodes: Nodes, target: Target, name: str, node: int, version: Version) -> None:
+    """Tell one node that it has no part in this version of an object, should an older one come to it."""
+    bucket = target.bucket
+    if node == target.position:
+        nodes.service.store.doubts.doubt_names(bucket.uuid, {name: version})
+    else:
+        await nodes.telling.tell(target.endpoint(node), (bucket.name, bucket.uuid), {name: version})
 
 
 def outdated(nodes: Nodes, entry: Candidates) -> StoreError | None:
@@ -91,19 +114,9 @@ def outdated(nodes: Nodes, entry: Candidates) -> StoreError | None:
     return None
 
 
-def absent(nodes: Nodes, target: Target, name: str, taking: Iterable[int]) -> list[int]:
-    """Further nodes that a deletion has to reach, as far as they can be reached; positions in the target's map."""
-    known = set(taking)
-    view, _, found = holders(nodes, target, [name])
-    positions = (target.view.position.get(view.nodes[at].uuid) for at in found[0])
-    avoided = nodes.avoided(target)
-    return [at for at in positions if at is not None and at not in known and not avoided(at)]
-
-
-def _by_target(
-    entries: Sequence[Staged], versions: Sequence[Version]
-) -> Iterable[tuple[Target, list[tuple[Staged, Version]]]]:
-    found: dict[int, tuple[Target, list[tuple[Staged, Version]]]] = {}
-    for entry, version in zip(entries, versions, strict=True):
-        found.setdefault(id(entry.target), (entry.target, []))[1].append((entry, version))
+def _by_target(entries: Sequence[Candidates]) -> Iterable[tuple[Target, list[int]]]:
+    """Which entries, by their places, belong to each."""
+    found: dict[int, tuple[Target, list[int]]] = {}
+    for row, entry in enumerate(entries):
+        found.setdefault(id(entry.target), (entry.target, []))[1].append(row)
     return found.values()

@@ -20,6 +20,7 @@ from storage_node.cluster.copies import (
     reporting,
 )
 from storage_node.cluster.targets import Target
+from storage_node.cluster.telling import Telling
 from storage_node.store.errors import StoreError
 
 R = TypeVar("R")
@@ -41,6 +42,30 @@ class Nodes:
     def __init__(self, service: BatchService, channels: Channels) -> None:
         self.service = service
         self.channels = channels
+        self.telling = Telling(channels, self._is_member, self.heard_of_map)
+        self._newest_map = "", 0
+
+    def _is_member(self, endpoint: str) -> bool:
+        view = self.service.membership.view if self.service.membership is not None else None
+        return view is not None and any(node.endpoint == endpoint for node in view.nodes)
+
+    def heard_of_map(self, endpoint: str, version: int) -> None:
+        """The node there knows a map of this version."""
+        if version > self._newest_map[1]:
+            self._newest_map = endpoint, version
+
+    async def keep_up(self) -> bool:
+        """Learn the newest map that a node has spoken of; whether this node knows it now."""
+        membership, (endpoint, version) = self.service.membership, self._newest_map
+        known = membership.view.version if membership is not None and membership.view is not None else 0
+        if membership is None or known >= version:
+            return True
+        others = [] if membership.view is None else [node.endpoint for node in membership.view.nodes]
+        for one in dict.fromkeys([endpoint, *others]):
+            newer = await self.service.peers.newer_map(one, known)
+            if newer is not None and await self.service.read(membership.learn, newer) >= version:
+                return True
+        return False
 
     def copy(self, target: Target, node: int) -> Copy:
         if node == target.position:
@@ -71,6 +96,7 @@ class Nodes:
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
             done: wire.BuryResponse = await stub.Bury(request, timeout=STEP_TIMEOUT_S)
+        self.heard_of_map(endpoint, done.map_version)
         return done
 
     async def _here(self, function: Callable[..., R], request: object) -> R:

@@ -352,7 +352,7 @@ class Repair:
         replica.require_bucket(self._store, request.bucket.name, request.bucket.uuid)
         names = zip(request.name, map(from_wire, request.version), strict=True)
         self._store.doubts.doubt_names(request.bucket.uuid, dict(names))
-        return wire.MissedResponse()
+        return wire.MissedResponse(map_version=self._membership.view.version if self._membership.view else 0)
 
     async def returned(self, request: wire.ReturnedRequest) -> wire.ReturnedResponse:
         """Take the node on again as one that can be written to. Raises CopyLost."""

@@ -5,7 +5,7 @@ Runs on reader threads; a coordinator that is itself an owner uses it without a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
@@ -34,8 +34,10 @@ def error_to_wire(error: StoreError) -> pb.Error:
 class HeldWrite:
     """The messages of one write, taken one after another."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, known_map: Callable[[], int] = lambda: 0) -> None:
+        """`known_map`: the version of the newest map that this node knows."""
         self._store = store
+        self._known_map = known_map
         self._header: wire.WriteHeader | None = None
         self._uploads: list[Upload | StoreError] | None = None
         self._committed = False
@@ -142,6 +144,7 @@ class HeldWrite:
                 committed.object.add(error=error_to_wire(result))
             else:
                 committed.object.add(version=to_wire(result.version))
+        committed.map_version = self._known_map()  # as it is after the commit
         return wire.WriteResponse(committed=committed)
 
     def abort(self) -> None:
@@ -171,11 +174,11 @@ def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> w
     return wire.NewestResponse(object=states, clock=store.clock, map_version=map_version)
 
 
-def bury(store: Store, request: wire.BuryRequest) -> wire.BuryResponse:
+def bury(store: Store, request: wire.BuryRequest, known_map: Callable[[], int] = lambda: 0) -> wire.BuryResponse:
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     left = store.delete(request.bucket.name, request.name, from_wire(request.version), keep_tombstone=True)
     assert left is not None
-    return wire.BuryResponse(version=to_wire(left.version))
+    return wire.BuryResponse(version=to_wire(left.version), map_version=known_map())
 
 
 def versions(store: Store, request: wire.VersionsRequest) -> wire.VersionsResponse:

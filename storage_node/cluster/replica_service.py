@@ -27,7 +27,7 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
 
     async def Write(self, requests: AsyncIterator[wire.WriteRequest], context: Any) -> None:
         # No generator: one that is cancelled at a yield would keep what is staged until it is collected.
-        held = HeldWrite(self._store)
+        held = HeldWrite(self._store, self._known_map)
         await context.send_initial_metadata(())  # this node is there, however long the drive may take
         try:
             async for request in requests:
@@ -46,13 +46,17 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
         return await self._answer(functools.partial(replica.newest, map_version=map_version), request, context)
 
     async def Bury(self, request: wire.BuryRequest, context: Context) -> wire.BuryResponse:
-        return await self._answer(replica.bury, request, context)
+        return await self._answer(functools.partial(replica.bury, known_map=self._known_map), request, context)
 
     async def Versions(self, request: wire.VersionsRequest, context: Context) -> wire.VersionsResponse:
         return await self._answer(replica.versions, request, context)
 
     async def Forget(self, request: wire.ForgetRequest, context: Context) -> wire.ForgetResponse:
         return await self._answer(replica.forget, request, context)
+
+    def _known_map(self) -> int:
+        membership = self._service.membership
+        return 0 if membership is None or membership.view is None else membership.view.version
 
     async def _answer(self, function: Callable[[Store, Q], R], request: Q, context: Context) -> R:
         try:

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
 from storage_node.batch.session import BatchService
-from storage_node.cluster.absent import absent, tell_missed
+from storage_node.cluster.absent import map_version, tell_absent, tell_missed, tell_of_commits
 from storage_node.cluster.ahead import Ahead
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
@@ -51,6 +51,7 @@ class Replication:
     async def close(self) -> None:
         """Commits that have begun are finished first."""
         await self._commits.settle()
+        await self._nodes.telling.close()
         await self._channels.close()
 
     def target(self, bucket: str) -> Target | None:
@@ -247,25 +248,38 @@ class Replication:
         target = asked.target
         store = self._service.store
         clock = max(store.clock, clock) + self._ahead.leap([asked])
-        version = to_wire(await self._service.read(store.next_version, target.number, target.epoch, seen, clock))
+        chosen = await self._service.read(store.next_version, target.number, target.epoch, seen, clock)
+        version = to_wire(chosen)
 
-        async def bury(node: int) -> bool:
+        async def bury(node: int) -> int | None:
             result = await outcome(self._nodes.bury(target, node, asked.name, version))
             if isinstance(result, CopyLost):
                 asked.lose(result)
-                return False
-            return node in asked.taking
+                return None
+            return node
+
+        async def bury_all() -> tuple[list[int], bool]:
+            by_map = map_version(self._nodes)
+            told = [*nodes, *rest]
+            telling = (tell_missed(self._nodes, target, asked.name, node, chosen) for node in rest)
+            absent = tell_absent(self._nodes, [asked], [chosen], [told])
+            found = await asyncio.gather(*map(bury, nodes), absent, *telling)
+            buried = [node for node in found if node is not None]
+            there = [*buried, *rest]
+            lost = Candidates(target, asked.name, asked.ranking, taking=told)
+            if not buried:
+                return buried, True
+            return buried, await tell_of_commits(self._nodes, [lost], [chosen], [there], by_map=by_map)
 
         in_use = self._membership.in_use
         in_use.hold(target.epoch)
-        nodes = [*nodes, *absent(self._nodes, target, asked.name, [*nodes, *rest])]
-        telling = (tell_missed(self._nodes, target, asked.name, node, version) for node in rest)
-        burying = asyncio.gather(*map(bury, nodes), *telling)
+        burying = asyncio.ensure_future(bury_all())
         burying.add_done_callback(lambda _: in_use.end(target.epoch))
         self._commits.track(burying)
-        buried = sum(await asyncio.shield(burying))
-        if buried < target.min_copies:
-            raise asked.unfinished(buried)
+        buried, told = await asyncio.shield(burying)
+        count = sum(node in asked.taking for node in buried)
+        if count < target.min_copies or not told:
+            raise asked.unfinished(count)
 
 
 def _result(stored: Result) -> pb.PutResult:

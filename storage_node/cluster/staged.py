@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
-from storage_node.cluster.absent import outdated, tell_absent
+from storage_node.cluster.absent import map_version, outdated, tell_absent, tell_of_commits
 from storage_node.cluster.ahead import Ahead
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
 from storage_node.cluster.nodes import Nodes, close_all, outcome
@@ -108,7 +108,8 @@ class Commits:
             for copy, place in entry.copies:
                 one = wire.CommitObject(version=to_wire(version), modified_ns=modified_ns)
                 requests[id(copy)][place] = one
-        await tell_absent(self._nodes, entries, versions)
+        by_map = map_version(self._nodes)
+        await tell_absent(self._nodes, entries, versions, [entry.taking for entry in entries])
         answers = await asyncio.gather(
             *(
                 outcome(copy.ask(wire.WriteRequest(commit=wire.WriteCommit(object=requests[key])), STEP_TIMEOUT_S))
@@ -116,7 +117,15 @@ class Commits:
             )
         )
         by_copy = dict(zip(parts, answers, strict=True))
-        return [_result(entry, version, modified_ns, by_copy) for entry, version in zip(entries, versions, strict=True)]
+        for copy, answer in zip(parts.values(), answers, strict=True):
+            if not isinstance(answer, CopyLost):
+                self._nodes.heard_of_map(entries[0].target.endpoint(copy.node), answer.committed.map_version)
+        done = [_committed(entry, by_copy) for entry in entries]
+        told = not any(done) or await tell_of_commits(self._nodes, entries, versions, done, by_map=by_map)
+        return [
+            _result(entry, version, modified_ns, len(there), told)
+            for entry, version, there in zip(entries, versions, done, strict=True)
+        ]
 
     def _choose(self, entries: Sequence[Staged], leap: int) -> list[Version]:
         store = self._nodes.service.store
@@ -144,11 +153,9 @@ class Commits:
         await asyncio.gather(*(ask(targets[key], node, mine) for (key, node), mine in asked.items()))
 
 
-def _result(
-    entry: Staged, version: Version, modified_ns: int, answers: dict[int, wire.WriteResponse | CopyLost]
-) -> Result:
-    """Stored, when every node that is still there has it, and these are enough."""
-    committed = 0
+def _committed(entry: Staged, answers: dict[int, wire.WriteResponse | CopyLost]) -> list[int]:
+    """The nodes that have it now."""
+    committed: list[int] = []
     for copy, place in entry.copies:
         answer = answers[id(copy)]
         if isinstance(answer, CopyLost):
@@ -156,8 +163,13 @@ def _result(
         elif answer.committed.object[place].HasField("error"):
             entry.lose(refused(entry.target.endpoint(copy.node), answer.committed.object[place].error))
         else:
-            committed += 1
-    if committed < entry.target.min_copies:
+            committed.append(copy.node)
+    return committed
+
+
+def _result(entry: Staged, version: Version, modified_ns: int, committed: int, told: bool) -> Result:
+    """Stored, when enough nodes have it, and all others that it concerns know of it."""
+    if committed < entry.target.min_copies or not told:
         return entry.unfinished(committed)
     return pb.ObjectInfo(
         bucket=entry.target.bucket.name, name=entry.name, size_bytes=entry.size_bytes, version=str(version),

@@ -114,7 +114,7 @@ class Transfers:
                 self._sending -= Counter((bucket.uuid, name) for name in names)
 
     async def _push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
-        found = await self._service.read(self._records, bucket.name, list(names))
+        found = await self._service.read(self._records, bucket.name, bucket.uuid, list(names))
         graves = [(name, record) for name, record in found if record.is_tombstone]
         objects = [(name, record) for name, record in found if not record.is_tombstone]
         small = [name for name, record in objects if record.size_bytes <= SMALL_BYTES]
@@ -132,9 +132,14 @@ class Transfers:
             done += await self._push_large(endpoint, bucket, name)
         return done
 
-    def _records(self, bucket: str, names: Sequence[str]) -> list[tuple[str, Record]]:
+    def _records(self, bucket: str, bucket_uuid: bytes, names: Sequence[str]) -> list[tuple[str, Record]]:
         records = zip(names, self._service.store.newest(bucket, names), strict=True)
-        return [(name, record) for name, record in records if record is not None]
+        wanted = self._service.store.doubts.wanted
+        return [
+            (name, record) for name, record in records
+            # What is known to be old is not spread: it may come where nobody has been told of the newer one.
+            if record is not None and ((newer := wanted(bucket_uuid, name)) is None or newer <= record.version)
+        ]  # fmt: skip
 
     async def _bury(self, endpoint: str, bucket: cluster_pb.MapBucket, name: str, record: Record) -> None:
         request = wire.BuryRequest(bucket=bucket_ref(bucket), name=name, version=to_wire(record.version))
