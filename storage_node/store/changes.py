@@ -92,6 +92,8 @@ class Changes:
         now = time.time_ns()
         # Before the stripes are held: syncing is slow. Whoever is overtaken meanwhile takes another counter then.
         records = [self._identify(pending, now) for pending in objects]
+        if self._sync:
+            self._files.sync_staged([pending.file for pending in objects])
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
         with self.stripes.of(keys):
             self._require_writable()
@@ -112,6 +114,8 @@ class Changes:
                         records[at] = before
                         continue
                     records[at] = self._identify(pending, now, self._above(before.version, pending.name))
+                    if self._sync:
+                        pending.file.sync()
                 newest[key] = records[at]
                 chosen.append(_Chosen(key, pending, records[at]))
             dead = self._publish(chosen, current) if chosen else []
@@ -159,6 +163,8 @@ class Changes:
                 put_blocks(commit, record.generation, blocks)
             for record in dead:
                 commit.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
+            if self._sync:
+                self._files.sync_names(record.path for record in records)
             failpoint("put.published")
             self._catalog.write(commit, sync=self._sync)
         except (OSError, StoreError):
@@ -183,8 +189,6 @@ class Changes:
             pending.metadata,
         )  # fmt: skip
         self._files.set_identity(file.fd, fmt.encode_identity(identity))
-        if self._sync:
-            file.sync()
         path = fmt.file_path(pending.bucket_uuid, pending.name, generation)
         return Record(
             version.epoch, version.counter, version.node, content.size_bytes, content.checksum, modified_ns, 0, path,

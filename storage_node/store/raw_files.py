@@ -12,13 +12,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import DriveFailed, DriveFull, StoreError, StoreReadOnly
 from storage_node.store.faults import Faults
 from storage_node.store.format import BLOCK_BYTES, XATTR_NAME
+from storage_node.store.syncing import Syncs
 
 RESERVE_BYTES = 64 << 20
 """Objects may not take the last of a drive (64 MiB, or an eighth of a smaller one)."""
@@ -62,6 +64,7 @@ class StagedFile:
         self.fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=staging_fd)
         self.size_bytes = 0
         self.checksum = 0
+        self.published = False
         self._blocks: list[int] = []
         self._open_block = 0
 
@@ -127,7 +130,7 @@ class StagedFile:
     def discard(self) -> None:
         """Remove the file; harmless once it has been published, and in a process that inherited it through fork."""
         self.close()
-        if self._pid != os.getpid():
+        if self.published or self._pid != os.getpid():
             return
         with contextlib.suppress(OSError):
             os.unlink(self.name, dir_fd=self._staging_fd)
@@ -140,6 +143,7 @@ class RawFiles:
         self.root = root
         self.faults = faults or Faults()
         self.objects_fd = self.staging_fd = -1
+        self._syncs = Syncs()
         self._lasting_folders: set[bytes] = set()  # known to survive a power cut; only ever grows
         if writable:
             (root / "objects").mkdir(exist_ok=True)
@@ -183,7 +187,7 @@ class RawFiles:
                 raise
 
     def publish(self, staged: StagedFile, path: bytes, *, sync: bool) -> None:
-        """Give the staged file its final name; with `sync` the name survives a power cut on return."""
+        """Give the staged file its final name; with `sync`, in a folder that survives a power cut."""
         try:
             self._publish(staged, path, sync=sync)
         except OSError as error:
@@ -201,8 +205,20 @@ class RawFiles:
         except FileNotFoundError:
             self._make_folders(folder, sync=sync)
             os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
-        if sync:
-            self._sync_folder(folder)
+        staged.published = True
+
+    def sync_staged(self, files: Sequence[StagedFile]) -> None:
+        """What has been written to these survives a power cut on return. Raises OSError."""
+        self._syncs.run([file.sync for file in files])
+
+    def sync_names(self, paths: Iterable[bytes]) -> None:
+        """The names of published files survive a power cut on return. Raises OSError."""
+        folders = {os.path.dirname(path) for path in paths}
+        try:
+            self._syncs.run([partial(self._sync_folder, folder) for folder in folders])
+        except OSError as error:
+            self.faults.note(error, "publishing an object")
+            raise
 
     def _make_folders(self, inner: bytes, *, sync: bool) -> None:
         outer = os.path.dirname(inner)
@@ -306,6 +322,7 @@ class RawFiles:
         return next(self.walk(), None) is not None
 
     def close(self) -> None:
+        self._syncs.close()
         # Numbers are forgotten before they are given back: a late caller gets EBADF, not somebody else's folder.
         fds = self.objects_fd, self.staging_fd
         self.objects_fd = self.staging_fd = -1
