@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import random
 import threading
@@ -111,28 +113,51 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+class _MallocInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = (
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks")),
+        *((name, ctypes.c_size_t) for name in ("uordblks", "fordblks", "keepcost")),
+    )
+
+
+def allocated_bytes() -> int:
+    """What malloc has given out, over all its arenas; 0 where that is not known (only glibc says it)."""
+    gc.collect()
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return 0
+    ask.restype = _MallocInfo
+    info = ask()
+    return int(info.uordblks + info.hblkhd)
+
+
 class Leftovers:
     """What this process has before clients are made, to be compared when they are closed. A context manager."""
 
-    def __init__(self, memory_bytes: int = 96 * MiB) -> None:
-        self._memory_bytes = memory_bytes
+    def __init__(self, allocated_bytes: int = 24 * MiB, resident_bytes: int = 96 * MiB) -> None:
+        """Resident is more than allocated: each thread that there has been leaves malloc an arena full of holes."""
+        self._limits_bytes = allocated_bytes, resident_bytes
 
     def __enter__(self) -> Leftovers:
         self._threads = threading.active_count()
         self._descriptors = descriptors()
-        self._rss_bytes = rss_bytes()
+        self._used_bytes = allocated_bytes(), rss_bytes()
         return self
 
     def warm(self) -> None:
         """From now on memory counts: what is made once has been made."""
-        self._rss_bytes = rss_bytes()
+        self._used_bytes = allocated_bytes(), rss_bytes()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             eventually(lambda: threading.active_count() <= self._threads, timeout_s=30)
             eventually(lambda: descriptors() <= self._descriptors, timeout_s=30)
-            grown = rss_bytes() - self._rss_bytes
-            assert grown < self._memory_bytes, f"{grown:,} bytes more than before"
+            for now, before, limit in zip(
+                (allocated_bytes(), rss_bytes()), self._used_bytes, self._limits_bytes, strict=True
+            ):
+                assert now - before < limit, f"{now - before:,} bytes more than before"
 
 
 def nothing_held(cluster: ClusterProcesses) -> None:

@@ -34,7 +34,7 @@ from tests.faults.fault_kit import (
 RETRY_S = 60.0
 KILL_EVERY = 4
 """Batches, on average."""
-FEW, MANY = 20, 200
+FEW, MANY = 20, 120
 QUICK = (("two", ("direct", True)),)
 
 
