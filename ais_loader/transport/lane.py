@@ -39,6 +39,13 @@ class Share:
     """Asked of the nodes that have them; False: of one that gathers them."""
     hedge: bool = False
     """Asked of another node already, which is slow."""
+    awaited: bool = False
+    """A holder that was asked before will answer when it has compared its copies: nothing is final until then."""
+
+    @property
+    def gone(self) -> tuple[int, EntryFault] | None:
+        """What is missing, unless a broken drive is all that is wrong with it."""
+        return None if self.missing is not None and self.missing[0] == pb.UNAVAILABLE else self.missing
 
 
 class _Tagged:
@@ -118,13 +125,13 @@ class Lane:
             self._checksum[frame.index] = frame.checksum
 
     def comparing(self, frame: Frame) -> Mask:
-        """Entries that this holder will answer for when it has compared its copies with those of others."""
+        """Entries that this holder, or one before, will answer for when it has compared its copies with others'."""
         found: Mask = frame.status == pb.UNAVAILABLE
         if not self.share.direct:
             return np.zeros(len(found), np.bool_)
         for at in np.flatnonzero(found).tolist():
             fault = frame.errors.get(int(frame.index[at]))
-            found[at] = fault is not None and fault.kind == errors.NodeUnavailable.kind
+            found[at] = fault is not None and (self.share.awaited or fault.kind == errors.NodeUnavailable.kind)
         return found
 
     def finish(self, end: pb.End) -> None:

@@ -286,10 +286,10 @@ class MergedStream:
         """Ask the next holders of these entries, and this one again if need be."""
         self._members.loads.doubt(node)
         fault = frame.errors[int(frame.index[int(which.argmax())])]
-        since_s = time.monotonic() if share.failing_since_s is None else share.failing_since_s
         self._assign(replace(
             share, positions=np.array(share.positions)[frame.index[which]].tolist(), tried=share.tried | {node},
-            failing_since_s=since_s, error=errors.NodeUnavailable(fault.message), hedge=False,
+            failing_since_s=share.failing_since_s or time.monotonic(), error=errors.NodeUnavailable(fault.message),
+            hedge=False, awaited=True, missing=share.gone,
         ))  # fmt: skip
 
     def _verify(self, lane: Lane, frame: Frame) -> None:
@@ -396,5 +396,6 @@ class MergedStream:
             return
         # Full jitter: the workers of a job, which failed together, must not come back together.
         pause_s = at_least_s + random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**share.failures))
-        share.tried, share.failures, share.failing_since_s = frozenset(), share.failures + 1, since
+        share.tried, share.awaited = frozenset(), False
+        share.failures, share.failing_since_s = share.failures + 1, since
         self._later.append((now + pause_s, share))

@@ -164,6 +164,24 @@ def test_copies_all_of_which_are_in_doubt_are_waited_for(tmp_path: Path) -> None
         assert bucket.head("k").size_bytes == 5
 
 
+@pytest.mark.parametrize("doubtful", [0, 1])
+def test_a_copy_in_doubt_is_waited_for_where_the_other_is_on_a_broken_drive(tmp_path: Path, doubtful: int) -> None:
+    with LocalCluster(tmp_path, 2, copies=2) as cluster, client_of(cluster) as (_, bucket):
+        bucket.put("k", b"right")
+        eventually(lambda: all(node.repair.counts.clean_version == 1 for node in cluster.nodes), TIMEOUT_S)
+        store, uuid, announced = store_of(cluster.nodes[doubtful]), cluster.map.bucket[0].uuid, Version(99, 1)
+        broken = store_of(cluster.nodes[1 - doubtful])
+        for drive in broken.drives:
+            assert drive is not None
+            broken.disable_drive(drive.identity.drive_uuid, "I/O errors")
+        for assembly in ("direct", "target"):
+            store.doubts.doubt_names(uuid, {"k": announced})
+            timer = threading.Timer(0.5, store.doubts.trust_name, (uuid, "k", announced))
+            timer.start()
+            assert [item.tobytes() for item in bucket.get_batch(["k"], assembly=assembly)] == [b"right"]
+            timer.join(TIMEOUT_S)
+
+
 def test_a_node_alone_waits_for_the_others_and_then_serves_what_it_has(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 2, copies=2, reconcile_patience_s=1.0) as cluster:
         with client_of(cluster) as (_, bucket):
