@@ -101,7 +101,7 @@ def test_a_connection_that_breaks_is_made_again_when_there_is_no_second_copy(
 ) -> None:
     single.links[1].cut_after(after_bytes)
     assert_whole(single.ask(NAMES))
-    assert single.links[1].connections_made == 2
+    assert single.links[1].connections_made >= 2  # one more when the node has asked for a newer map meanwhile
 
 
 def test_connections_that_break_again_and_again_cost_time_only(single: LocalCluster) -> None:
@@ -339,7 +339,13 @@ def test_a_busy_node_is_asked_again_until_it_has_time(tmp_path: Path) -> None:
 # -- connections between nodes
 
 
-def test_batches_share_one_connection_to_each_peer_and_give_it_up_when_idle(tmp_path: Path) -> None:
+def test_batches_share_one_connection_to_each_peer_and_give_it_up_when_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nobody(self: object, *_: object) -> bool:
+        return False
+
+    monkeypatch.setattr("storage_node.cluster.following.Follower._ask", nobody)  # it has connections of its own
     with LocalCluster(tmp_path, 2, linked=True, peer_idle_s=0.3) as cluster:
         cluster.put(SMALL)
         for _ in range(5):
