@@ -387,7 +387,7 @@ class MergedStream:
         if share.missing is not None and (error is None or self._members.view.former is None):
             self._reorder.fail(share.positions, *share.missing)
             return
-        error, since = error or errors.NodeUnavailable("the cluster's map has no node for it"), share.failing_since_s or now
+        error, since = error or errors.NodeUnavailable("the map has no node for it"), share.failing_since_s or now
         if isinstance(error, errors.SilenceTimeout) or now - since > self._policy.retry_s:
             status = Status.TIMEOUT if isinstance(error, errors.SilenceTimeout) else Status.UNAVAILABLE
             message = f"{error}; gave up after {share.failures + 1} tries in {now - since:.1f} s"
