@@ -30,6 +30,7 @@ def test_of_three_nodes_one_always_has_the_object_over_two_changes_of_its_owner(
     assert Model([(0,), (second,), (third,)]).lost((1, 0, 0)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slip", SLIPS)
 def test_without_each_part_of_the_agreement_the_last_copy_goes(slip: Slip) -> None:
     assert Model([(0,), (1,), (0,)], slip).lost((1, 0)) is not None
@@ -40,6 +41,7 @@ def test_of_a_deleted_object_no_copy_rises_while_it_moves() -> None:
     assert Model([(0,), (1,)], dead=True).lost((DEAD, 0, OLD)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slip", ["asks by any map", "asks once", "takes what it sends"])
 def test_without_each_part_of_the_agreement_a_deleted_object_rises(slip: Slip) -> None:
     assert Model([(0,), (1,)], slip, dead=True).lost((DEAD, 0, OLD)) is not None

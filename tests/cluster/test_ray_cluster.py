@@ -204,6 +204,7 @@ def test_a_second_command_at_the_same_time_is_told_to_wait(operator: Operator, c
     assert {node["state"] for node in operator.nodes().values()} == {"serving"}
 
 
+@pytest.mark.slow
 def test_a_cluster_grows_by_a_node_and_loses_one(operator: Operator, cluster: dict[str, Any]) -> None:
     grown = operator.json("add")
     (new,) = (node for node in grown["nodes"] if node["name"] == "node-4")
@@ -214,6 +215,7 @@ def test_a_cluster_grows_by_a_node_and_loses_one(operator: Operator, cluster: di
     assert contents(cluster["url"]) == OBJECTS
 
 
+@pytest.mark.slow
 def test_after_everything_was_killed_up_brings_back_nodes_and_data(operator: Operator, cluster: dict[str, Any]) -> None:
     before = operator.nodes()
     operator.kill_everything()

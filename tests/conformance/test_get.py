@@ -63,12 +63,13 @@ def test_a_deleted_object_is_gone_for_every_call(bucket: Bucket) -> None:
     assert bucket.get("a") == b"2"
 
 
-def test_a_member_is_refused_by_a_store_that_reads_no_archives_and_never_answered_with_the_archive(
-    bucket: Bucket,
-) -> None:
+def test_a_member_is_never_answered_with_the_archive(bucket: Bucket) -> None:
     bucket.put("a.tar", b"not really")
-    with pytest.raises(errors.InvalidRequest, match="member"):
+    bucket.put("a.bin", b"nor this")
+    with pytest.raises(errors.ArchiveDamaged, match="byte 10"):
         bucket.get("a.tar", member="x")
+    with pytest.raises(errors.NotAnArchive, match=r"'a\.bin' has no members"):
+        bucket.get("a.bin", member="x")
 
 
 def test_an_error_says_which_object_in_which_bucket(bucket: Bucket) -> None:

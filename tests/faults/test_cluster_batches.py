@@ -243,7 +243,9 @@ def test_entries_whose_only_copy_is_on_a_frozen_node_time_out_in_their_place(clu
 
 
 @pytest.mark.parametrize("bucket", ["one", "two"])
-@pytest.mark.parametrize("after_bytes", [1, 70_001, 2 * MiB + 5])
+@pytest.mark.parametrize(
+    "after_bytes", [70_001, pytest.param(1, marks=pytest.mark.slow), pytest.param(2 * MiB + 5, marks=pytest.mark.slow)]
+)
 def test_connections_that_are_cut_anywhere_are_taken_up_again(
     cluster: Cluster, client: Client, bucket: str, after_bytes: int
 ) -> None:

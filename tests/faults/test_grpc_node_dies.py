@@ -204,6 +204,7 @@ def test_single_reads_and_writes_wait_for_a_node_that_restarts(node: NodeProcess
     bucket.delete("put-meanwhile")
 
 
+@pytest.mark.slow
 def test_a_node_that_stops_in_order_is_resumed_after_too(node: NodeProcess, bucket: Bucket) -> None:
     names = [*SMALL, "large"]
     batch = bucket.get_batch(names)
@@ -269,6 +270,7 @@ def test_a_link_that_is_cut_every_few_megabytes_still_delivers_everything(link: 
     assert link.connections_made >= 5
 
 
+@pytest.mark.slow
 def test_a_batch_left_unread_for_longer_than_retries_last_still_survives_a_cut(link: FaultyLink) -> None:
     names = [*list(SMALL), "large"]
     retry_s = 3.0

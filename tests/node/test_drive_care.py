@@ -128,6 +128,7 @@ def test_a_drive_that_was_given_up_is_filled_again_from_other_nodes(tmp_path: Pa
         read_all(bucket)
 
 
+@pytest.mark.slow
 def test_while_lost_copies_are_looked_for_a_lack_is_no_answer(tmp_path: Path) -> None:
     with drive_cluster(tmp_path, 2, buckets={TWO: 2}) as cluster, connect(cluster.url, retry_s=20.0) as client:
         bucket = client.bucket(TWO)
@@ -184,6 +185,7 @@ def test_objects_move_to_a_new_drive_and_off_one_that_retires(tmp_path: Path) ->
             assert {state.problem for state in store.states()} == {None}
 
 
+@pytest.mark.slow
 def test_a_drive_that_is_missing_is_given_up_after_its_grace_and_no_sooner_than_it_may(tmp_path: Path) -> None:
     with (
         drive_cluster(tmp_path, buckets={TWO: 2, ONE: 1}, drive_grace_s=0.3) as cluster,

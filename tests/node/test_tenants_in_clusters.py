@@ -32,7 +32,8 @@ def test_a_client_says_for_whom_it_fetches_and_so_does_a_node_that_gathers(
 
     monkeypatch.setattr(FairQueue, "charge", logged_charge)
     monkeypatch.setattr(FairQueue, "push", logged_push)
-    objects = {f"{at}": bytes([at]) * 1000 for at in range(20)}
+    # More than a node answers in passing, charged to nobody.
+    objects = {f"{at}": bytes([at]) * 1000 for at in range(100)}
     names = list(objects)
     with LocalCluster(tmp_path, 2, spread=names) as cluster:
         cluster.put(objects)
@@ -44,9 +45,6 @@ def test_a_client_says_for_whom_it_fetches_and_so_does_a_node_that_gathers(
                 items = list(client.get_batch(entries, assembly=assembly))
                 assert [item.tobytes() for item in items] == list(objects.values())
                 assert charged == {(queue, "team") for queue in queues}
-            charged.clear()
-            assert client.bucket(BUCKET).get("7") == objects["7"]
-            assert {name for _, name in charged} == {"team"}
 
 
 def test_batches_that_nodes_gather_from_each_other_for_many_tenants_all_end(tmp_path: Path) -> None:
