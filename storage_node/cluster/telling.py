@@ -50,9 +50,12 @@ class _Line:
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
-    @property
-    def patient_until_s(self) -> float:
-        return self.since_s + (CONNECT_S if self.refused else REACH_TIMEOUT_S)
+    def patient_until_s(self, began_s: float) -> float:
+        """For one who began to wait then. A node that has been silent for long may be heard again at this moment, and
+        then it answers reads: nobody goes on without having given it time to hear of this write too."""
+        if self.refused:
+            return self.since_s + CONNECT_S
+        return max(self.since_s + REACH_TIMEOUT_S, began_s + CONNECT_S)
 
     def keep(self, bucket: Bucket, versions: Mapping[str, Version]) -> None:
         known = self.kept.setdefault(bucket, {})
@@ -98,7 +101,8 @@ class Telling:
         line.keep(bucket, versions)
         if line.task is None:
             line.task = asyncio.create_task(self._deliver(endpoint, line), name=f"telling {endpoint}")
-        while not line.knows(bucket, versions) and (left_s := line.patient_until_s - time.monotonic()) > 0:
+        began_s = time.monotonic()
+        while not line.knows(bucket, versions) and (left_s := line.patient_until_s(began_s) - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await line.changed.wait()

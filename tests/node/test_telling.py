@@ -45,9 +45,6 @@ def hold_fetching(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("storage_node.cluster.reconcile.Reconciler.resolve", nothing)
 
 
-@pytest.mark.xfail(
-    strict=False, reason="a write in the moment in which a silent node is heard again may end before it is told"
-)
 @pytest.mark.parametrize("change", ["put", "put_many", "delete"])
 def test_a_node_that_did_not_answer_a_moment_ago_is_told_of_what_it_missed_and_of_the_next_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
