@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ais_loader import errors
 from ais_loader.batch import Batch
-from ais_loader.client import Bucket, Client, connect
+from ais_loader.bucket import Bucket
+from ais_loader.client import Client, connect
 from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
 from ais_loader.errors import LoaderError
 from ais_loader.object_file import ObjectFile, ObjectReader

@@ -10,11 +10,11 @@ from typing import Any, Literal, overload
 from ais_loader import errors
 from ais_loader.archive import ArchiveFormat, ArchiveNames, BatchArchive, check_options
 from ais_loader.batch import Batch
-from ais_loader.content import Content, Source
-from ais_loader.entry import EntryLike, MemberInfo, ObjectInfo
-from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
-from ais_loader.requests import BatchOptions, requests_for_entries, requests_for_names
-from ais_loader.transport.base import BucketInfo, PutSpec, Transport
+from ais_loader.bucket import Bucket
+from ais_loader.entry import EntryLike
+from ais_loader.object_file import ObjectFile
+from ais_loader.requests import BatchOptions, requests_for_entries
+from ais_loader.transport.base import BucketInfo, Transport
 from ais_loader.urls import split_url
 
 URL_VARIABLE = "AIS_LOADER_URL"
@@ -212,121 +212,6 @@ class Client:
         self.close()
 
 
-class Bucket:
-    """The objects under one bucket's name. Cheap to make; holds nothing."""
-
-    def __init__(self, client: Client, name: str) -> None:
-        self.client = client
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"{self.client!r}.bucket({self.name!r})"
-
-    @property
-    def _transport(self) -> Transport:
-        return self.client._transport
-
-    def info(self) -> BucketInfo:
-        """Raises BucketNotFound."""
-        return self._transport.bucket(self.name)
-
-    def put(
-        self, name: str, data: Content, *, metadata: dict[str, str] | None = None, checksum: int | None = None
-    ) -> ObjectInfo:
-        """Store an object, replacing one of the same name; visible whole, or not at all.
-
-        Args:
-            name: 1 to 1,024 bytes of UTF-8, see README.
-            data: bytes-like, a path (the file's contents), or a binary file object. Never a str.
-            metadata: at most 4 KiB of strings.
-            checksum: CRC-32C that the bytes must have.
-
-        Raises InvalidName, BucketNotFound, ContentMismatch, DriveFull, StoreReadOnly, NodeUnavailable, TypeError.
-        """
-        source = Source(data)
-        return self._transport.put(_put_spec(self.name, name, source, metadata, checksum), source)
-
-    def put_many(
-        self, objects: Iterable[tuple[str, Content]], *, on_error: Literal["raise", "yield"] = "raise"
-    ) -> Iterator[ObjectInfo]:
-        """Store many objects with few requests. Yields their infos in order, each when it is stored.
-
-        Lazy: iterate it (or call `list`) or nothing happens. With on_error="raise" the first failure raises, and what
-        was sent with it may have been stored; with "yield" the error is yielded in the failed object's place.
-        """
-        pairs = ((_put_spec(self.name, name, source, None, None), source) for name, source in _sources(objects))
-        for result in self._transport.put_many(pairs):
-            if isinstance(result, errors.LoaderError) and on_error == "raise":
-                raise result
-            yield result  # type: ignore[misc]  # errors only where the caller asked for them
-
-    def get(
-        self, name: str, *, start: int = 0, length: int | None = None, member: str | None = None,
-        verify: bool = False, timeout_s: float = 30.0,
-    ) -> bytes:  # fmt: skip
-        """An object's bytes, or `length` of them from `start` (None: to the end).
-
-        A whole object is always compared with its stored checksum; a range when `verify` is set.
-        Raises ObjectNotFound, BucketNotFound, RangeError, CorruptObject, NodeUnavailable, SilenceTimeout.
-        """
-        chunks = self._transport.get(
-            self.name, name, start=start, length=length, member=member, verify=verify, timeout_s=timeout_s
-        )
-        return b"".join(chunks)
-
-    def open(
-        self, name: str, *, timeout_s: float = 30.0, read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False
-    ) -> ObjectFile:
-        """An object as a read-only, seekable binary file, of the version that it has now.
-
-        Args:
-            timeout_s: longest silence of the store while bytes are waited for.
-            read_ahead_bytes: most that is asked for ahead of a reader that goes straight on; it is held in memory.
-            verify: compare what is read with the stored block checksums.
-
-        Raises ObjectNotFound, BucketNotFound, InvalidRequest.
-        """
-        return ObjectFile(
-            self.client, self.head(name), timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify
-        )
-
-    def reader(
-        self, name: str, *, timeout_s: float = 30.0, read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False
-    ) -> ObjectReader:
-        """An object as a plain stream: forward only, in views of what arrives. Arguments and errors as `open`."""
-        return ObjectReader(
-            self.client, self.head(name), timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify
-        )
-
-    def head(self, name: str) -> ObjectInfo:
-        """Raises ObjectNotFound, BucketNotFound."""
-        return self._transport.head(self.name, name)
-
-    def delete(self, name: str) -> None:
-        """Raises ObjectNotFound, BucketNotFound, StoreReadOnly."""
-        self._transport.delete(self.name, name)
-
-    def objects(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[ObjectInfo]:
-        """Objects whose name begins with `prefix`, in the order of their names' UTF-8 bytes; fetched page by page."""
-        if page_size < 1:
-            raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
-        return self._transport.objects(self.name, prefix=prefix, page_size=page_size)
-
-    def members(self, name: str, prefix: str = "", *, page_size: int = 1000) -> Iterator[MemberInfo]:
-        """The members of an archive whose names begin with `prefix`, in its order; fetched page by page.
-
-        Raises ObjectNotFound (also when the archive is replaced meanwhile), BucketNotFound, NotAnArchive, ArchiveError.
-        """
-        if page_size < 1:
-            raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
-        return self._transport.list_members(self.name, name, prefix=prefix, page_size=page_size)
-
-    def get_batch(self, names: Sequence[str], **options: Any) -> Batch:
-        """The columnar short form of `Client.get_batch`: whole objects of this bucket, no Entry per item."""
-        chosen = BatchOptions(**options)
-        return self.client._batch(names, requests_for_names(self.name, names, chosen), chosen, self.name)
-
-
 def _is_text(text: str) -> bool:
     """Whether it has a UTF-8 form: lone surrogates have none."""
     try:
@@ -334,18 +219,3 @@ def _is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _put_spec(
-    bucket: str, name: str, source: Source, metadata: dict[str, str] | None, checksum: int | None
-) -> PutSpec:
-    if not isinstance(name, str):
-        raise TypeError(f"an object's name is a str, got {type(name).__name__}")
-    return PutSpec(
-        bucket=bucket, name=name, metadata=dict(metadata or {}), size_bytes=source.size_bytes, checksum=checksum
-    )
-
-
-def _sources(objects: Iterable[tuple[str, Content]]) -> Iterator[tuple[str, Source]]:
-    for name, data in objects:
-        yield name, Source(data)

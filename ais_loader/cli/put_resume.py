@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from ais_loader.bucket import Bucket
 from ais_loader.checksum import crc32c
 from ais_loader.cli.put_plan import FileToStore
-from ais_loader.client import Bucket
 from ais_loader.entry import ObjectInfo
 
 _PIECE_BYTES = 4 << 20

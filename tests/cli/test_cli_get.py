@@ -10,9 +10,10 @@ import pytest
 
 from ais_loader import errors
 from ais_loader.batch import Batch
+from ais_loader.bucket import Bucket
 from ais_loader.cli.files import looks_binary
 from ais_loader.cli.get import read_pieces
-from ais_loader.client import Bucket, connect
+from ais_loader.client import connect
 from ais_loader.entry import Entry
 from tests.cli.kit import Run
 
