@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import tarfile
 from pathlib import Path
 
 from ais_loader.client import connect
 from tests.cli.kit import Run, Stored
+from tests.tar_kit import packed_tar
 
 
 def test_objects_are_listed_in_name_order_as_names_that_other_commands_take(
@@ -133,14 +132,8 @@ def test_members_of_an_archive_are_listed_as_names_that_other_commands_take(
     run: Run, filled: str, url: str, tmp_path: Path
 ) -> None:
     members = {"en/a.wav": b"one", "en/b.wav": b"two", "fr.wav": b""}
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
     with connect(url) as client:
-        client.bucket(filled).put("x/s.tar", packed.getvalue())
+        client.bucket(filled).put("x/s.tar", packed_tar(members))
     listed = run("ls", "--members", f"{filled}/x/s.tar").stdout.splitlines()
     assert listed == [f"ais://{filled}/x/s.tar/{name}" for name in members]
     for line, data in zip(listed, members.values(), strict=True):

@@ -21,6 +21,7 @@ from ais_loader.errors import InvalidRequest, ObjectNotFound
 from ais_loader.object_file import KEPT_BYTES
 from ais_loader.read_ahead import CHUNK_BYTES, FIRST_BYTES, Ramp, chunk_spans
 from ais_loader.testing import seeded_bytes
+from tests.tar_kit import packed_tar
 
 DATA = seeded_bytes(3_000_001)
 
@@ -48,13 +49,7 @@ def test_seeking_reaches_every_place_and_nothing_before_the_beginning(bucket: Bu
 
 
 def test_tarfile_reads_an_archive_through_it(bucket: Bucket) -> None:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, data in (("x", b"one"), ("y/z", DATA)):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    bucket.put("shard.tar", packed.getvalue())
+    bucket.put("shard.tar", packed_tar({"x": b"one", "y/z": DATA}))
     with bucket.open("shard.tar") as file, tarfile.open(fileobj=file) as archive:
         member_file = archive.extractfile("y/z")
         assert member_file is not None and member_file.read() == DATA

@@ -2,6 +2,7 @@
 
 Read in this order: `member` (what a member is, how it is named), `kinds` (which object is an archive), `tar_header` and
 `tar_index` (one pass over a tar), `zip_directory` and `zip_index`, `index` (the mapped file; FORMAT.md has its bytes),
-`inflating` with `zstd_frames` and `lz4_frames` (compressed streams in bounded steps), `restart` and `gzip_points`
-(reading in the middle of them), `archive` (one face over all kinds), `copies` (for what has no middle), `reframe`.
+`inflating` with `frame_walk`, `zstd_frames` and `lz4_frames` (compressed streams in bounded steps), `restart` and
+`gzip_points` (reading in the middle of them), `archive` (one face over all kinds), `copies` (for what has no middle),
+`reframe`.
 """

@@ -9,14 +9,12 @@ Source: LZ4 frame format description 1.6.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import xxhash
 
 from storage_node.store.archives.errors import ArchiveDamaged, ArchiveUnsupported, LibraryMissing
-from storage_node.store.archives.inflating import Decoder
-from storage_node.store.archives.kinds import is_skippable
+from storage_node.store.archives.frame_walk import FrameWalk, Part
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
 
 try:
@@ -29,7 +27,6 @@ LEGACY_MAGIC = b"\x02\x21\x4c\x18"
 HISTORY_BYTES = 64 << 10
 POINT_GAP_BYTES = 16 << 10
 _BLOCK_BYTES = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
-_MAGIC, _HEADER, _BLOCK, _DATA, _TRAILER, _SKIPPABLE, _SKIPPED = range(7)
 
 # A restart point's flags: it lies before a frame, or before a block; then also what of the frame's header matters from
 # there on, with the number of the block size (4 to 7) less 4 in bits 5 and 6.
@@ -37,20 +34,18 @@ AT_FRAME = 0
 _IN_FRAME, _BLOCK_SUMS, _CONTENT_SUM = 0x80, 0x10, 0x08
 
 
-class Lz4Decoder(Decoder):
+class Lz4Decoder(FrameWalk):
+    format_name = "lz4"
+
     def __init__(self, limits: Limits = DEFAULT_LIMITS, resume: int = AT_FRAME) -> None:
         """`resume`: the flags of the restart point from which it will be fed."""
         super().__init__(limits)
-        self._held = bytearray()
-        self._state, self._need = _MAGIC, 4
-        self._any = self._linked = self._block_sums = self._content_sum = self._plain = False
+        self._linked = self._block_sums = self._content_sum = self._plain = False
         self._content: Any = None  # running xxh32, when the frame has been read from its beginning
         self._stated: int | None = None
         self._frame_start = 0  # of the content
         self._max_block = 0
         self._history = b""
-        self._at = 0
-        self._skip = 0
         self._size_flag = 0
         if resume & _IN_FRAME:
             self._begin_blocks(bool(resume & _BLOCK_SUMS), bool(resume & _CONTENT_SUM), 4 + (resume >> 5 & 3))
@@ -58,57 +53,30 @@ class Lz4Decoder(Decoder):
     def _begin_blocks(self, block_sums: bool, content_sum: bool, size_flag: int) -> None:
         self._block_sums, self._content_sum, self._size_flag = block_sums, content_sum, size_flag
         self._max_block = _BLOCK_BYTES[size_flag]
-        self._state, self._need, self._any = _BLOCK, 4, True
+        self._any = True
+        self._expect(Part.BLOCK, 4)
 
-    def _feed(self, view: memoryview) -> Iterator[bytes]:
-        position = 0
-        while position < len(view):
-            if self._state == _SKIPPED:
-                step = min(self._skip, len(view) - position)
-                self._skip -= step
-                self._at += step
-                position += step
-                if not self._skip:
-                    self._state, self._need = _MAGIC, 4
-                continue
-            step = min(self._need - len(self._held), len(view) - position)
-            self._held += view[position : position + step]
-            position += step
-            if len(self._held) == self._need and (piece := self._take()):
-                yield piece
+    def _header_bytes(self, begun: bytearray) -> int:
+        return 3 + (8 if begun[0] & 8 else 0) + (4 if begun[0] & 1 else 0)
 
-    def finish(self) -> None:
-        if self._state != _MAGIC or self._held or not self._any:
-            raise ArchiveDamaged(f"byte {self.packed_bytes}: the lz4 stream ends too early")
-
-    def _take(self) -> bytes:
-        held = bytes(self._held)
-        if self._state == _HEADER and self._need == 2:
-            self._need = 3 + (8 if held[0] & 8 else 0) + (4 if held[0] & 1 else 0)
-            return b""
-        start, self._at = self._at, self._at + len(held)
-        self._held.clear()
-        if self._state == _MAGIC:
-            self._take_magic(held, start)
-        elif self._state == _SKIPPABLE:
-            self._skip = int.from_bytes(held, "little")
-            self._state, self._need = (_SKIPPED, 0) if self._skip else (_MAGIC, 4)
-        elif self._state == _HEADER:
-            self._take_header(held, start)
-        elif self._state == _BLOCK:
-            self._take_block(int.from_bytes(held, "little"), start)
-        elif self._state == _DATA:
-            return self._unpack(held, start)
+    def _took(self, piece: bytes, at: int) -> bytes:
+        if self._part is Part.MAGIC:
+            self._take_magic(piece, at)
+        elif self._part is Part.HEADER:
+            self._take_header(piece, at)
+        elif self._part is Part.BLOCK:
+            self._take_block(int.from_bytes(piece, "little"), at)
+        elif self._part is Part.DATA:
+            return self._unpack(piece, at)
         else:
-            self._end_frame(int.from_bytes(held, "little"), start)
+            self._end_frame(int.from_bytes(piece, "little"), at)
         return b""
 
     def _take_magic(self, magic: bytes, at: int) -> None:
         if magic == MAGIC:
             self.points.add(at, self.content_bytes, AT_FRAME, gap_bytes=POINT_GAP_BYTES)
-            self._state, self._need, self._any = _HEADER, 2, True
-        elif is_skippable(magic):
-            self._state, self._need = _SKIPPABLE, 4
+            self._any = True
+            self._expect(Part.HEADER, 2)
         elif magic == LEGACY_MAGIC:
             raise ArchiveUnsupported(f"byte {at}: a legacy lz4 frame; compress without -l")
         else:
@@ -131,7 +99,7 @@ class Lz4Decoder(Decoder):
     def _take_block(self, word: int, at: int) -> None:
         if word == 0:  # the end mark
             if self._content_sum:
-                self._state, self._need = _TRAILER, 4
+                self._expect(Part.TRAILER, 4)
             else:
                 self._end_frame(None, at)
             return
@@ -142,10 +110,10 @@ class Lz4Decoder(Decoder):
             flags = _IN_FRAME | self._size_flag - 4 << 5
             flags |= (_BLOCK_SUMS if self._block_sums else 0) | (_CONTENT_SUM if self._content_sum else 0)
             self.points.add(at, self.content_bytes, flags, gap_bytes=POINT_GAP_BYTES)
-        self._state, self._need = _DATA, size + 4 * self._block_sums
+        self._expect(Part.DATA, size + 4 * self._block_sums)
 
     def _unpack(self, data: bytes, at: int) -> bytes:
-        self._state, self._need = _BLOCK, 4
+        self._expect(Part.BLOCK, 4)
         if self._block_sums:
             data, stored = data[:-4], int.from_bytes(data[-4:], "little")
             if xxhash.xxh32_intdigest(data) != stored:
@@ -163,7 +131,7 @@ class Lz4Decoder(Decoder):
         return piece
 
     def _end_frame(self, stored: int | None, at: int) -> None:
-        self._state, self._need = _MAGIC, 4
+        self._expect(Part.MAGIC)
         if self._content is not None and stored is not None and self._content.intdigest() != stored:
             raise ArchiveDamaged(f"byte {at}: the lz4 frame's content does not match its checksum")
         size = self.content_bytes - self._frame_start

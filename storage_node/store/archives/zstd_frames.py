@@ -8,7 +8,6 @@ in a skippable frame at the end, which is not needed here, because one pass over
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 from storage_node.store.archives.errors import (
@@ -17,8 +16,7 @@ from storage_node.store.archives.errors import (
     ArchiveUnsupported,
     LibraryMissing,
 )
-from storage_node.store.archives.inflating import Decoder
-from storage_node.store.archives.kinds import is_skippable
+from storage_node.store.archives.frame_walk import FrameWalk, Part
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
 
 try:
@@ -31,81 +29,46 @@ MAX_BLOCK_BYTES = 128 << 10
 _SIZE_BYTES = (0, 2, 4, 8)
 _DICTIONARY_BYTES = (0, 1, 2, 4)
 _kept = threading.local()  # one serves a thread at a time, and making it costs as much as a small frame
-_MAGIC, _HEADER, _BLOCK, _DATA, _TRAILER, _SKIPPABLE, _SKIPPED = range(7)
 
 
-class ZstdDecoder(Decoder):
+class ZstdDecoder(FrameWalk):
+    format_name = "zstd"
+
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         super().__init__(limits)
         self._library = zstandard.ZstdDecompressor(max_window_size=limits.window_bytes)
         self._frame: Any = None
-        self._held = bytearray()
-        self._state, self._need = _MAGIC, 4
-        self._has_trailer = self._last = self._any = False
-        self._at = 0  # where what is held began
-        self._skip = 0
+        self._has_trailer = self._last = False
 
-    def _feed(self, view: memoryview) -> Iterator[bytes]:
-        position = 0
-        while position < len(view):
-            if self._state == _SKIPPED:
-                step = min(self._skip, len(view) - position)
-                self._skip -= step
-                self._at += step
-                position += step
-                if not self._skip:
-                    self._state, self._need = _MAGIC, 4
-                continue
-            step = min(self._need - len(self._held), len(view) - position)
-            self._held += view[position : position + step]
-            position += step
-            if len(self._held) == self._need:
-                yield self._take()
+    def _header_bytes(self, begun: bytearray) -> int:
+        return 1 + _header_bytes(begun[0])
 
-    def finish(self) -> None:
-        if self._state != _MAGIC or self._held or not self._any:
-            raise ArchiveDamaged(f"byte {self.packed_bytes}: the zstd stream ends too early")
-
-    def _take(self) -> bytes:
-        """What is held is complete: decide what comes next, and pass blocks on."""
-        held = bytes(self._held)
-        if self._state == _HEADER and self._need == 1:
-            self._need = 1 + _header_bytes(held[0])
-            return b""
-        start, self._at = self._at, self._at + len(held)
-        self._held.clear()
-        if self._state == _MAGIC:
-            if held == MAGIC:
-                self.points.add(start, self.content_bytes)
-                self._frame = self._library.decompressobj(read_across_frames=False)
-                self._state, self._need, self._any = _HEADER, 1, True
-            elif is_skippable(held):
-                self._state, self._need = _SKIPPABLE, 4
-                return b""
-            else:
-                raise ArchiveDamaged(f"byte {start}: no zstd frame begins here, but {held!r}")
-        elif self._state == _SKIPPABLE:
-            self._skip = int.from_bytes(held, "little")
-            self._state, self._need = (_SKIPPED, 0) if self._skip else (_MAGIC, 4)
-            return b""
-        elif self._state == _HEADER:
-            self._check_header(held, start)
-            self._has_trailer = bool(held[0] & 4)
-            self._state, self._need = _BLOCK, 3
-        elif self._state == _BLOCK:
-            self._take_block(int.from_bytes(held, "little"), start)
-        elif self._state == _DATA:
+    def _took(self, piece: bytes, at: int) -> bytes:
+        if self._part is Part.MAGIC:
+            if piece != MAGIC:
+                raise ArchiveDamaged(f"byte {at}: no zstd frame begins here, but {piece!r}")
+            self.points.add(at, self.content_bytes)
+            self._frame = self._library.decompressobj(read_across_frames=False)
+            self._any = True
+            self._expect(Part.HEADER, 1)
+        elif self._part is Part.HEADER:
+            self._check_header(piece, at)
+            self._has_trailer = bool(piece[0] & 4)
+            self._expect(Part.BLOCK, 3)
+        elif self._part is Part.BLOCK:
+            self._take_block(int.from_bytes(piece, "little"), at)
+        elif self._part is Part.DATA:
             self._end_block()
         else:
-            self._state, self._need = _MAGIC, 4
-        return self._pass_on(held, start)
+            self._expect(Part.MAGIC)
+        return self._pass_on(piece, at)
 
     def _pass_on(self, data: bytes, at: int) -> bytes:
         try:
             piece = bytes(self._frame.decompress(data))
         except zstandard.ZstdError as error:
             raise ArchiveDamaged(f"byte {at}: zstd: {error}") from None
-        if self._state == _MAGIC and data != MAGIC and not self._frame.eof:
+        if self._part is Part.MAGIC and data != MAGIC and not self._frame.eof:
             raise ArchiveDamaged(f"byte {at}: the zstd frame ends here, its content does not")
         return piece
 
@@ -125,18 +88,17 @@ class ZstdDecoder(Decoder):
         self._last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
         if kind == 3 or size > MAX_BLOCK_BYTES:
             raise ArchiveDamaged(f"byte {at}: no zstd block begins here")
-        self._need = 1 if kind == 1 else size  # a run of one octet
-        self._state = _DATA
+        self._expect(Part.DATA, 1 if kind == 1 else size)  # a run of one octet
         if not self._need:
             self._end_block()
 
     def _end_block(self) -> None:
         if not self._last:
-            self._state, self._need = _BLOCK, 3
+            self._expect(Part.BLOCK, 3)
         elif self._has_trailer:
-            self._state, self._need = _TRAILER, 4
+            self._expect(Part.TRAILER, 4)
         else:
-            self._state, self._need = _MAGIC, 4
+            self._expect(Part.MAGIC)
 
 
 def _header_bytes(descriptor: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
 
@@ -15,6 +14,7 @@ from conformance_kit import MiB, contents
 
 from ais_loader import Bucket, Client, Entry, Status, errors
 from ais_loader.testing import seeded_bytes
+from tests.tar_kit import packed_tar
 
 MEMBERS = {
     **{f"en/{at:04d}.wav": seeded_bytes(137 * at % 9_000, seed=at) for at in range(150)},
@@ -23,16 +23,6 @@ MEMBERS = {
     "ä/" + "n" * 200: b"a name that ustar cannot hold",
     "empty": b"",
 }
-
-
-def tar(members: Mapping[str, bytes], mode: str = "w:") -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode=mode) as archive:  # type: ignore[call-overload]
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return packed.getvalue()
 
 
 def zipped(members: Mapping[str, bytes], compression: int) -> bytes:
@@ -49,14 +39,14 @@ def zst_frames(data: bytes, frame_bytes: int) -> bytes:
 
 
 SHARDS: dict[str, Callable[[], bytes]] = {
-    "plain.tar": lambda: tar(MEMBERS),
-    "gzip.tar.gz": lambda: tar(MEMBERS, "w:gz"),
-    "one-frame.tar.zst": lambda: zstandard.ZstdCompressor().compress(tar(MEMBERS)),
-    "frames.tar.zst": lambda: zst_frames(tar(MEMBERS), MiB // 2),
+    "plain.tar": lambda: packed_tar(MEMBERS),
+    "gzip.tar.gz": lambda: packed_tar(MEMBERS, "w:gz"),
+    "one-frame.tar.zst": lambda: zstandard.ZstdCompressor().compress(packed_tar(MEMBERS)),
+    "frames.tar.zst": lambda: zst_frames(packed_tar(MEMBERS), MiB // 2),
     "blocks.tar.lz4": lambda: lz4.frame.compress(
-        tar(MEMBERS), block_linked=False, block_size=lz4.frame.BLOCKSIZE_MAX256KB
+        packed_tar(MEMBERS), block_linked=False, block_size=lz4.frame.BLOCKSIZE_MAX256KB
     ),
-    "linked.tar.lz4": lambda: lz4.frame.compress(tar(MEMBERS), block_linked=True),
+    "linked.tar.lz4": lambda: lz4.frame.compress(packed_tar(MEMBERS), block_linked=True),
     "stored.zip": lambda: zipped(MEMBERS, zipfile.ZIP_STORED),
     "deflated.zip": lambda: zipped(MEMBERS, zipfile.ZIP_DEFLATED),
 }  # fmt: skip
@@ -107,8 +97,8 @@ def test_one_member_is_read_whole_or_in_part(bucket: Bucket, shard: str) -> None
 
 
 def test_failures_have_their_status_in_their_place(client: Client, bucket: Bucket, shard: str) -> None:
-    bucket.put("broken.tar", tar(MEMBERS)[:5_000])
-    bucket.put("really.tar.gz", tar(MEMBERS))
+    bucket.put("broken.tar", packed_tar(MEMBERS)[:5_000])
+    bucket.put("really.tar.gz", packed_tar(MEMBERS))
     entries = [
         Entry(bucket.name, shard, "en/0001.wav"),
         Entry(bucket.name, shard, "nobody"),
@@ -134,23 +124,24 @@ def test_failures_have_their_status_in_their_place(client: Client, bucket: Bucke
 def test_a_shard_put_again_has_its_new_members_and_no_old_ones(client: Client, bucket: Bucket, shard: str) -> None:
     assert bucket.get(shard, member="en/0001.wav") == MEMBERS["en/0001.wav"]
     changed = {"en/0001.wav": b"new", "only": b"here"}
-    bucket.put("s.tar", tar(MEMBERS))
+    bucket.put("s.tar", packed_tar(MEMBERS))
     assert bucket.get("s.tar", member="en/0002.wav") == MEMBERS["en/0002.wav"]
-    bucket.put("s.tar", tar(changed))
+    bucket.put("s.tar", packed_tar(changed))
     assert bucket.get("s.tar", member="en/0001.wav") == b"new"
     with pytest.raises(errors.MemberNotFound):
         bucket.get("s.tar", member="en/0002.wav")
 
 
 def test_urls_name_members(client: Client, bucket: Bucket) -> None:
-    bucket.put("a/s.tar", tar(MEMBERS))
+    bucket.put("a/s.tar", packed_tar(MEMBERS))
     url = f"ais://{bucket.name}/a/s.tar/en/0007.wav"
     assert client.get_batch([url]).tobytes() == [MEMBERS["en/0007.wav"]]
 
 
 def test_shards_stored_together_are_indexed_too(client: Client, bucket: Bucket) -> None:
     shards = {
-        f"{at}.tar": tar({f"{n}": seeded_bytes(100 + n, seed=at * 100 + n) for n in range(20)}) for at in range(30)
+        f"{at}.tar": packed_tar({f"{n}": seeded_bytes(100 + n, seed=at * 100 + n) for n in range(20)})
+        for at in range(30)
     }
     list(bucket.put_many(shards.items()))
     entries = [Entry(bucket.name, f"{at}.tar", f"{n}") for n in range(20) for at in range(30)]
@@ -174,10 +165,10 @@ def test_members_are_listed_in_the_order_of_the_archive(client: Client, bucket: 
 
 
 def test_a_listing_of_members_is_of_one_version_of_the_archive(bucket: Bucket) -> None:
-    bucket.put("s.tar", tar(MEMBERS))
+    bucket.put("s.tar", packed_tar(MEMBERS))
     listing = bucket.members("s.tar", page_size=10)
     assert next(listing).name == "en/0000.wav"
-    bucket.put("s.tar", tar({"a": b"1"}))
+    bucket.put("s.tar", packed_tar({"a": b"1"}))
     with pytest.raises(errors.ObjectNotFound, match="version"):
         list(listing)
     for name, error in (("nothing.tar", errors.ObjectNotFound), ("plain", errors.NotAnArchive)):

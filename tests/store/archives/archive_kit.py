@@ -21,6 +21,7 @@ from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.reframe import reframe
 from storage_node.store.archives.source import BytesSource
 from storage_node.store.archives.tar_index import TarIndexer
+from tests.tar_kit import packed_tar
 
 WRITTEN_BY_BSDTAR = Path(__file__).with_name("written_by_bsdtar")
 
@@ -61,13 +62,7 @@ def zip_members(data: bytes) -> dict[str, bytes]:
 def make_tar(
     files: Sequence[tuple[str, bytes]], tar_format: int = tarfile.PAX_FORMAT, encoding: str = "utf-8"
 ) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tar_format, encoding=encoding) as tar:
-        for name, data in files:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
+    return packed_tar(files, tar_format=tar_format, encoding=encoding)
 
 
 def index_of(tar: bytes, borders: Sequence[int] = ()) -> MemberIndex:
