@@ -31,6 +31,8 @@ def connect(
     verify_payload: bool = False,
     tenant: str = "",
     hedge_budget: float = 0.05,
+    open_shards: int = 128,
+    shard_copy_bytes: int = 4 << 30,
 ) -> Client:
     """A client of the store at `url`.
 
@@ -47,10 +49,13 @@ def connect(
             however many clients and batches each has. At most 128 characters.
         hedge_budget: clusters only: of what is asked for, the share that may be asked of a second node as well when the
             first is unusually slow; 0: none.
+        open_shards: embedded only: archives of each drive that are kept open for their members to be read.
+        shard_copy_bytes: embedded only: for each drive, decompressed copies of archives whose members cannot be read
+            piece by piece. Of a node both are settings, see docs/settings.md.
 
     Raises:
         InvalidRequest: no URL, or one that says nothing; a tenant's name that is too long or no text; a hedge_budget
-            that is no share.
+            that is no share; limits of archives that are none.
         StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: from an embedded store, at once. A gRPC connection is
             made at the first call.
     """
@@ -75,7 +80,9 @@ def connect(
     paths = [part.removeprefix("file://") for part in text.split(",")]
     if not all(paths):
         raise errors.InvalidRequest(f"{text!r} names an empty path")
-    return Client(EmbeddedTransport(paths, mode=mode, durability=durability))
+    return Client(EmbeddedTransport(
+        paths, mode=mode, durability=durability, open_shards=open_shards, shard_copy_bytes=shard_copy_bytes
+    ))  # fmt: skip
 
 
 class Client:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from storage_node.store.shard_limits import ShardLimits
+
 _WHERE = ("host", "port", "advertise", "metrics_port")
 EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
@@ -33,6 +35,11 @@ class ServerConfig:
     """Threads that ask."""
     memory_bytes: int = 256 << 20
     """Frames read but not yet handed to the network, all sessions together. Readers wait at this mark."""
+    open_shards: int = 128
+    """Archives of each drive that are kept open for their members to be read, with two descriptors each."""
+    shard_copy_bytes: int = 4 << 30
+    """For each drive: decompressed copies of archives whose members cannot be read piece by piece, in files that are
+    gone with the process. A member of an archive that unpacks to more is refused."""
     max_active_batches: int = 512
     """Batches being served; further ones are told to come back."""
     reject_retry_after_ms: int = 100
@@ -100,6 +107,7 @@ class ServerConfig:
         limits = (
             "read_threads", "readahead_threads", "memory_bytes", "max_active_batches", "reject_retry_after_ms",
             "max_buffered_bytes", "assembly_bytes", "peer_window_bytes", "repair_transfers", "drive_errors",
+            "open_shards",
         )  # fmt: skip
         for name in limits:
             if getattr(self, name) < 1:
@@ -109,7 +117,9 @@ class ServerConfig:
         for tenant, weight in self.tenant_weights.items():
             if not 1e-6 <= weight <= 1e6:
                 raise ValueError(f"tenant_weights: {tenant!r} has {weight}, need 0.000001 to 1000000")
-        for name in ("readahead_bytes", "max_recoveries", "max_soft_errors", "critical_memory_bytes"):
+        for name in (
+            "readahead_bytes", "max_recoveries", "max_soft_errors", "critical_memory_bytes", "shard_copy_bytes",
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 0")
         for name in (
@@ -138,6 +148,10 @@ class ServerConfig:
         host, outer_port = _split_advertised(self.advertise)
         host = host or self.host
         return "" if host in EVERY_ADDRESS else f"{host}:{outer_port or port}"
+
+    @property
+    def shard_limits(self) -> ShardLimits:
+        return ShardLimits(self.open_shards, self.shard_copy_bytes)
 
     def limits(self) -> dict[str, str]:
         """Everything but where the node is found: what bounds what it does, by the fields' names, as text."""

@@ -90,7 +90,9 @@ class NodeServer:
         """Open the store and listen. Raises what `Store.open` raises, and OSError when it cannot listen."""
         if self.config.metrics_port is not None:
             require_library()
-        self._store = Store.open(self._drives, mode="a", durability=self.config.durability)
+        self._store = Store.open(
+            self._drives, mode="a", durability=self.config.durability, shard_limits=self.config.shard_limits
+        )
         try:
             self.membership, self._keeper = open_membership(self._store)
         except BaseException:

@@ -42,11 +42,14 @@ class EmbeddedTransport:
         *,
         mode: Literal["a", "r"] = "a",
         durability: Literal["process", "power"] = "process",
+        open_shards: int = 128,
+        shard_copy_bytes: int = 4 << 30,
     ) -> None:
         self._paths = [os.path.abspath(path) for path in paths]
         self.url = ",".join("file://" + path for path in self._paths)
         self._mode = mode
         self._durability = durability
+        self._shards = open_shards, shard_copy_bytes
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._helpers: ThreadPoolExecutor | None = None
@@ -55,23 +58,30 @@ class EmbeddedTransport:
         self._store_here()  # a wrong path or a held lock is told at once
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reader, (self._paths,)
+        return _reader, (self._paths, *self._shards)
 
     def _store_here(self) -> Store:
         if self._closed:
             raise errors.Closed(f"the connection to {self.url} has been closed")
         if self._store is not None and self._pid == os.getpid():
             return self._store
+        from storage_node.store.shard_limits import ShardLimits
         from storage_node.store.store import Store
 
         if self._pid != os.getpid():
             # Inherited through fork: a lock held by a thread that is not here would never be released.
             self._lock, self._pid, self._store, self._mode = threading.Lock(), os.getpid(), None, "r"
             self._helpers = None
+        try:
+            limits = ShardLimits(*self._shards)
+        except ValueError as error:
+            raise errors.InvalidRequest(str(error)) from None
         with self._lock:
             if self._store is None:
                 with translated():
-                    self._store = Store.open(self._paths, mode=self._mode, durability=self._durability)
+                    self._store = Store.open(
+                        self._paths, mode=self._mode, durability=self._durability, shard_limits=limits
+                    )
             return self._store
 
     # -- buckets
@@ -228,8 +238,8 @@ class EmbeddedTransport:
         self._store = None
 
 
-def _reader(paths: list[str]) -> EmbeddedTransport:
-    return EmbeddedTransport(paths, mode="r")
+def _reader(paths: list[str], open_shards: int, shard_copy_bytes: int) -> EmbeddedTransport:
+    return EmbeddedTransport(paths, mode="r", open_shards=open_shards, shard_copy_bytes=shard_copy_bytes)
 
 
 @contextlib.contextmanager

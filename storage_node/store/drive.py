@@ -38,6 +38,7 @@ from storage_node.store.identity import DriveIdentity
 from storage_node.store.raw_files import RawFiles, StagedFile, drive_error, is_full
 from storage_node.store.record import sync_folder
 from storage_node.store.record_cache import RecordCache
+from storage_node.store.shard_limits import ShardLimits
 from storage_node.store.shards import Shards
 
 Durability: TypeAlias = Literal["process", "power"]
@@ -82,6 +83,7 @@ class Drive:
         durability: Durability = "process",
         epoch: int = 1,
         grace_s: float = GRACE_S,
+        shard_limits: ShardLimits | None = None,
     ) -> None:
         self.root = root
         self.identity = identity
@@ -103,7 +105,7 @@ class Drive:
         except BaseException:
             self.files.close()
             raise
-        self.shards = Shards(root, self.files, writable=writable)
+        self.shards = Shards(root, self.files, writable=writable, limits=shard_limits)
         self._cache = RecordCache()
         self._garbage = Garbage(self.files, self.catalog, grace_s, self.shards.forget)
         self._staging_names = itertools.count()

@@ -26,6 +26,7 @@ from storage_node.store.moving import Moved, Mover
 from storage_node.store.opening import find_drive, make_folder, new_drive_folder
 from storage_node.store.raw_files import drive_error
 from storage_node.store.record import ClusterRecord
+from storage_node.store.shard_limits import ShardLimits
 
 
 class DriveChanges(Copies):
@@ -33,10 +34,13 @@ class DriveChanges(Copies):
 
     writable: bool
 
-    def __init__(self, drives: DriveSet, durability: Durability, roots: Sequence[Path]) -> None:
+    def __init__(
+        self, drives: DriveSet, durability: Durability, roots: Sequence[Path], shard_limits: ShardLimits | None
+    ) -> None:
         super().__init__()
         self._set = drives
         self._durability = durability
+        self._shard_limits = shard_limits
         self._roots = list(roots)
         self._drives_lock = threading.Lock()
         self._record_lock = threading.Lock()
@@ -199,7 +203,10 @@ class DriveChanges(Copies):
         return found
 
     def _open_drive(self, root: Path, identity: DriveIdentity) -> Drive:
-        return Drive(root, identity, writable=self.writable, durability=self._durability, epoch=self.record.epoch)
+        return Drive(
+            root, identity, writable=self.writable, durability=self._durability, epoch=self.record.epoch,
+            shard_limits=self._shard_limits,
+        )  # fmt: skip
 
     # -- moving
 

@@ -32,6 +32,7 @@ from storage_node.store.failpoints import failpoint
 from storage_node.store.identity import DriveIdentity
 from storage_node.store.raw_files import drive_error
 from storage_node.store.record import ClusterRecord
+from storage_node.store.shard_limits import ShardLimits
 
 _MAY_BE_MISSING = (DriveFailed, DriveFull, FormatError, StoreReadOnly)
 
@@ -55,7 +56,9 @@ def drive_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     return roots
 
 
-def open_drives(roots: Sequence[Path], *, writable: bool, durability: Durability) -> OpenDrives:
+def open_drives(
+    roots: Sequence[Path], *, writable: bool, durability: Durability, shard_limits: ShardLimits | None = None
+) -> OpenDrives:
     """Open the drives of the store that lives in these folders; a writer creates one where there is none.
 
     Raises StoreNotFound, StoreLocked, StoreReadOnly, FormatError, DriveFull, DriveFailed.
@@ -64,12 +67,12 @@ def open_drives(roots: Sequence[Path], *, writable: bool, durability: Durability
         folders = _look(roots)
         if _never_used(folders.roots, folders.known):
             raise StoreNotFound(f'no store at {", ".join(map(str, roots))}; mode="a" creates one')
-        return _open_known(folders, writable=False, durability=durability)
+        return _open_known(folders, writable=False, durability=durability, shard_limits=shard_limits)
     with _only_opener(roots):
         folders = _look(roots)
         if _never_used(folders.roots, folders.known):
             folders.known = _create(folders.roots)
-        return _open_known(folders, writable=True, durability=durability)
+        return _open_known(folders, writable=True, durability=durability, shard_limits=shard_limits)
 
 
 @dataclass(slots=True)
@@ -108,7 +111,9 @@ def _look(roots: Sequence[Path]) -> _Folders:
     return found
 
 
-def _open_known(folders: _Folders, *, writable: bool, durability: Durability) -> OpenDrives:
+def _open_known(
+    folders: _Folders, *, writable: bool, durability: Durability, shard_limits: ShardLimits | None
+) -> OpenDrives:
     roots, known, left_out = folders.roots, folders.known, folders.left_out
     record = newest_record(known)
     left_out = {**left_out, **_strangers(known, record, mend=writable)}
@@ -128,7 +133,10 @@ def _open_known(folders: _Folders, *, writable: bool, durability: Durability) ->
             else:
                 root = by_uuid[drive_uuid]
                 try:
-                    drive = Drive(root, known[root], writable=writable, durability=durability, epoch=record.epoch)
+                    drive = Drive(
+                        root, known[root], writable=writable, durability=durability, epoch=record.epoch,
+                        shard_limits=shard_limits,
+                    )  # fmt: skip
                 except _MAY_BE_MISSING as error:
                     first_error, problem = first_error or error, str(error)
             drives.append(drive)
@@ -205,8 +213,9 @@ def find_drive(roots: Sequence[Path], drive_uuid: str, *, beside: bool = False) 
 
 
 def open_beside(
-    record: ClusterRecord, before: ClusterRecord, roots: Sequence[Path], durability: Durability
-) -> list[Drive]:
+    record: ClusterRecord, before: ClusterRecord, roots: Sequence[Path], durability: Durability,
+    shard_limits: ShardLimits | None,
+) -> list[Drive]:  # fmt: skip
     """For a reader: drives that a writer has added, where they lie beside the others."""
     found: list[Drive] = []
     for drive_uuid in record.drives:
@@ -215,7 +224,10 @@ def open_beside(
             with contextlib.suppress(StoreError):  # its names answer that it is not open here
                 if root is not None:
                     identity = DriveIdentity(drive_uuid, record.store_uuid)
-                    found.append(Drive(root, identity, writable=False, durability=durability, epoch=record.epoch))
+                    found.append(Drive(
+                        root, identity, writable=False, durability=durability, epoch=record.epoch,
+                        shard_limits=shard_limits,
+                    ))  # fmt: skip
     return found
 
 

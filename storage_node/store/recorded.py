@@ -34,6 +34,7 @@ from storage_node.store.names import check_bucket_name
 from storage_node.store.opening import newest_record, open_beside
 from storage_node.store.raw_files import drive_error
 from storage_node.store.record import BucketRecord, ClusterRecord
+from storage_node.store.shard_limits import ShardLimits
 
 _PURGE_AT_ONCE = 1000
 
@@ -42,9 +43,10 @@ class Recorded(DriveChanges):
     """The part of a store that keeps its record."""
 
     def __init__(
-        self, record: ClusterRecord, drives: DriveSet, *, writable: bool, durability: Durability, roots: Sequence[Path]
-    ) -> None:
-        super().__init__(drives, durability, roots)
+        self, record: ClusterRecord, drives: DriveSet, *, writable: bool, durability: Durability,
+        roots: Sequence[Path], shard_limits: ShardLimits | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(drives, durability, roots, shard_limits)
         self._record = record
         self.writable = writable
         self._record_read_at = time.monotonic()
@@ -103,7 +105,7 @@ class Recorded(DriveChanges):
         if (before.drives, before.active, before.former) == (record.drives, record.active, record.former):
             return
         if not self.writable:
-            also = open_beside(record, before, self._roots, self._durability)
+            also = open_beside(record, before, self._roots, self._durability, self._shard_limits)
         for drive in self._set.follow(record, also):
             if not self.writable:
                 drive.give_up(f"drive {drive.identity.drive_uuid} has left the store")

@@ -29,14 +29,11 @@ from storage_node.store.archives.source import FdSource
 from storage_node.store.errors import StoreError
 from storage_node.store.format import Record
 from storage_node.store.raw_files import RawFiles
+from storage_node.store.shard_limits import ShardLimits
 
 FOLDER_NAME = "members"
-OPEN_SHARDS = 128
-"""Kept open for each drive, with two descriptors each: the shard's and its index's. The least recently used goes."""
 REFUSED_SHARDS = 1024
 """Shards that cannot be indexed, and are not looked through again."""
-COPY_BUDGET_BYTES = 4 << 30
-"""For decompressed copies of what has no restart points, for each drive."""
 COPY_TIMEOUT_S = 60.0
 _SUFFIX = ".index"
 log = logging.getLogger(__name__)
@@ -62,7 +59,8 @@ class OpenShard:
 class Shards:
     """Of one drive. Only a drive that is open for writing keeps indexes; others use those, or make their own."""
 
-    def __init__(self, root: Path, files: RawFiles, *, writable: bool) -> None:
+    def __init__(self, root: Path, files: RawFiles, *, writable: bool, limits: ShardLimits | None = None) -> None:
+        self.limits = limits or ShardLimits()
         self._folder = root / FOLDER_NAME
         self._files = files
         self._writable = writable
@@ -102,7 +100,7 @@ class Shards:
                 raise
             with self._lock:
                 self._open[record.path] = shard
-                while len(self._open) > OPEN_SHARDS:
+                while len(self._open) > self.limits.open_shards:
                     self._open.popitem(last=False)
             return shard
 
@@ -149,7 +147,7 @@ class Shards:
     def _unpacked(self) -> DecompressedCopies:
         with self._lock:
             if self._copies is None:
-                self._copies = DecompressedCopies(self._folder, COPY_BUDGET_BYTES)
+                self._copies = DecompressedCopies(self._folder, self.limits.copy_bytes)
             return self._copies
 
     # -- indexes

@@ -33,6 +33,7 @@ from storage_node.store.opening import OpenDrives, drive_folders, open_drives
 from storage_node.store.placed_changes import PlacedChanges, StagedObject
 from storage_node.store.places import Placement
 from storage_node.store.recorded import Recorded
+from storage_node.store.shard_limits import ShardLimits
 from storage_node.store.shards import indexing_of
 from storage_node.store.states import DriveState, drive_state
 from storage_node.store.upload import Upload, checked_metadata
@@ -43,9 +44,14 @@ __all__ = ["DriveState", "Moved", "Store", "StoredVersion", "Upload", "not_found
 class Store(Recorded):
     """Open with `Store.open`; close it, or use it as a context manager."""
 
-    def __init__(self, opened: OpenDrives, *, writable: bool, durability: Durability, roots: Sequence[Path]) -> None:
+    def __init__(
+        self, opened: OpenDrives, *, writable: bool, durability: Durability, roots: Sequence[Path],
+        shard_limits: ShardLimits | None = None,
+    ) -> None:  # fmt: skip
         drives = DriveSet(opened.record, opened.drives, opened.problems, self._follow_writer)
-        super().__init__(opened.record, drives, writable=writable, durability=durability, roots=roots)
+        super().__init__(
+            opened.record, drives, writable=writable, durability=durability, roots=roots, shard_limits=shard_limits
+        )
         self._changes = PlacedChanges(drives)
         self.left_out = opened.left_out
         """Folders given that are not of the store any more (retired, forgotten), or not yet, and why."""
@@ -59,8 +65,11 @@ class Store(Recorded):
         *,
         mode: Literal["a", "r"] = "a",
         durability: Durability = "process",
+        shard_limits: ShardLimits | None = None,
     ) -> Store:
         """Open the store on these drives; mode "a" creates it where there is none, mode "r" never locks or writes.
+
+        `shard_limits`: of each drive.
 
         Raises StoreNotFound, StoreLocked, StoreReadOnly, FormatError, DriveFull, DriveFailed, InvalidRequest.
         """
@@ -69,8 +78,8 @@ class Store(Recorded):
         if durability not in ("process", "power"):
             raise InvalidRequest(f'durability {durability!r}: "process" or "power"')
         roots = drive_folders(paths)
-        opened = open_drives(roots, writable=mode == "a", durability=durability)
-        store = cls(opened, writable=mode == "a", durability=durability, roots=roots)
+        opened = open_drives(roots, writable=mode == "a", durability=durability, shard_limits=shard_limits)
+        store = cls(opened, writable=mode == "a", durability=durability, roots=roots, shard_limits=shard_limits)
         if store.writable:
             try:
                 store._settle()

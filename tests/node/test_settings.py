@@ -161,3 +161,12 @@ def test_settings_of_another_version_are_said_to_be_unknown() -> None:
 )
 def test_where_others_reach_a_node(host: str, advertise: str, endpoint: str) -> None:
     assert ServerConfig(host=host, advertise=advertise).endpoint(7480) == endpoint
+
+
+def test_what_archives_may_hold_is_a_setting_with_units_and_a_range() -> None:
+    config = configured(ServerConfig(), read_assignments(["shard_copy_bytes=512MiB", "open_shards=7"]))
+    assert (config.shard_limits.open_shards, config.shard_limits.copy_bytes) == (7, 512 << 20)
+    assert (config.limits()["open_shards"], config.limits()["shard_copy_bytes"]) == ("7", str(512 << 20))
+    for wrong in ("open_shards=0", "shard_copy_bytes=-1"):
+        with pytest.raises(WrongSetting, match=wrong.partition("=")[0]):
+            read_assignments([wrong])

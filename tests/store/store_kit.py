@@ -12,6 +12,7 @@ from storage_node.store.doctor import Report, check
 from storage_node.store.drive import Drive
 from storage_node.store.format import Record
 from storage_node.store.reads import open_object
+from storage_node.store.shard_limits import ShardLimits
 from storage_node.store.store import Store
 
 BUCKET = "speech"
@@ -37,9 +38,11 @@ def contents(store: Store, bucket: str = BUCKET) -> dict[str, bytes]:
 
 
 @contextlib.contextmanager
-def store_at(*roots: Path, bucket: str | None = BUCKET, durability: str = "process") -> Iterator[Store]:
+def store_at(
+    *roots: Path, bucket: str | None = BUCKET, durability: str = "process", shard_limits: ShardLimits | None = None
+) -> Iterator[Store]:
     """An open store; with the bucket already in it."""
-    with Store.open(roots, durability=durability) as store:  # type: ignore[arg-type]
+    with Store.open(roots, durability=durability, shard_limits=shard_limits) as store:  # type: ignore[arg-type]
         if bucket is not None:
             store.create_bucket(bucket, exist_ok=True)
         yield store

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
-import tarfile
 import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,20 +15,12 @@ from storage_node.store import shards
 from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge, MemberNotFound
 from storage_node.store.errors import CorruptObject
 from storage_node.store.reads import open_member
+from storage_node.store.shard_limits import ShardLimits
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, file_of, flip_a_byte, put, read, store_at
+from tests.tar_kit import packed_tar
 
 MEMBERS = {f"{at}.bin": seeded_bytes(at * 311, seed=at) for at in range(50)}
-
-
-def tar(members: Mapping[str, bytes], mode: str = "w:") -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode=mode) as archive:  # type: ignore[call-overload]
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return packed.getvalue()
 
 
 def member(store: Store, shard: str, name: str) -> bytes:
@@ -45,10 +34,10 @@ def indexes(root: Path) -> list[Path]:
 def test_a_shard_that_is_put_has_its_index_before_anybody_asks(tmp_path: Path) -> None:
     root = tmp_path / "drive"
     with store_at(root) as store:
-        put(store, "plain.bin", tar(MEMBERS))
+        put(store, "plain.bin", packed_tar(MEMBERS))
         assert indexes(root) == []
         with store.begin_put(BUCKET, "s.tar") as upload:
-            data = tar(MEMBERS)
+            data = packed_tar(MEMBERS)
             for at in range(0, len(data), 777):
                 upload.write(data[at : at + 777])
             upload.commit()
@@ -64,9 +53,9 @@ def test_a_shard_that_is_put_has_its_index_before_anybody_asks(tmp_path: Path) -
 def test_an_index_that_is_no_good_is_made_again(tmp_path: Path, harm: str) -> None:
     root = tmp_path / "drive"
     with store_at(root) as store:
-        put(store, "s.tar", tar(MEMBERS))
+        put(store, "s.tar", packed_tar(MEMBERS))
         (mine,) = indexes(root)
-        put(store, "t.tar", tar({"other": b"1"}))
+        put(store, "t.tar", packed_tar({"other": b"1"}))
         (other,) = (path for path in indexes(root) if path != mine)
     if harm == "lost":
         mine.unlink()
@@ -88,10 +77,10 @@ def test_an_index_that_is_no_good_is_made_again(tmp_path: Path, harm: str) -> No
 def test_an_index_goes_with_its_shard(tmp_path: Path) -> None:
     root = tmp_path / "drive"
     with store_at(root) as store:
-        put(store, "s.tar", tar(MEMBERS))
-        put(store, "t.tar", tar(MEMBERS))
+        put(store, "s.tar", packed_tar(MEMBERS))
+        put(store, "t.tar", packed_tar(MEMBERS))
         before = indexes(root)
-        put(store, "s.tar", tar({"new": b"1"}))
+        put(store, "s.tar", packed_tar({"new": b"1"}))
         store.delete(BUCKET, "t.tar")
         for drive in store.drives:
             assert drive is not None
@@ -106,7 +95,7 @@ def test_an_index_goes_with_its_shard(tmp_path: Path) -> None:
 def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
     root = tmp_path / "drive"
     with store_at(root) as store:
-        put(store, "s.tar", tar(MEMBERS))
+        put(store, "s.tar", packed_tar(MEMBERS))
     (index,) = indexes(root)
     orphan = index.with_name("00-00-" + 28 * "a" + ".1.index")
     shutil.copy(index, orphan)
@@ -122,7 +111,7 @@ def test_many_who_ask_first_share_one_index(tmp_path: Path) -> None:
     root = tmp_path / "drive"
     names = list(MEMBERS) * 8
     with store_at(root) as store:
-        put(store, "s.tar.gz", tar(MEMBERS, "w:gz"))
+        put(store, "s.tar.gz", packed_tar(MEMBERS, "w:gz"))
         shutil.rmtree(root / shards.FOLDER_NAME)
         start = threading.Barrier(16)
 
@@ -141,22 +130,21 @@ def test_many_who_ask_first_share_one_index(tmp_path: Path) -> None:
 def test_a_reader_beside_the_writer_uses_its_indexes_and_writes_none(tmp_path: Path) -> None:
     root = tmp_path / "drive"
     with store_at(root) as writer, Store.open([root], mode="r") as reader:
-        put(writer, "s.tar", tar(MEMBERS))
+        put(writer, "s.tar", packed_tar(MEMBERS))
         assert member(reader, "s.tar", "7.bin") == MEMBERS["7.bin"]
-        put(writer, "t.tar", tar(MEMBERS))
+        put(writer, "t.tar", packed_tar(MEMBERS))
         for index in indexes(root):
             index.unlink()
         assert member(reader, "t.tar", "8.bin") == MEMBERS["8.bin"]
         assert indexes(root) == []
-        put(writer, "s.tar", tar({"7.bin": b"changed"}))
+        put(writer, "s.tar", packed_tar({"7.bin": b"changed"}))
         eventually(lambda: member(reader, "s.tar", "7.bin") == b"changed")  # no later than any other object
 
 
-def test_no_more_files_are_kept_open_than_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "OPEN_SHARDS", 5)
-    with store_at(tmp_path / "drive") as store:
+def test_no_more_files_are_kept_open_than_allowed(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive", shard_limits=ShardLimits(open_shards=5)) as store:
         for at in range(40):
-            put(store, f"{at}.tar", tar({"a": b"%d" % at}))
+            put(store, f"{at}.tar", packed_tar({"a": b"%d" % at}))
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(2):
             for at in range(40):
@@ -166,22 +154,20 @@ def test_no_more_files_are_kept_open_than_allowed(tmp_path: Path, monkeypatch: p
 
 def test_a_shard_without_members_is_an_object_and_says_why_each_time(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
-        data = tar(MEMBERS)[:-20_000]
+        data = packed_tar(MEMBERS)[:-20_000]
         put(store, "s.tar", data)
         assert read(store, "s.tar") == data
         for _ in range(2):
             with pytest.raises(ArchiveDamaged, match="byte"):
                 member(store, "s.tar", "7.bin")
-        put(store, "s.tar", tar(MEMBERS))
+        put(store, "s.tar", packed_tar(MEMBERS))
         assert member(store, "s.tar", "7.bin") == MEMBERS["7.bin"]
 
 
-def test_a_shard_that_must_be_unpacked_is_unpacked_within_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_must_be_unpacked_is_unpacked_within_the_budget(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     members = {f"{at}": seeded_bytes(1 << 20, seed=at) for at in range(40)}
-    packed = zstandard.ZstdCompressor(level=1).compress(tar(members))
+    packed = zstandard.ZstdCompressor(level=1).compress(packed_tar(members))
     with store_at(tmp_path / "drive") as store:
         put(store, "s.tar.zst", packed)
         drive, record = store.locate(BUCKET, "s.tar.zst")
@@ -189,6 +175,6 @@ def test_a_shard_that_must_be_unpacked_is_unpacked_within_the_budget(
         assert [member(store, "s.tar.zst", name) for name in ("39", "0", "20")] == [
             members[n] for n in ("39", "0", "20")
         ]
-    monkeypatch.setattr(shards, "COPY_BUDGET_BYTES", 10 << 20)
-    with store_at(tmp_path / "drive") as store, pytest.raises(ArchiveTooLarge, match="budget"):
+    limits = ShardLimits(copy_bytes=10 << 20)
+    with store_at(tmp_path / "drive", shard_limits=limits) as store, pytest.raises(ArchiveTooLarge, match="budget"):
         member(store, "s.tar.zst", "39")

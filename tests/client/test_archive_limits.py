@@ -1,0 +1,54 @@
+"""What archives may hold of a store in this process, and of a node: said to `connect`, and as the node's settings."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ais_loader import Client, connect, errors
+from ais_loader.testing import NodeProcess, seeded_bytes
+
+zstandard = pytest.importorskip("zstandard")
+MEMBER = seeded_bytes(17 << 20, seed=1)
+
+
+def one_frame() -> bytes:
+    """An archive without restart points, whose members are read from a decompressed copy."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        header = tarfile.TarInfo("a")
+        header.size = len(MEMBER)
+        archive.addfile(header, io.BytesIO(MEMBER))
+    data: bytes = zstandard.ZstdCompressor(level=1).compress(packed.getvalue())
+    return data
+
+
+def refuses(client: Client) -> None:
+    with pytest.raises(errors.ArchiveTooLarge, match="budget"):
+        client.bucket("b").get("s.tar.zst", member="a")
+
+
+def test_an_embedded_store_has_the_limits_given_and_its_pickled_readers_too(tmp_path: Path) -> None:
+    with connect(tmp_path / "store") as client:
+        client.create_bucket("b").put("s.tar.zst", one_frame())
+        assert client.bucket("b").get("s.tar.zst", member="a") == MEMBER
+    with connect(tmp_path / "store", shard_copy_bytes=1 << 20) as client:
+        refuses(client)
+        with pickle.loads(pickle.dumps(client)) as reader:
+            refuses(reader)
+    with pytest.raises(errors.InvalidRequest, match="open_shards"):
+        connect(tmp_path / "store", open_shards=0)
+
+
+def test_a_node_has_the_limits_of_its_settings_and_shows_them(tmp_path: Path) -> None:
+    arguments = ["--set", "shard_copy_bytes=1MiB", "--set", "open_shards=3"]
+    with NodeProcess(tmp_path / "drive", arguments=arguments) as node, connect(node.url) as client:
+        client.create_bucket("b").put("s.tar.zst", one_frame())
+        refuses(client)
+        limits = client.describe()["limits"]
+        assert isinstance(limits, dict)
+        assert (limits["open_shards"], limits["shard_copy_bytes"]) == ("3", str(1 << 20))
