@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ais_loader import errors
+from ais_loader import copying, errors
 from ais_loader.batch import Batch
 from ais_loader.content import Content, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
@@ -110,6 +110,28 @@ class Bucket:
     def delete(self, name: str) -> None:
         """Raises ObjectNotFound, BucketNotFound, StoreReadOnly."""
         self._transport.delete(self.name, name)
+
+    def copy(self, name: str, to: str, *, to_bucket: str | None = None) -> ObjectInfo:
+        """Copy an object, with its metadata, in this bucket or to another one. The store does it: no bytes come here.
+
+        The source is verified while it is read; of a damaged one nothing is made.
+        Raises ObjectNotFound, BucketNotFound, InvalidName, CorruptObject, InvalidRequest (a copy of itself), what `put`
+        raises.
+        """
+        return copying.copy_object(self._transport, self.name, name, to_bucket or self.name, to)
+
+    def copy_prefix(
+        self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["raise", "yield"] = "raise"
+    ) -> Iterator[ObjectInfo | errors.LoaderError]:
+        """Copy all objects whose names begin with `prefix`; in the copies' names `to` stands in its place.
+
+        Lazy: iterate it. Yields what was copied. An object that is there already, with the same bytes and metadata, is
+        left as it is: doing the same again after an interruption copies the rest. With on_error="yield" the error of
+        one object is yielded and the others are copied. Raises InvalidRequest for overlapping prefixes of one bucket.
+        """
+        return copying.copy_prefix(
+            self._transport, self.name, prefix, to_bucket or self.name, to, on_error=on_error
+        )
 
     def objects(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[ObjectInfo]:
         """Objects whose name begins with `prefix`, in the order of their names' UTF-8 bytes; fetched page by page."""

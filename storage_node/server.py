@@ -19,7 +19,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from protos import ais_batch_pb2, ais_cluster_pb2_grpc, ais_objects_pb2_grpc, ais_replica_pb2_grpc
+from protos import (
+    ais_batch_pb2,
+    ais_cluster_pb2_grpc,
+    ais_compose_pb2_grpc,
+    ais_objects_pb2_grpc,
+    ais_replica_pb2_grpc,
+)
 from storage_node.background import keep_going
 from storage_node.batch.session import BatchService
 from storage_node.cluster.drive_care import DriveCare
@@ -31,6 +37,7 @@ from storage_node.cluster.replica_service import ReplicaService
 from storage_node.cluster.replicate import Replication
 from storage_node.cluster.service import ClusterService
 from storage_node.cluster.start import open_membership
+from storage_node.compose_service import ComposeService
 from storage_node.config import ServerConfig
 from storage_node.metrics import metrics_served, require_library
 from storage_node.services import BucketsService, NodeService, ObjectsService, abort
@@ -148,7 +155,9 @@ class NodeServer:
             server = grpc.aio.server(options=_OPTIONS)
             ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(service), server)
             writes = Replication(service, self.membership)
-            ais_objects_pb2_grpc.add_ObjectsServicer_to_server(ObjectsService(service, writes), server)
+            objects = ObjectsService(service, writes)
+            ais_objects_pb2_grpc.add_ObjectsServicer_to_server(objects, server)
+            ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(service, writes, objects), server)
             ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(service, VERSION), server)
             cluster = ClusterService(service, self.membership, self._keeper)
             ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)

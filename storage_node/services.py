@@ -138,9 +138,15 @@ class ObjectsService:
 
     @counted("put")
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
+        try:
+            return await self.store_messages(aiter(requests))
+        except errors.StoreError as error:
+            await abort(context, error)
+
+    async def store_messages(self, messages: AsyncIterator[pb.PutRequest]) -> pb.ObjectInfo:
+        """Store the object of one PUT, wherever its messages come from. Raises StoreError."""
         put = _Put(self._store)
         try:
-            messages = aiter(requests)
             first = await anext(messages, None)
             if first is not None:
                 if first.HasField("header") and (target := self._writes.target(first.header.bucket)) is not None:
@@ -150,8 +156,6 @@ class ObjectsService:
                 if (record := await self._service.read(put.take, request)) is not None:
                     return _info(put.header.bucket, put.header.name, record)
             raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
-        except errors.StoreError as error:
-            await abort(context, error)
         finally:
             if put.upload is not None:
                 # Shielded: cancelled before it runs, it would never run.

@@ -6,7 +6,7 @@ that uses it: after a fork it connects anew. Pickled, it carries its address, ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.errors import LoaderError
 from protos import ais_batch_pb2 as pb
+from protos import ais_compose_pb2 as compose_pb
 from protos.frame import Frame
 
 
@@ -26,6 +27,16 @@ class PutSpec:
     metadata: dict[str, str]
     size_bytes: int | None = None
     checksum: int | None = None
+    if_absent: bool = False
+    """Store it only where there is no object of this name; VersionConflict otherwise."""
+    if_version: str | None = None
+    """Store it only in place of this version; VersionConflict otherwise."""
+    write_id: bytes = b""
+    """Of a PUT with a condition: 16 random bytes, by which a try is known whose answer was lost."""
+
+    @property
+    def is_conditional(self) -> bool:
+        return self.if_absent or self.if_version is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,11 @@ class Transport(Protocol):
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo: ...
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | LoaderError]:
         """One result per object, in order; a failed object does not stop the others."""
+
+    def compose(
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None
+    ) -> ObjectInfo:
+        """Make an object of parts of others. `moved` hears of the bytes written so far, now and then."""
 
     def get(
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,

@@ -22,6 +22,7 @@ from ais_loader.transport.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.routed import RoutedTransport
 from protos import ais_batch_pb2 as pb
 from protos import ais_cluster_pb2 as cluster_pb
+from protos import ais_compose_pb2 as compose_pb
 from protos.cluster_map import ClusterView
 from protos.frame import Frame
 
@@ -113,6 +114,11 @@ class ClusterTransport:
 
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
         yield from self._there().put_many(objects)
+
+    def compose(
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None
+    ) -> ObjectInfo:
+        return self._there().compose(request, moved)
 
     def get(
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,

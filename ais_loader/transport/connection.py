@@ -14,6 +14,7 @@ from ais_loader.transport.direct import open_stream
 from ais_loader.transport.exchange import Exchange
 from ais_loader.transport.session import Session
 from protos import ais_cluster_pb2_grpc as cluster_rpc
+from protos import ais_compose_pb2_grpc as compose_rpc
 from protos import ais_objects_pb2_grpc as rpc
 from protos.channel_options import CHANNEL_OPTIONS
 
@@ -31,6 +32,7 @@ class Connection:
         self.channel = grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
         self.buckets = rpc.BucketsStub(self.channel)
         self.objects = rpc.ObjectsStub(self.channel)
+        self.compose = compose_rpc.ComposeStub(self.channel)
         self.node = rpc.NodeStub(self.channel)
         self.cluster = cluster_rpc.ClusterStub(self.channel)
         self._open_session = self.channel.stream_stream(_SESSION)

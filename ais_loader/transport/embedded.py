@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from protos import ais_batch_pb2 as pb
+from protos import ais_compose_pb2 as compose_pb
 from protos.frame import Frame
 
 if TYPE_CHECKING:
@@ -146,6 +147,15 @@ class EmbeddedTransport:
             for _, left in group:
                 if isinstance(left, Upload):
                     left.abort()
+
+    def compose(
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None
+    ) -> ObjectInfo:
+        from storage_node.store.compose import compose_object
+
+        with translated():
+            record = compose_object(self._store_here(), request, moved or (lambda moved_bytes: None))
+            return _object_info(request.object.bucket, request.object.name, record)
 
     def get(
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,

@@ -23,6 +23,7 @@ from ais_loader.content import Buffer, Source
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
+from ais_loader.transport.compose import composed
 from ais_loader.transport.connection import Connection
 from ais_loader.transport.download import Call, download
 from ais_loader.transport.forking import SHUTDOWN_S, ForkGate, wait_for_shutdown
@@ -35,6 +36,7 @@ from ais_loader.transport.stream import GrpcStream, StreamPolicy
 from ais_loader.transport.text import require_bucket, require_object, require_text
 from protos import ais_batch_pb2 as batch_pb
 from protos import ais_cluster_pb2 as cluster_pb
+from protos import ais_compose_pb2 as compose_pb
 from protos import ais_objects_pb2 as pb
 
 T = TypeVar("T")
@@ -207,6 +209,11 @@ class GrpcTransport:
         here = self._here()
         with here.in_use():
             return PutAnswers(here.objects.PutMany(messages), here.translate)
+
+    def compose(
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None
+    ) -> ObjectInfo:
+        return self._call(lambda here: composed(here, request, moved))
 
     def get(
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,

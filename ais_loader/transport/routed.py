@@ -30,6 +30,7 @@ from ais_loader.transport.put_groups import put_many
 from ais_loader.transport.stream import StreamPolicy
 from ais_loader.transport.text import require_bucket, require_object, require_text
 from protos import ais_batch_pb2 as batch_pb
+from protos import ais_compose_pb2 as compose_pb
 from protos import ais_objects_pb2 as pb
 from protos.cluster_map import ClusterView
 from protos.placement import object_hash
@@ -164,6 +165,12 @@ class RoutedTransport:
 
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
         return put_many(objects, self._owner_of, lambda node: self.members.transport(node).open_puts, self.put)
+
+    def compose(
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None
+    ) -> ObjectInfo:
+        made = request.object
+        return self._write(made.bucket, made.name, lambda node: node.compose(request, moved), again=True)
 
     def _owner_of(self, spec: PutSpec) -> bytes:
         return self._owners(spec.bucket, spec.name)[0]

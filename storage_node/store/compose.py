@@ -1,0 +1,75 @@
+"""Objects made of parts of other objects of one store.
+
+Every byte that comes from an object has been compared with its stored checksum before it is written again, be it of a
+range: damage is told, and never gets a fresh checksum. That takes reading all of it, so that sharing extents between
+files (reflinks, copy_file_range) would save next to nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from protos import ais_compose_pb2 as pb
+from storage_node.store.errors import InvalidRequest
+from storage_node.store.format import Record
+from storage_node.store.reads import ObjectReader, open_object
+from storage_node.store.store import Store
+from storage_node.store.writes import stage_object
+
+MAX_PARTS = 10_000
+
+
+def check_parts(request: pb.ComposeRequest) -> None:
+    """Raises InvalidRequest."""
+    if len(request.part) > MAX_PARTS:
+        raise InvalidRequest(f"{len(request.part):,} parts; an object is made of {MAX_PARTS:,} at most")
+    if any(part.WhichOneof("content") is None for part in request.part):
+        raise InvalidRequest("a part that is neither bytes nor a range of an object")
+    if request.inherit_metadata and (not request.part or not request.part[0].HasField("range")):
+        raise InvalidRequest("metadata is that of the first part, which must be a range of an object then")
+
+
+def compose_object(
+    store: Store, request: pb.ComposeRequest, moved: Callable[[int], None] = lambda moved_bytes: None
+) -> Record:
+    """Store what the request describes. `moved` hears of the bytes written so far.
+
+    Raises InvalidRequest, CorruptObject of a source, what `open_object` raises of it, what `stage_object` and
+    `Upload.commit` raise; nothing is left behind then.
+    """
+    check_parts(request)
+    header = request.object
+    metadata = dict(header.metadata)
+    if request.inherit_metadata:
+        with contextlib.closing(_opened(store, request.part[0].range)) as first:
+            metadata = first.record.metadata
+            request.part[0].range.version = str(first.record.version)
+    upload = stage_object(
+        store, header.bucket, header.name, _chunks(store, request, moved), metadata,
+        header.size_bytes if header.HasField("size_bytes") else None,
+        header.checksum if header.HasField("checksum") else None,
+    )  # fmt: skip
+    return upload.commit()
+
+
+def _chunks(store: Store, request: pb.ComposeRequest, moved: Callable[[int], None]) -> Iterator[bytes]:
+    moved_bytes = 0
+    for part in request.part:
+        if part.HasField("range"):
+            with contextlib.closing(_opened(store, part.range)) as reader:
+                for chunk in reader:
+                    yield chunk
+                    moved_bytes += len(chunk)
+                    moved(moved_bytes)
+        else:
+            yield part.data
+            moved_bytes += len(part.data)
+            moved(moved_bytes)
+
+
+def _opened(store: Store, wanted: pb.ComposeRange) -> ObjectReader:
+    return open_object(
+        store, wanted.bucket, wanted.name, start=wanted.start,
+        length=wanted.length if wanted.HasField("length") else None, version=wanted.version, verify=True,
+    )  # fmt: skip
