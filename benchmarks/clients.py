@@ -5,9 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Self
 
 import ais_loader
 from ais_loader import Entry
@@ -61,32 +61,33 @@ def _work(url: str, pipe: Connection) -> None:
         pipe.send(time.perf_counter() - start)
 
 
-class Clients:
-    """`count` processes, each with a connection of its own to `url` (or none, for the echo)."""
+class Workers:
+    """`count` processes of `work(url, pipe)`, which answers one command after another until None comes."""
 
-    def __init__(self, url: str, count: int) -> None:
+    def __init__(self, work: Callable[[str, Connection], None], url: str, count: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
         for _ in range(count):
             here, there = context.Pipe()
-            process = context.Process(target=_work, args=(url, there), daemon=True)
+            process = context.Process(target=work, args=(url, there), daemon=True)
             process.start()
             self._pipes.append(here)
             self._processes.append(process)
 
-    def seconds(self, kind: str, arguments: Sequence[tuple[object, ...]]) -> float:
-        """Wall time until the last of the processes has done its part."""
-        start = time.perf_counter()
-        for pipe, own in zip(self._pipes, arguments, strict=True):
-            pipe.send((kind, own))
-        for pipe in self._pipes:
+    def ask(self, commands: Sequence[object]) -> list[Any]:
+        """As many processes as there are commands have one each, all at once; their answers, in order."""
+        pipes = self._pipes[: len(commands)]
+        for pipe, command in zip(pipes, commands, strict=True):
+            pipe.send(command)
+        answers = []
+        for pipe in pipes:
             if not pipe.poll(600):
-                raise TimeoutError("a client did not finish within 600 s")
-            pipe.recv()
-        return time.perf_counter() - start
+                raise TimeoutError("a client did not answer within 600 s")
+            answers.append(pipe.recv())
+        return answers
 
-    def __enter__(self) -> Clients:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -95,3 +96,16 @@ class Clients:
         for process in self._processes:
             process.join(10)
             process.terminate()
+
+
+class Clients(Workers):
+    """Processes with a connection of its own each to `url` (or none, for the echo)."""
+
+    def __init__(self, url: str, count: int) -> None:
+        super().__init__(_work, url, count)
+
+    def seconds(self, kind: str, arguments: Sequence[tuple[object, ...]]) -> float:
+        """Wall time until the last of the processes has done its part."""
+        start = time.perf_counter()
+        self.ask([(kind, own) for own in arguments])
+        return time.perf_counter() - start

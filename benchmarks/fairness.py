@@ -11,11 +11,9 @@ names: what sessions get when nobody tells them apart.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +22,7 @@ import click
 
 import ais_loader
 from ais_loader.testing import NodeProcess
-from benchmarks.clients import batches, object_names
+from benchmarks.clients import Workers, batches, object_names
 from benchmarks.getbatch import fill, label
 from benchmarks.harness import Claim, claims_table, judge, load, machine, rates_table
 
@@ -80,42 +78,6 @@ def _work(url: str, pipe: Connection) -> None:
         pipe.send(rate)
 
 
-class Crowd:
-    """Processes that fetch from one node at once; their start is not measured."""
-
-    def __init__(self, url: str, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for _ in range(count):
-            here, there = context.Pipe()
-            process = context.Process(target=_work, args=(url, there), daemon=True)
-            process.start()
-            self._pipes.append(here)
-            self._processes.append(process)
-
-    def rates(self, commands: Sequence[tuple[str, int, float]]) -> list[float]:
-        pipes = self._pipes[: len(commands)]
-        for pipe, command in zip(pipes, commands, strict=True):
-            pipe.send(command)
-        found = []
-        for pipe in pipes:
-            if not pipe.poll(300):
-                raise TimeoutError("a client did not answer within 300 s")
-            found.append(float(pipe.recv()))
-        return found
-
-    def __enter__(self) -> Crowd:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for pipe in self._pipes:
-            pipe.send(None)
-        for process in self._processes:
-            process.join(10)
-            process.terminate()
-
-
 def measure(size_bytes: int, rounds: int, seconds: float, folder: Path) -> dict[str, list[float]]:
     """Objects per second of each, in each round."""
     store = folder / "store"
@@ -123,18 +85,18 @@ def measure(size_bytes: int, rounds: int, seconds: float, folder: Path) -> dict[
     rates: dict[str, list[float]] = {name: [] for name in (ALONE, QUARTER, *BESIDE, GREEDY, *NAMELESS)}
     with ExitStack() as held:
         node = held.enter_context(NodeProcess([store]))
-        crowd = held.enter_context(Crowd(node.url, MODEST + GREEDY_PROCESSES))
-        crowd.rates([("", 1, 0.1)] * (MODEST + GREEDY_PROCESSES))  # imports, caches
+        crowd = held.enter_context(Workers(_work, node.url, MODEST + GREEDY_PROCESSES))
+        crowd.ask([("", 1, 0.1)] * (MODEST + GREEDY_PROCESSES))  # imports, caches
         for _ in range(rounds):
-            (alone,) = crowd.rates([("modest 1", 1, seconds)])
+            (alone,) = crowd.ask([("modest 1", 1, seconds)])
             rates[ALONE].append(alone)
             rates[QUARTER].append(alone / 4)
             greedy = [("greedy", GREEDY_SESSIONS, seconds)] * GREEDY_PROCESSES
-            found = crowd.rates([*((f"modest {at + 1}", 1, seconds) for at in range(MODEST)), *greedy])
+            found = crowd.ask([*((f"modest {at + 1}", 1, seconds) for at in range(MODEST)), *greedy])
             for name, rate in zip(BESIDE, found, strict=False):
                 rates[name].append(rate)
             rates[GREEDY].append(sum(found[MODEST:]))
-            found = crowd.rates([("", sessions, seconds) for _, sessions, _ in [("", 1, 0)] * MODEST + greedy])
+            found = crowd.ask([("", sessions, seconds) for _, sessions, _ in [("", 1, 0)] * MODEST + greedy])
             for name, rate in zip(NAMELESS, found, strict=False):
                 rates[name].append(rate)
     return rates
