@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -43,11 +43,16 @@ def _serve_asyncio(size_bytes: int, ready: Connection) -> None:
 
 def _serve(size_bytes: int, ready: Connection) -> None:
     answer = bytes(size_bytes)
-    server = grpc.server(ThreadPoolExecutor(16), options=_OPTIONS)
     handlers = {
         "Unary": grpc.unary_unary_rpc_method_handler(lambda request, context: answer),
         "Stream": grpc.stream_stream_rpc_method_handler(lambda requests, context: (answer for _ in requests)),
     }
+    serve(handlers, ready, threads=16)
+
+
+def serve(handlers: dict[str, grpc.RpcMethodHandler], ready: Connection, threads: int = 4) -> None:
+    """The methods of the service "echo", until this process ends; the port goes through `ready`."""
+    server = grpc.server(ThreadPoolExecutor(threads), options=_OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -55,19 +60,19 @@ def _serve(size_bytes: int, ready: Connection) -> None:
     server.wait_for_termination()
 
 
-class EchoServer:
-    """An echo server in a process of its own; `port` after entering."""
+class ServerProcess:
+    """`work(given, ready)` in a process of its own, which sends its port through `ready`: `port` after entering."""
 
-    def __init__(self, size_bytes: int, *, asyncio: bool = False) -> None:
-        self._size_bytes = size_bytes
-        self._serve = _serve_asyncio if asyncio else _serve
+    def __init__(self, work: Callable[[Any, Connection], None], given: object = None) -> None:
+        self._work = work
+        self._given = given
 
-    def __enter__(self) -> EchoServer:
+    def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        self._process = context.Process(target=self._serve, args=(self._size_bytes, there), daemon=True)
+        self._process = context.Process(target=self._work, args=(self._given, there), daemon=True)
         self._process.start()
-        if not here.poll(30):
+        if not here.poll(60):
             raise TimeoutError("the echo server did not start")
         self.port: int = here.recv()
         return self
@@ -77,9 +82,18 @@ class EchoServer:
         self._process.join(10)
 
 
+class EchoServer(ServerProcess):
+    def __init__(self, size_bytes: int, *, asyncio: bool = False) -> None:
+        super().__init__(_serve_asyncio if asyncio else _serve, size_bytes)
+
+
+def channel_to(port: int) -> grpc.Channel:
+    return grpc.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS)
+
+
 def unary(port: int, count: int) -> float:
     """Calls per second of one client."""
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS) as channel:
+    with channel_to(port) as channel:
         call = channel.unary_unary("/echo/Unary")
         call(b"warm")
         start = time.perf_counter()
@@ -99,7 +113,7 @@ def stream(port: int, count: int, in_flight: int = 3) -> float:
             room.acquire()
             yield b"x" * 32
 
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS) as channel:
+    with channel_to(port) as channel:
         answers: Any = channel.stream_stream("/echo/Stream")(requests())
         next(answers)
         room.release()

@@ -12,14 +12,12 @@ milliseconds each (the proxy that cuts runs in the client's process, and costs m
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import shutil
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
@@ -32,13 +30,13 @@ import grpc
 import ais_loader
 from ais_loader.testing import NodeProcess, seeded_bytes
 from ais_loader.testing.link import FaultyLink
+from benchmarks.echo import ServerProcess, channel_to, serve
 from benchmarks.harness import Claim, claims_table, judge, machine, rates_table, run_rounds
 
 MB = 1_000_000
 CHUNK_BYTES = 1 << 20
 BROKEN_EVERY_BYTES = 64 << 20
 TABLE = Path(__file__).with_name("object_file.md")
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0))
 
 
 def make_tar(path: Path, member_bytes: int, total_bytes: int) -> None:
@@ -59,13 +57,7 @@ def _serve_file(path: str, ready: Connection) -> None:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
 
-    server = grpc.server(ThreadPoolExecutor(4), options=_OPTIONS)
-    handlers = {"File": grpc.unary_stream_rpc_method_handler(stream)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    ready.send(port)
-    server.wait_for_termination()
+    serve({"File": grpc.unary_stream_rpc_method_handler(stream)}, ready)
 
 
 class _EchoFile(io.RawIOBase):
@@ -118,14 +110,8 @@ def measure(member_bytes: int, total_bytes: int, rounds: int, folder: Path) -> d
     shard = folder / "shard.tar"
     make_tar(shard, member_bytes, total_bytes)
     with ExitStack() as held:
-        context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe()
-        echo = context.Process(target=_serve_file, args=(str(shard), there), daemon=True)
-        echo.start()
-        held.callback(echo.terminate)
-        if not here.poll(60):
-            raise TimeoutError("the echo server did not start within 60 s")
-        channel = held.enter_context(grpc.insecure_channel(f"127.0.0.1:{here.recv()}", options=_OPTIONS))
+        echo = held.enter_context(ServerProcess(_serve_file, str(shard)))
+        channel = held.enter_context(channel_to(echo.port))
         node = held.enter_context(NodeProcess([folder / "drive"]))
         link = held.enter_context(FaultyLink(node.url))
         near = held.enter_context(ais_loader.connect(node.url)).create_bucket("tars")

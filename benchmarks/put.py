@@ -15,13 +15,11 @@ the same time. From 1 MiB on bytes are what costs, and PutMany gains little. Fil
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,6 +31,7 @@ import grpc
 import ais_loader
 from ais_loader import Bucket
 from ais_loader.testing import NodeProcess, seeded_bytes
+from benchmarks.echo import ServerProcess, channel_to, serve
 from benchmarks.getbatch import label
 from benchmarks.harness import Claim, Outcome, claims_table, judge, load, machine, run_rounds
 
@@ -40,7 +39,6 @@ SIZES_BYTES = (1 << 10, 10 << 10, 100 << 10, 1 << 20, 10 << 20)
 CLAIM_BYTES = 10 << 10
 TIMES = 5.0
 TABLE = Path(__file__).with_name("put.md")
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
 
 Durability = Literal["process", "power"]
 FILES, ECHO, PUT, PUT_MANY = "files", "echo", "PUT", "PutMany"
@@ -50,32 +48,9 @@ Rates = dict[str, list[float]]
 # -- the echo
 
 
-def _serve(ready: Connection) -> None:
-    server = grpc.server(ThreadPoolExecutor(4), options=_OPTIONS)
-    handlers = {"Put": grpc.unary_unary_rpc_method_handler(lambda request, context: b"%d" % len(request))}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    ready.send(port)
-    server.wait_for_termination()
-
-
-class ForgettingServer:
-    """Takes bytes, answers how many; in a process of its own. `port` after entering."""
-
-    def __enter__(self) -> ForgettingServer:
-        context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(there,), daemon=True)
-        self._process.start()
-        if not here.poll(30):
-            raise TimeoutError("the echo server did not start")
-        self.port: int = here.recv()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.join(10)
+def _forget(_: None, ready: Connection) -> None:
+    """A server that takes bytes and answers how many."""
+    serve({"Put": grpc.unary_unary_rpc_method_handler(lambda request, context: b"%d" % len(request))}, ready)
 
 
 # -- contestants; each returns objects per second
@@ -176,8 +151,8 @@ def measure(durability: Durability, size_bytes: int, total_bytes: int, most: int
     few = max(4, count // 4)
     with ExitStack() as held:
         node = held.enter_context(NodeProcess([here / "drive"], arguments=["--durability", durability]))
-        server = held.enter_context(ForgettingServer())
-        channel = held.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.port}", options=_OPTIONS))
+        server = held.enter_context(ServerProcess(_forget))
+        channel = held.enter_context(channel_to(server.port))
         bucket = held.enter_context(ais_loader.connect(node.url)).create_bucket("b")
         contestants = {
             FILES: write_files(here / "files", data, few, durability),
