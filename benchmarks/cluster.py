@@ -23,7 +23,7 @@ from ais_loader.testing.cluster import ClusterProcesses
 from benchmarks.clients import BUCKET, Clients, object_names
 from benchmarks.cluster_assembly import IN_FLIGHT, Latency, batch_latencies, get_latencies, grid_table
 from benchmarks.getbatch import label
-from benchmarks.harness import Claim, claims_table, judge, load, machine, rates_table, run_rounds
+from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
 
 BATCH = 128
 CLIENTS = 4
@@ -126,9 +126,7 @@ def main(sizes: str, rounds: int, write: bool) -> None:
         section += f"\n{claims_table(outcomes)}\n\n{latency}\n\n{grid}\n\nAfter this: {load()}.\n"
         click.echo(section)
         parts.append(section)
-    if write:
-        TABLE.write_text("\n".join(parts))
-    raise SystemExit(1 if missed else 0)
+    conclude("\n".join(parts), TABLE if write else None, reached=not missed)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import ais_loader
 from ais_loader import Entry
 from benchmarks.clients import BUCKET, object_names
 from benchmarks.getbatch import fill, object_files
-from benchmarks.harness import Claim, claims_table, judge, machine, rates_table, run_rounds
+from benchmarks.harness import Claim, claims_table, conclude, judge, machine, rates_table, run_rounds
 
 BATCH = 128
 TABLE = Path(__file__).with_name("datasets.md")
@@ -89,9 +89,7 @@ def main(objects: int, size_bytes: int, rounds: int, write: bool) -> None:
         f"{rates_table(rates, 'samples/s')}\n\n{claims_table(outcomes)}\n"
     )
     click.echo(text)
-    if write:
-        TABLE.write_text(text)
-    raise SystemExit(0 if all(outcome.reached for outcome in outcomes) else 1)
+    conclude(text, TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

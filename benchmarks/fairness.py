@@ -24,7 +24,7 @@ import ais_loader
 from ais_loader.testing import NodeProcess
 from benchmarks.clients import Workers, batches, object_names
 from benchmarks.getbatch import fill, label
-from benchmarks.harness import Claim, claims_table, judge, load, machine, rates_table
+from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table
 
 BATCH = 128
 IN_FLIGHT = 3
@@ -123,9 +123,7 @@ def main(size_bytes: int, rounds: int, seconds: float, folder: Path | None, writ
         f"After this: {load()}.\n"
     )
     click.echo(text)
-    if write:
-        TABLE.write_text(text)
-    raise SystemExit(0 if all(outcome.reached for outcome in outcomes) else 1)
+    conclude(text, TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

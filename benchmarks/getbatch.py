@@ -24,7 +24,7 @@ import ais_loader
 from ais_loader.testing import NodeProcess
 from benchmarks import echo
 from benchmarks.clients import BUCKET, Clients, get_batches, object_names
-from benchmarks.harness import Claim, claims_table, judge, machine, rates_table, run_rounds
+from benchmarks.harness import Claim, claims_table, conclude, judge, machine, rates_table, run_rounds
 
 BATCH = 128
 CLIENTS = 4
@@ -170,9 +170,7 @@ def main(sizes: str, rounds: int, folder: Path | None, write: bool) -> None:
         parts.append(section)
     parts.append("## From single GETs to GetBatch\n\n" + "\n".join(uplift) + "\n")
     click.echo(parts[-1])
-    if write:
-        TABLE.write_text("\n".join(parts))
-    raise SystemExit(1 if missed else 0)
+    conclude("\n".join(parts), TABLE if write else None, reached=not missed)
 
 
 if __name__ == "__main__":

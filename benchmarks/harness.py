@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +93,10 @@ def machine() -> str:
         f"{model}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}, "
         f"Python {platform.python_version()}, {versions}"
     )
+
+
+def conclude(text: str, table: Path | None, *, reached: bool) -> NoReturn:
+    """Keep the text in `table`, unless it is None, and exit with 1 when a claim was missed."""
+    if table is not None:
+        table.write_text(text)
+    raise SystemExit(0 if reached else 1)

@@ -23,7 +23,7 @@ import zstandard
 import ais_loader
 from ais_loader import Bucket, Entry
 from ais_loader.testing import NodeProcess, seeded_bytes
-from benchmarks.harness import Claim, claims_table, judge, machine, rates_table, run_rounds
+from benchmarks.harness import Claim, claims_table, conclude, judge, machine, rates_table, run_rounds
 
 SIZE_BYTES = 10 << 10
 BATCH = 128
@@ -116,9 +116,7 @@ def main(objects: int, large_members: int, batches: int, rounds: int, folder: Pa
         f"Client and node share the cores.\n\n{rates_table(rates, 'entries/s')}\n\n{claims_table(outcomes)}\n"
     )
     click.echo(text)
-    if write:
-        TABLE.write_text(text)
-    raise SystemExit(0 if all(outcome.reached for outcome in outcomes) else 1)
+    conclude(text, TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import ais_loader
 from ais_loader.testing import NodeProcess, seeded_bytes
 from ais_loader.testing.link import FaultyLink
 from benchmarks.echo import ServerProcess, channel_to, serve
-from benchmarks.harness import Claim, claims_table, judge, machine, rates_table, run_rounds
+from benchmarks.harness import Claim, claims_table, conclude, judge, machine, rates_table, run_rounds
 
 MB = 1_000_000
 CHUNK_BYTES = 1 << 20
@@ -175,9 +175,7 @@ def main(members: tuple[int, ...], total_mb: int, rounds: int, folder: Path | No
         f"# ObjectFile and ObjectReader\n\n{(__doc__ or '').strip()}\n\nMachine: {machine()}. {rounds} rounds; client, "
         "node and the files that are written share it.\n\n" + "\n\n".join(sections) + "\n"
     )
-    if write:
-        TABLE.write_text(text)
-    raise SystemExit(0 if reached else 1)
+    conclude(text, TABLE if write else None, reached=reached)
 
 
 if __name__ == "__main__":

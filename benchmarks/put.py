@@ -33,7 +33,7 @@ from ais_loader import Bucket
 from ais_loader.testing import NodeProcess, seeded_bytes
 from benchmarks.echo import ServerProcess, channel_to, serve
 from benchmarks.getbatch import label
-from benchmarks.harness import Claim, Outcome, claims_table, judge, load, machine, run_rounds
+from benchmarks.harness import Claim, Outcome, claims_table, conclude, judge, load, machine, run_rounds
 
 SIZES_BYTES = (1 << 10, 10 << 10, 100 << 10, 1 << 20, 10 << 20)
 CLAIM_BYTES = 10 << 10
@@ -204,9 +204,7 @@ def main(total_mib: int, most: int, rounds: int, folder: Path | None, write: boo
         "is taken within a round.\n\n" + "\n\n".join([*sections, f"## Claims\n\n{claims_table(outcomes)}"]) + "\n"
     )
     click.echo(text)
-    if write:
-        TABLE.write_text(text)
-    raise SystemExit(0 if all(outcome.reached for outcome in outcomes) else 1)
+    conclude(text, TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

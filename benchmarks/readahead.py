@@ -27,7 +27,7 @@ import click
 import ais_loader
 from benchmarks.clients import get_batches, object_names
 from benchmarks.getbatch import fill, label, object_files
-from benchmarks.harness import Claim, claims_table, judge, load, machine, rates_table
+from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table
 
 BATCH = 128
 TABLE = Path(__file__).with_name("readahead.md")
@@ -211,9 +211,7 @@ def main(sizes: str, rounds: int, folder: Path | None, write: bool) -> None:
         )
         click.echo(section)
         parts.append(section)
-    if write:
-        TABLE.write_text("\n".join(parts))
-    raise SystemExit(1 if missed else 0)
+    conclude("\n".join(parts), TABLE if write else None, reached=not missed)
 
 
 if __name__ == "__main__":
