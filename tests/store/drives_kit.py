@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from storage_node.store.store import Store
+from tests.store.store_kit import put, store_at
 
 WANTED = {f"{number:03}": b"%d" % number * 3 for number in range(90)}
+
+
+@contextlib.contextmanager
+def store_with(objects: Mapping[str, bytes], *roots: Path) -> Iterator[Store]:
+    with store_at(*roots) as store:
+        for name, data in objects.items():
+            put(store, name, data)
+        yield store
 
 
 def move_all(store: Store) -> int:

@@ -22,7 +22,7 @@ from storage_node.store.errors import (
 )
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
-from tests.store.drives_kit import WANTED, files_on, move_all
+from tests.store.drives_kit import WANTED, files_on, move_all, store_with
 from tests.store.small_drive import SmallDrive, small_drive
 from tests.store.store_kit import (
     BUCKET,
@@ -39,10 +39,8 @@ from tests.store.store_kit import (
 @pytest.fixture
 def roots(tmp_path: Path) -> list[Path]:
     roots = [tmp_path / "a", tmp_path / "b"]
-    with store_at(*roots) as store:
-        for name, data in WANTED.items():
-            put(store, name, data)
-    return roots
+    with store_with(WANTED, *roots):
+        return roots
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from storage_node.store.errors import BucketNotFound, ObjectNotFound
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.batch_kit import batch
-from tests.store.store_kit import BUCKET, assert_sound, contents, names, put, read, store_at
+from tests.store.drives_kit import store_with
+from tests.store.store_kit import BUCKET, assert_sound, contents, names, put, read
 
 FIXED = {f"fixed/{number:03}": b"fixed %d" % number * 20 for number in range(120)}
 KEYS, LISTS_AT_LEAST = 30, 15
@@ -107,9 +108,7 @@ class Work:
 
 
 def test_everything_stays_readable_while_drives_come_and_go(tmp_path: Path) -> None:
-    with store_at(tmp_path / "0", tmp_path / "1") as store:
-        for name, data in FIXED.items():
-            put(store, name, data)
+    with store_with(FIXED, tmp_path / "0", tmp_path / "1") as store:
         work = Work(store)
         work.start("reader", work.read_singly)
         work.start("batches", work.read_batches)

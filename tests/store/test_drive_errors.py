@@ -16,6 +16,7 @@ from storage_node.store.errors import DriveFailed, ObjectNotFound
 from storage_node.store.store import Store
 from tests.faults.eio_kit import EioShim
 from tests.store.batch_kit import batch
+from tests.store.drives_kit import store_with
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, file_of, flip_a_byte, put, read, store_at
 
 WANTED = {f"{number:03}": b"%d" % number * (1 + number * 100) for number in range(60)}
@@ -90,9 +91,7 @@ class Worker:
 @pytest.mark.parametrize("what", ["read", "write", "read write"])
 def test_a_drive_that_breaks_is_counted_given_up_and_back_when_it_is_well(tmp_path: Path, what: str) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
-    with store_at(*roots) as store:
-        for name, data in WANTED.items():
-            put(store, name, data)
+    with store_with(WANTED, *roots) as store:
         sound, broken = store.record.drives
         here = {name: drive_of(store, name) is store.drives[0] for name in WANTED}
     shim = EioShim(tmp_path, roots[1])
@@ -128,9 +127,7 @@ def test_a_drive_that_breaks_is_counted_given_up_and_back_when_it_is_well(tmp_pa
 
 def test_a_broken_drive_is_forgotten_and_what_it_held_is_not_there(tmp_path: Path) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
-    with store_at(*roots) as store:
-        for name, data in WANTED.items():
-            put(store, name, data)
+    with store_with(WANTED, *roots) as store:
         broken = store.record.drives[1]
         here = {name: drive_of(store, name) is store.drives[0] for name in WANTED}
     shim = EioShim(tmp_path, roots[1])
@@ -152,9 +149,7 @@ def test_a_drive_that_is_broken_when_the_store_is_opened_is_a_missing_one_and_ca
     tmp_path: Path,
 ) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
-    with store_at(*roots) as store:
-        for name, data in WANTED.items():
-            put(store, name, data)
+    with store_with(WANTED, *roots) as store:
         broken = store.record.drives[1]
         here = {name: drive_of(store, name) is store.drives[0] for name in WANTED}
     shim = EioShim(tmp_path, roots[1])
@@ -191,9 +186,7 @@ def test_a_drive_is_given_up_while_batches_and_readers_have_it_in_hand(tmp_path:
     from storage_node.store.reads import open_object
 
     roots = [tmp_path / "a", tmp_path / "b"]
-    with store_at(*roots) as store:
-        for name, data in WANTED.items():
-            put(store, name, data)
+    with store_with(WANTED, *roots) as store:
         there = [name for name in WANTED if drive_of(store, name) is store.drives[1]]
         running = StoreBatch(store, pb.BatchRequest(name=list(WANTED), bucket=[BUCKET]))
         reader = open_object(store, BUCKET, there[-1])

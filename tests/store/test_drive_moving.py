@@ -20,7 +20,7 @@ from storage_node.store.errors import (
 from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
-from tests.store.drives_kit import WANTED, move_all
+from tests.store.drives_kit import WANTED, move_all, store_with
 from tests.store.store_kit import (
     BUCKET,
     assert_sound,
@@ -32,7 +32,6 @@ from tests.store.store_kit import (
     names,
     put,
     read,
-    store_at,
     stored_identity,
 )
 
@@ -40,10 +39,8 @@ from tests.store.store_kit import (
 @pytest.fixture
 def roots(tmp_path: Path) -> list[Path]:
     roots = [tmp_path / "a", tmp_path / "b"]
-    with store_at(*roots) as store:
-        for name, data in WANTED.items():
-            put(store, name, data)
-    return roots
+    with store_with(WANTED, *roots):
+        return roots
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from protos.placement import Candidate, owner
 from storage_node.store.errors import DriveFailed, FormatError, StoreError
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
+from tests.store.drives_kit import store_with
 from tests.store.store_kit import BUCKET, assert_sound, contents, names, object_files, put, read, store_at
 
 WANTED = {f"en/{number:03}": b"%d" % number for number in range(60)}
@@ -21,10 +22,8 @@ WANTED = {f"en/{number:03}": b"%d" % number for number in range(60)}
 @pytest.fixture
 def roots(tmp_path: Path) -> list[Path]:
     roots = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
-    with store_at(*roots) as store:
-        for name, data in WANTED.items():
-            put(store, name, data)
-    return roots
+    with store_with(WANTED, *roots):
+        return roots
 
 
 def owned(store: Store, index: int) -> list[str]:
