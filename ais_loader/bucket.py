@@ -9,7 +9,9 @@ from ais_loader import copying, errors
 from ais_loader.batch import Batch
 from ais_loader.content import Content, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
+from ais_loader.multipart import MultipartUpload, UploadInfo, begin_upload, resume_upload, sweep_uploads, uploads
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
+from ais_loader.parts import require_ordinary
 from ais_loader.requests import BatchOptions, requests_for_names
 from ais_loader.transport.base import BucketInfo, PutSpec, Transport
 
@@ -133,6 +135,32 @@ class Bucket:
             self._transport, self.name, prefix, to_bucket or self.name, to, on_error=on_error
         )
 
+    def multipart(
+        self, name: str, *, upload_id: str | None = None, part_bytes: int | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> MultipartUpload:  # fmt: skip
+        """Begin to store an object in parts, or go on with `upload_id` (of any process: `MultipartUpload.id`).
+
+        Args:
+            part_bytes: the size that all parts but the last must have; None: any. Not for `upload_id`, which has one.
+            metadata: of the object; not for `upload_id` either.
+
+        Raises InvalidName, BucketNotFound, InvalidRequest; ObjectNotFound for an upload that is no more.
+        """
+        if upload_id is not None:
+            if part_bytes is not None or metadata is not None:
+                raise errors.InvalidRequest("part_bytes and metadata are given when an upload begins")
+            return resume_upload(self._transport, self.name, name, upload_id)
+        return begin_upload(self._transport, self.name, name, part_bytes=part_bytes, metadata=dict(metadata or {}))
+
+    def uploads(self) -> Iterator[UploadInfo]:
+        """Uploads in parts that were neither completed nor aborted, and parts that were left behind."""
+        return uploads(self._transport, self.name)
+
+    def sweep_uploads(self, older_than_s: float) -> list[UploadInfo]:
+        """Abort the uploads of which nothing was stored in the last `older_than_s`, by the clocks; which ones."""
+        return sweep_uploads(self._transport, self.name, older_than_s)
+
     def objects(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[ObjectInfo]:
         """Objects whose name begins with `prefix`, in the order of their names' UTF-8 bytes; fetched page by page."""
         if page_size < 1:
@@ -159,6 +187,7 @@ def _put_spec(
 ) -> PutSpec:
     if not isinstance(name, str):
         raise TypeError(f"an object's name is a str, got {type(name).__name__}")
+    require_ordinary(name)
     return PutSpec(
         bucket=bucket, name=name, metadata=dict(metadata or {}), size_bytes=source.size_bytes, checksum=checksum
     )

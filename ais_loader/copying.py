@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 from ais_loader import errors
 from ais_loader.composing import make_range, make_request
 from ais_loader.entry import ObjectInfo
+from ais_loader.parts import require_ordinary
 from ais_loader.transport.base import Transport
 
 IN_FLIGHT = 4
@@ -26,6 +27,7 @@ def copy_object(
     moved: Callable[[int], None] | None = None,
 ) -> ObjectInfo:  # fmt: skip
     """Copy an object, as it is or in this version of it, with its metadata."""
+    require_ordinary(to)
     if (bucket, name) == (to_bucket, to):
         raise errors.InvalidRequest(f"{bucket}/{name} cannot be copied to itself")
     request = make_request(to_bucket, to, [make_range(bucket, name, version)])

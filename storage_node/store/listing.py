@@ -15,6 +15,7 @@ from storage_node.store.drive import Drive
 from storage_node.store.drive_set import DriveSet
 from storage_node.store.errors import StoreError
 from storage_node.store.format import Record
+from storage_node.store.names import PARTS_PREFIX
 
 Named = tuple[str, Record]
 
@@ -22,7 +23,10 @@ Named = tuple[str, Record]
 def merged(
     drives: DriveSet, bucket_uuid: bytes, prefix: str, start_after: str, *, tombstones: bool
 ) -> Iterator[Named]:
-    """Entries in name order. Raises DriveFailed when a drive is missing, FormatError, StoreClosed."""
+    """Entries in name order, parts of objects to come only where `prefix` or `tombstones` ask for them.
+
+    Raises DriveFailed when a drive is missing, FormatError, StoreClosed.
+    """
     while True:
         placement = drives.placement
         try:
@@ -40,6 +44,8 @@ def merged(
         if drives.still(placement):
             break
     scans = begun[0] if len(begun) == 1 else heapq.merge(*begun, key=_by_name_bytes)
+    if not tombstones and not prefix.startswith("/"):
+        scans = (pair for pair in scans if not pair[0].startswith(PARTS_PREFIX))
     if not placement.moving:
         yield from scans
         return

@@ -7,6 +7,10 @@ import re
 from storage_node.store.errors import InvalidName
 
 MAX_OBJECT_NAME_BYTES = 1024
+PARTS_PREFIX = "/.parts/"
+"""Of objects that wait to become parts of others: an upload's id, then what it is in that. No other name begins so, and
+only those who ask for this prefix see them in a list; they are placed, copied and repaired like all objects."""
+_PART = re.compile(r"/\.parts/[0-9a-f]{32}/(?:upload|[0-9]{5})\Z")
 _BUCKET = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,63}\Z")
 
 
@@ -28,6 +32,8 @@ def object_name_fault(name: str) -> str | None:
         return f"it has {size_bytes:,} bytes of UTF-8, 1 to {MAX_OBJECT_NAME_BYTES:,} are allowed"
     if "\0" in name:
         return "it contains a NUL character"
+    if name[0] == "/" and _PART.match(name):
+        return None
     if name[0] == "/" or name[-1] == "/":
         return "it begins or ends with '/'"
     # The common name has no dot component and no empty one: one scan of the string decides.

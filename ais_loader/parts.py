@@ -1,0 +1,53 @@
+"""Objects that wait to become parts of others: where they are, and how they go.
+
+They lie in the bucket of the object to come, below a prefix that no ordinary name can begin with, and so have its
+copies, its repair and its end. Lists show them only to those who ask for that prefix.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from ais_loader import errors
+from ais_loader.content import Source
+from ais_loader.entry import ObjectInfo
+from ais_loader.transport.base import PutSpec, Transport
+
+PREFIX = "/.parts/"
+MAX_PARTS = 10_000
+_ID = re.compile(r"[0-9a-f]{32}\Z")
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def folder(upload_id: str) -> str:
+    """Raises InvalidRequest for what is no id."""
+    if not isinstance(upload_id, str) or not _ID.match(upload_id):
+        raise errors.InvalidRequest(f"upload_id={upload_id!r}: need one as `MultipartUpload.id` has it")
+    return f"{PREFIX}{upload_id}/"
+
+
+def part_name(upload_id: str, number: int) -> str:
+    return f"{folder(upload_id)}{number:05d}"
+
+
+def put_part(transport: Transport, bucket: str, name: str, source: Source, metadata: dict[str, str]) -> ObjectInfo:
+    """Store one under its name here."""
+    return transport.put(PutSpec(bucket=bucket, name=name, metadata=metadata, size_bytes=source.size_bytes), source)
+
+
+def remove(transport: Transport, bucket: str, name: str) -> None:
+    """It may have gone already."""
+    try:
+        transport.delete(bucket, name)
+    except errors.ObjectNotFound:
+        return
+
+
+def require_ordinary(name: str) -> None:
+    """Raises InvalidName for names that only parts have."""
+    if isinstance(name, str) and name.startswith(PREFIX):
+        raise errors.InvalidName(f"object name {name[:80]!r}: names below {PREFIX} are those of parts of uploads")
