@@ -3,6 +3,7 @@
     LoaderError
     ├── NotFound (LookupError)          the name is wrong, or the data is gone: BucketNotFound, ObjectNotFound, ...
     ├── InvalidRequest (ValueError)     the call is wrong: InvalidName, RangeError, ItemTooLarge, BucketExists, ...
+    ├── VersionConflict                 somebody else was first: read again, and decide anew
     ├── CorruptObject                   the stored bytes are damaged: restore them, see `ais-loader doctor`
     ├── ArchiveError                    members cannot be had from this object: NotAnArchive, ArchiveDamaged, ...
     ├── StoreError                      the store or a drive needs an operator: StoreLocked, DriveFull, ...
@@ -82,6 +83,12 @@ class ContentMismatch(InvalidRequest):
     """A PUT whose bytes differ from the size or checksum announced; nothing was stored."""
 
     kind = "content-mismatch"
+
+
+class VersionConflict(LoaderError):
+    """`if_absent` or `if_version` does not hold; the message says what is there. Nothing was changed."""
+
+    kind = "version-conflict"
 
 
 class CorruptObject(LoaderError):

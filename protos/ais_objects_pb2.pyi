@@ -92,7 +92,7 @@ class PutRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PutHeader, _Mapping]] = ..., data: _Optional[bytes] = ..., end: _Optional[_Union[PutEnd, _Mapping]] = ...) -> None: ...
 
 class PutHeader(_message.Message):
-    __slots__ = ("bucket", "name", "metadata", "size_bytes", "checksum")
+    __slots__ = ("bucket", "name", "metadata", "size_bytes", "checksum", "condition")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -105,12 +105,24 @@ class PutHeader(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     name: str
     metadata: _containers.ScalarMap[str, str]
     size_bytes: int
     checksum: int
-    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    condition: PutCondition
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., condition: _Optional[_Union[PutCondition, _Mapping]] = ...) -> None: ...
+
+class PutCondition(_message.Message):
+    __slots__ = ("if_absent", "if_version", "write_id")
+    IF_ABSENT_FIELD_NUMBER: _ClassVar[int]
+    IF_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WRITE_ID_FIELD_NUMBER: _ClassVar[int]
+    if_absent: bool
+    if_version: str
+    write_id: bytes
+    def __init__(self, if_absent: bool = ..., if_version: _Optional[str] = ..., write_id: _Optional[bytes] = ...) -> None: ...
 
 class PutEnd(_message.Message):
     __slots__ = ("size_bytes", "checksum")
@@ -127,7 +139,7 @@ class PutManyRequest(_message.Message):
     def __init__(self, object: _Optional[_Iterable[_Union[SmallObject, _Mapping]]] = ...) -> None: ...
 
 class SmallObject(_message.Message):
-    __slots__ = ("bucket", "name", "checksum", "metadata", "data")
+    __slots__ = ("bucket", "name", "checksum", "metadata", "condition", "data")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -139,13 +151,15 @@ class SmallObject(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     name: str
     checksum: int
     metadata: _containers.ScalarMap[str, str]
+    condition: PutCondition
     data: bytes
-    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., checksum: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., checksum: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., condition: _Optional[_Union[PutCondition, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class PutManyResponse(_message.Message):
     __slots__ = ("result",)
@@ -212,12 +226,14 @@ class HeadRequest(_message.Message):
     def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("bucket", "name")
+    __slots__ = ("bucket", "name", "if_version")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    IF_VERSION_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     name: str
-    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    if_version: str
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., if_version: _Optional[str] = ...) -> None: ...
 
 class DeleteResponse(_message.Message):
     __slots__ = ()

@@ -143,12 +143,14 @@ class WriteCommit(_message.Message):
     def __init__(self, object: _Optional[_Iterable[_Union[CommitObject, _Mapping]]] = ...) -> None: ...
 
 class CommitObject(_message.Message):
-    __slots__ = ("version", "modified_ns")
+    __slots__ = ("version", "modified_ns", "not_above")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODIFIED_NS_FIELD_NUMBER: _ClassVar[int]
+    NOT_ABOVE_FIELD_NUMBER: _ClassVar[int]
     version: ObjectVersion
     modified_ns: int
-    def __init__(self, version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., modified_ns: _Optional[int] = ...) -> None: ...
+    not_above: ObjectVersion
+    def __init__(self, version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., modified_ns: _Optional[int] = ..., not_above: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
 
 class WriteResponse(_message.Message):
     __slots__ = ("ready", "staged", "committed")
@@ -237,14 +239,16 @@ class ObjectState(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ...) -> None: ...
 
 class BuryRequest(_message.Message):
-    __slots__ = ("bucket", "name", "version")
+    __slots__ = ("bucket", "name", "version", "not_above")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    NOT_ABOVE_FIELD_NUMBER: _ClassVar[int]
     bucket: BucketRef
     name: str
     version: ObjectVersion
-    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
+    not_above: ObjectVersion
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., not_above: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
 
 class BuryResponse(_message.Message):
     __slots__ = ("version", "map_version")

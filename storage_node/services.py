@@ -7,6 +7,7 @@ carries the error's kind; the client makes its own error of it again.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import AsyncIterator
 from typing import NoReturn, Protocol
@@ -30,6 +31,7 @@ from storage_node.store.archives.errors import (
     NotAnArchive,
 )
 from storage_node.store.batch_read import IMPLEMENTATION
+from storage_node.store.conditions import Condition, parse_condition
 from storage_node.store.doubts import CopyInDoubt
 from storage_node.store.format import Record
 from storage_node.store.member_listing import list_members
@@ -52,6 +54,7 @@ _STATUS = {
     errors.ObjectDeleted: grpc.StatusCode.NOT_FOUND,
     errors.BucketExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.BucketNotEmpty: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.VersionConflict: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
     errors.DriveFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TooFewCopies: grpc.StatusCode.UNAVAILABLE,
@@ -150,6 +153,8 @@ class ObjectsService:
             first = await anext(messages, None)
             if first is not None:
                 if first.HasField("header") and (target := self._writes.target(first.header.bucket)) is not None:
+                    if first.header.HasField("condition"):
+                        raise errors.InvalidRequest("no conditions in clusters yet")
                     return await self._writes.put(target, first.header, messages)
                 await self._service.read(put.take, first)
             async for request in messages:
@@ -181,7 +186,8 @@ class ObjectsService:
             try:
                 uploads.append(
                     stage_object(
-                        self._store, small.bucket, small.name, [small.data], dict(small.metadata), checksum=checksum
+                        self._store, small.bucket, small.name, [small.data], dict(small.metadata), checksum=checksum,
+                        condition=condition_of(small),
                     )
                 )
             except errors.StoreError as error:
@@ -236,7 +242,9 @@ class ObjectsService:
             if (target := self._writes.target(request.bucket)) is not None:
                 await self._writes.delete(target, request.name)
             else:
-                await self._service.read(self._store.delete, request.bucket, request.name)
+                condition = parse_condition(False, request.if_version)
+                delete = functools.partial(self._store.delete, condition=condition)
+                await self._service.read(delete, request.bucket, request.name)
             return pb.DeleteResponse()
         except errors.StoreError as error:
             await abort(context, error)
@@ -291,7 +299,10 @@ class _Put:
             if self.upload is not None:
                 raise errors.InvalidRequest("a second header in one PUT")
             self.header = request.header
+            condition = condition_of(self.header)
             self.upload = self._store.begin_put(self.header.bucket, self.header.name, dict(self.header.metadata))
+            self.upload.require(condition)
+            self.upload.check()
             return None
         if self.upload is None:
             raise errors.InvalidRequest("a PUT begins with its header")
@@ -334,6 +345,12 @@ class NodeService:
             reserved_bytes=self._service.reserved_bytes,
             limits=self._service.limits(),
         )  # fmt: skip
+
+
+def condition_of(request: pb.PutHeader | pb.SmallObject) -> Condition | None:
+    """What a PUT requires of what is there. Raises InvalidRequest."""
+    condition = request.condition
+    return parse_condition(condition.if_absent, condition.if_version, condition.write_id)
 
 
 def _bucket(name: str, record: BucketRecord) -> pb.Bucket:

@@ -20,8 +20,9 @@ from typing import NamedTuple
 from storage_node.store import format as fmt
 from storage_node.store.blocks import put_blocks
 from storage_node.store.catalog import Catalog, WriteBatch
+from storage_node.store.conditions import Condition, LandedWrites, require
 from storage_node.store.counters import Counters
-from storage_node.store.errors import BucketNotFound, FormatError, StoreError
+from storage_node.store.errors import BucketNotFound, FormatError, StoreError, VersionConflict
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record, Version
 from storage_node.store.garbage import Garbage
@@ -45,6 +46,12 @@ class PendingObject:
     damaged: Record | None = None
     """Of an object whose bytes are not what was put: its entry as it was, so that it goes on being found damaged."""
     damaged_blocks: Sequence[int] = ()
+    condition: Condition | None = None
+    """Of what is there; where it does not hold, this object is not committed."""
+
+    @property
+    def write_id(self) -> bytes:
+        return self.condition.write_id if self.condition is not None else b""
 
 
 class _Chosen(NamedTuple):
@@ -79,6 +86,7 @@ class Changes:
         self._sync = sync
         self._require_writable = require_writable
         self.counters = Counters(catalog)
+        self.landed = LandedWrites()
         self.stripes = Stripes()
         self.dead_buckets: set[bytes] = set()  # guarded by all stripes
 
@@ -86,7 +94,7 @@ class Changes:
 
     def commit(
         self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None
-    ) -> list[Record]:
+    ) -> list[Record | VersionConflict]:
         """`elsewhere`: newest entries of these names on other drives, which count as if they were here."""
         failpoint("put.staged")
         now = time.time_ns()
@@ -107,20 +115,25 @@ class Changes:
                 if key not in newest or newest[key].version < other.version:
                     newest[key] = other
             chosen: list[_Chosen] = []
+            results: list[Record | VersionConflict] = list(records)
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
+                if (settled := self.landed.settled(pending.condition, pending.name, before)) is not None:
+                    results[at] = settled
+                    continue
                 if before is not None and before.version >= records[at].version:
                     if pending.version is not None:
-                        records[at] = before
+                        results[at] = before
                         continue
                     records[at] = self._identify(pending, now, self._above(before.version, pending.name))
                     if self._sync:
                         pending.file.sync()
-                newest[key] = records[at]
+                newest[key] = results[at] = records[at]
                 chosen.append(_Chosen(key, pending, records[at]))
             dead = self._publish(chosen, current) if chosen else []
+            self.landed.add((pending.write_id, record) for _, pending, record in chosen)
         self._garbage.bury(dead)
-        return records
+        return results
 
     def _require_buckets(self, names: Iterable[tuple[bytes, str]]) -> None:
         if self.dead_buckets:
@@ -192,20 +205,27 @@ class Changes:
         path = fmt.file_path(pending.bucket_uuid, pending.name, generation)
         return Record(
             version.epoch, version.counter, version.node, content.size_bytes, content.checksum, modified_ns, 0, path,
-            fmt.encode_metadata(pending.metadata),
+            fmt.encode_metadata(pending.metadata, pending.write_id),
         )  # fmt: skip
 
     # -- taking away
 
-    def delete(self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool) -> list[bool]:
-        """Remove objects without a trace, and tombstones if so told; True where there was an object."""
+    def delete(
+        self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool, condition: Condition | None = None
+    ) -> list[bool]:
+        """Remove objects without a trace, and tombstones if so told; True where there was an object.
+
+        Raises VersionConflict, before anything is changed, when the condition does not hold of one of them.
+        """
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
         with self.stripes.of(keys):
             self._require_writable()
             gone: dict[bytes, Record] = {}
-            for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
-                if value is not None and (tombstones or not fmt.is_tombstone(value)):
-                    gone[key] = fmt.decode_record(value)
+            for name, key, value in zip(names, keys, self._catalog.get_many(keys), strict=True):
+                record = fmt.decode_record(value) if value is not None else None
+                require(condition, name, record)
+                if record is not None and (tombstones or not record.is_tombstone):
+                    gone[key] = record
             dead = self._replace(dict.fromkeys(gone), gone)
             failpoint("delete.committed")
         self._garbage.bury(dead)
@@ -213,12 +233,12 @@ class Changes:
 
     def entomb(
         self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int,
-        elsewhere: Record | None = None,
+        elsewhere: Record | None = None, condition: Condition | None = None,
     ) -> tuple[Record | None, Record | None]:
         """Put a tombstone in an object's place; the entry before, and the one that counts now.
 
         Without a version the drive gives one, and where there is no object nothing changes. With one, it stands if it
-        is newer than what is there, also where nothing is. `elsewhere`: see `commit`.
+        is newer than what is there, also where nothing is. `elsewhere`: see `commit`. Raises VersionConflict.
         """
         key = fmt.object_key(bucket_uuid, name)
         dead: list[Record] = []
@@ -229,6 +249,7 @@ class Changes:
             here = before = fmt.decode_record(value) if value is not None else None
             if elsewhere is not None and (before is None or before.version < elsewhere.version):
                 before = elsewhere
+            require(condition, name, before)
             if version is None:
                 if before is None or before.is_tombstone:
                     return before, before

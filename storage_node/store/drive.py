@@ -22,6 +22,7 @@ from storage_node.store import session
 from storage_node.store.blocks import read_blocks
 from storage_node.store.catalog import REBUILD_HINT, Catalog
 from storage_node.store.changes import Changes, PendingObject
+from storage_node.store.conditions import Condition
 from storage_node.store.counters import Counters
 from storage_node.store.errors import (
     DriveFailed,
@@ -30,6 +31,7 @@ from storage_node.store.errors import (
     StoreError,
     StoreNotFound,
     StoreReadOnly,
+    VersionConflict,
 )
 from storage_node.store.faults import Faults
 from storage_node.store.format import Record, Version
@@ -229,13 +231,14 @@ class Drive:
 
     def commit(
         self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None
-    ) -> list[Record]:
+    ) -> list[Record | VersionConflict]:
         """Make staged files visible, all in one catalog commit; returns what counts for each now, in order.
 
         That is the object itself, but where it brought a version and the drive had this one or a newer: then it is what
-        the drive had, be it a tombstone. A name that occurs twice ends with the later object, or the newer version. On
-        an error none of them is visible and the staged files are gone. Raises DriveFull, DriveFailed, StoreReadOnly,
-        StoreClosed, FormatError, and BucketNotFound when the bucket of one of them has been deleted meanwhile.
+        the drive had, be it a tombstone; or a VersionConflict, where its condition does not hold. A name that occurs
+        twice ends with the later object, or the newer version. On an error none of them is visible and the staged files
+        are gone. Raises DriveFull, DriveFailed, StoreReadOnly, StoreClosed, FormatError, and BucketNotFound when the
+        bucket of one of them has been deleted meanwhile.
         `elsewhere`: see `Changes.commit`.
         """
         try:
@@ -247,18 +250,21 @@ class Drive:
             for pending in objects:
                 pending.file.discard()
 
-    def delete(self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool = False) -> list[bool]:
-        """Remove objects, all in one catalog commit; False where there was none. Raises as `commit` does."""
+    def delete(
+        self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool = False, condition: Condition | None = None
+    ) -> list[bool]:
+        """Remove objects, all in one catalog commit; False where there was none. Raises as `commit` does, and
+        VersionConflict when the condition does not hold of one of them."""
         self._require_writable()
-        return self._changes.delete(bucket_uuid, names, tombstones=tombstones)
+        return self._changes.delete(bucket_uuid, names, tombstones=tombstones, condition=condition)
 
     def entomb(
         self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int = 0,
-        elsewhere: Record | None = None,
+        elsewhere: Record | None = None, condition: Condition | None = None,
     ) -> tuple[Record | None, Record | None]:
-        """See `Changes.entomb`. Raises as `commit` does."""
+        """See `Changes.entomb`. Raises as `delete` does."""
         self._require_writable()
-        return self._changes.entomb(bucket_uuid, name, version, modified_ns, elsewhere)
+        return self._changes.entomb(bucket_uuid, name, version, modified_ns, elsewhere, condition)
 
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
         """See `Changes.drop`. Raises as `commit` does."""
@@ -269,6 +275,11 @@ class Drive:
         """Set one catalog entry as it is, or remove it (None), and bury what it named before. For the doctor."""
         self._require_writable()
         self._changes.replace_entry(key, record, blocks)
+
+    def landed(self, write_id: bytes, before: Record | None) -> Record | None:
+        """See `LandedWrites.find`. Raises StoreReadOnly, StoreClosed."""
+        self._require_writable()
+        return self._changes.landed.find(write_id, before)
 
     @property
     def counters(self) -> Counters:

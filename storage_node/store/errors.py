@@ -62,6 +62,12 @@ class ContentMismatch(StoreError):
     kind = "content-mismatch"
 
 
+class VersionConflict(StoreError):
+    """A write or deletion on a condition that does not hold; nothing was changed."""
+
+    kind = "version-conflict"
+
+
 class StoreNotFound(StoreError):
     kind = "store-not-found"
 

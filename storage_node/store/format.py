@@ -25,6 +25,9 @@ COUNTER_KEY = b"m:counter"
 SESSION_KEY = b"m:session"
 """Which start of which machine the writer lives in; gone after an orderly close."""
 
+WRITE_ID_KEY = "\0write"
+"""Among an object's metadata in the catalog, and never shown: the id of the write that it came with."""
+
 XATTR_NAME = "user.ais_loader"
 MAX_XATTR_BYTES = 1536
 
@@ -80,7 +83,14 @@ class Record(NamedTuple):
 
     @property
     def metadata(self) -> dict[str, str]:
-        return decode_metadata(self.raw_metadata)
+        metadata = decode_metadata(self.raw_metadata)
+        metadata.pop(WRITE_ID_KEY, None)
+        return metadata
+
+    @property
+    def write_id(self) -> bytes:
+        """Of a write on a condition; empty for others."""
+        return bytes.fromhex(decode_metadata(self.raw_metadata).get(WRITE_ID_KEY, "")) if self.raw_metadata else b""
 
 
 def object_key(bucket_uuid: bytes, name: str) -> bytes:
@@ -154,7 +164,9 @@ def is_tombstone(value: bytes) -> bool:
     return value[1:2] == b"\2"
 
 
-def encode_metadata(metadata: dict[str, str]) -> bytes:
+def encode_metadata(metadata: dict[str, str], write_id: bytes = b"") -> bytes:
+    if write_id:
+        metadata = {**metadata, WRITE_ID_KEY: write_id.hex()}
     return json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode() if metadata else b""
 
 

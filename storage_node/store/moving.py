@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from storage_node.store import format as fmt
 from storage_node.store.changes import PendingObject
+from storage_node.store.conditions import Condition
 from storage_node.store.drive import Drive
 from storage_node.store.drive_set import DriveSet
 from storage_node.store.errors import BucketNotFound, DriveFull, StoreError
@@ -223,8 +224,9 @@ class _Step:
         if owner in self._sweep.full:
             raise DriveFull(f"{target.root}: no space left for what moves there")
         pending = PendingObject(
-            bucket_uuid, name, target.stage(), record.metadata, record.version, record.modified_ns
-        )
+            bucket_uuid, name, target.stage(), record.metadata, record.version, record.modified_ns,
+            condition=Condition(write_id=record.write_id),
+        )  # fmt: skip
         try:
             _copy(source, record, target, pending)
         except BaseException:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from storage_node.store import format as fmt
 from storage_node.store.changes import PendingObject
+from storage_node.store.conditions import Condition, require
 from storage_node.store.drive import Drive
 from storage_node.store.drive_set import DriveSet
 from storage_node.store.errors import StoreError
@@ -128,18 +129,20 @@ class PlacedChanges:
 
     # -- taking away; all raise what those of `Drive` raise
 
-    def delete(self, bucket_uuid: bytes, name: str) -> bool:
+    def delete(self, bucket_uuid: bytes, name: str, condition: Condition | None = None) -> bool:
         """Remove an object without a trace; whether there was one."""
         with self._drives.gate.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
             if not placement.moving:
-                return owner.delete(bucket_uuid, [name])[0]
+                return owner.delete(bucket_uuid, [name], condition=condition)[0]
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
                 here = owner.newest(bucket_uuid, [name])[0]
                 entries = [*others, _Entry(owner, here)] if here is not None else others
                 newest = max(entries, key=_version, default=None)
+                before = newest.record if newest is not None else None
+                require(condition, name, before)
                 # The older ones first: should the newest stay, it is still what counts.
                 for entry in sorted(entries, key=_version):
                     if not entry.record.is_tombstone:
@@ -147,18 +150,18 @@ class PlacedChanges:
                 return newest is not None and not newest.record.is_tombstone
 
     def entomb(
-        self, bucket_uuid: bytes, name: str, version: Version | None
+        self, bucket_uuid: bytes, name: str, version: Version | None, condition: Condition | None = None
     ) -> tuple[Record | None, Record | None]:
         """See `Changes.entomb`."""
         with self._drives.gate.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
             if not placement.moving:
-                return owner.entomb(bucket_uuid, name, version)
+                return owner.entomb(bucket_uuid, name, version, condition=condition)
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
                 elsewhere = max(others, key=_version).record if others else None
-                before, left = owner.entomb(bucket_uuid, name, version, elsewhere=elsewhere)
+                before, left = owner.entomb(bucket_uuid, name, version, elsewhere=elsewhere, condition=condition)
                 if left is not None:
                     _drop(others, bucket_uuid, name, older_than=left.version)
                 return before, left

@@ -15,6 +15,7 @@ from typing import Literal
 
 from storage_node.store import record as records
 from storage_node.store.changes import PendingObject
+from storage_node.store.conditions import Condition
 from storage_node.store.copies import StoredVersion, not_found_message
 from storage_node.store.doubts import CopyInDoubt, in_doubt_message
 from storage_node.store.drive import Drive, Durability
@@ -230,13 +231,15 @@ class Store(Recorded):
         return self.locate(bucket, name)[1]
 
     def delete(
-        self, bucket: str, name: str, version: Version | None = None, keep_tombstone: bool = False
-    ) -> Record | None:
+        self, bucket: str, name: str, version: Version | None = None, keep_tombstone: bool = False,
+        condition: Condition | None = None,
+    ) -> Record | None:  # fmt: skip
         """Remove an object. With `keep_tombstone` its deletion has a version, above the object's or the one given.
 
         With a `version` this deletes what is not newer than that, and is no error where there is nothing. Returns what
         the store has of the name now: None, a tombstone, or a newer object. Raises ObjectNotFound when there is no
-        such object and no version was given, StoreReadOnly, DriveFull, and what `head` raises.
+        such object and neither a version nor a condition was given, VersionConflict when the condition does not hold,
+        StoreReadOnly, DriveFull, and what `head` raises.
         """
         self._require_writable()
         bucket_uuid = self.bucket(bucket).uuid_bytes
@@ -244,13 +247,13 @@ class Store(Recorded):
         if object_name_fault(name):
             missing = True
         elif keep_tombstone:
-            before, found = self._changes.entomb(bucket_uuid, name, version)
+            before, found = self._changes.entomb(bucket_uuid, name, version, condition)
             missing = version is None and (before is None or before.is_tombstone)
         elif version is not None:
             found = self._changes.drop(bucket_uuid, name, version, tombstone=False)
             missing = False
         else:
-            missing = not self._changes.delete(bucket_uuid, name)
+            missing = not self._changes.delete(bucket_uuid, name, condition)
         if missing:
             raise ObjectNotFound(not_found_message(bucket, name))
         return found

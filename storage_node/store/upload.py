@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from storage_node.store.changes import PendingObject
+from storage_node.store.conditions import Condition
 from storage_node.store.drive import Drive
 from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.format import Record, Version
@@ -63,11 +64,32 @@ class Upload:
         """Give a copy the version, and the time, that all copies have; it is committed if nothing newer is there."""
         self._open.version, self._open.modified_ns = version, modified_ns
 
+    def require(self, condition: Condition | None) -> None:
+        """Commit it only if this is true of what is there then: `commit` raises VersionConflict otherwise.
+
+        Where another try of the same write has been committed, that is what `commit` returns.
+        """
+        self._open.condition = condition
+
+    def check(self) -> None:
+        """Raise VersionConflict if the condition does not hold already; nothing is left staged then."""
+        condition = self._open.condition
+        if condition is None:
+            return
+        try:
+            before = self.newest()
+            fault = condition.fault(self.label, before)
+            if fault is not None and self.drive.landed(condition.write_id, before) is None:
+                raise fault
+        except BaseException:
+            self.abort()
+            raise
+
     def commit(self) -> Record:
         """Make the object visible, whole, replacing one of the same name; what counts now.
 
         That is the object, unless it brought a version that was not newer than what the store has: then nothing has
-        changed, and it is what the store has, be it a tombstone. Raises what `Drive.commit` raises.
+        changed, and it is what the store has, be it a tombstone. Raises what `Drive.commit` raises, VersionConflict.
         """
         result = self._changes.commit([self.take()])[0]
         if isinstance(result, StoreError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from storage_node.store.conditions import Condition
 from storage_node.store.errors import ContentMismatch
 from storage_node.store.store import Store, Upload
 
@@ -16,14 +17,19 @@ def stage_object(
     metadata: dict[str, str],
     size_bytes: int | None = None,
     checksum: int | None = None,
+    condition: Condition | None = None,
 ) -> Upload:
     """Stage an object from its chunks; the caller commits it.
 
-    Raises ContentMismatch when the bytes do not have the size or the CRC-32C given, and what `begin_put` and
-    `Upload.write` raise; nothing is left behind then.
+    `condition`: see `Upload.require`.
+
+    Raises ContentMismatch when the bytes do not have the size or the CRC-32C given, VersionConflict, and what
+    `begin_put` and `Upload.write` raise; nothing is left behind then.
     """
     upload = store.begin_put(bucket, name, metadata)
     try:
+        upload.require(condition)
+        upload.check()
         for chunk in chunks:
             upload.write(chunk)
         check_content(upload, size_bytes, checksum)
