@@ -17,6 +17,9 @@ from storage_node.store.checksum import digest
 if TYPE_CHECKING:
     from storage_node.cluster.peers import Peer
 
+_LATE_S = 0.05
+"""A timer that rings later than this says that the process, or its machine, stood still."""
+
 
 class PeerError(Exception):
     """A peer did not answer a sub-request as it should have. One string argument."""
@@ -123,14 +126,19 @@ class PeerLane:
             raise
 
     async def _next(self) -> Response:
+        stood_still = False
         while not self._inbox:
             self._changed.clear()
             expecting = self.credit_bytes > 0 or self._received == self._n
+            began_s = time.monotonic()
             try:
                 async with asyncio.timeout(self._timeout_s if expecting else None):
                     await self._changed.wait()
             except TimeoutError:
                 if self._changed.is_set():
+                    continue
+                if not stood_still and time.monotonic() - began_s > self._timeout_s + _LATE_S:
+                    stood_still = True  # it was this process that did: what has come meanwhile lies unread
                     continue
                 self._session.give_up_if_silent(self._timeout_s)
                 raise PeerSilent(

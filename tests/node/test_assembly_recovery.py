@@ -66,7 +66,7 @@ def of_first_owner(cluster: LocalCluster, number: int) -> list[int]:
 
 def assert_whole(answer: Answer) -> None:
     assert answer.order == list(range(len(NAMES)))
-    assert not any(answer.status.values())
+    assert not any(answer.status.values()), answer.faults
     assert all(answer.data[at] == OBJECTS[name] for at, name in enumerate(NAMES))
 
 
