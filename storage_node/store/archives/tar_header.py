@@ -9,6 +9,7 @@ Source: POSIX.1-2017, pax, "Extended Description"; GNU tar manual 1.34, "Basic T
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from storage_node.store.archives.errors import ArchiveDamaged, ArchiveUnsupported
@@ -63,24 +64,22 @@ def parse_header(block: bytes, at: int) -> Header:
     return Header(name, size, kind, _text(block[157:257]))
 
 
-def parse_pax(data: bytes, at: int) -> dict[bytes, bytes]:
-    """The records of one extended header; `at` is where they begin."""
-    records: dict[bytes, bytes] = {}
+def parse_pax(data: bytes, at: int) -> Iterator[tuple[bytes, bytes]]:
+    """The records of one extended header, which may be a million; `at` is where they begin."""
     position = 0
     while position < len(data) and data[position]:
         space = data.find(b" ", position, position + 20)
         digits = data[position:space]
-        length = int(digits) if space > 0 and digits.isdigit() else 0
-        end = position + length
-        equals = data.find(b"=", space + 1, end)
+        end = position + (int(digits) if space >= 0 and digits.isdigit() else 0)
+        # Without a space, a search from the beginning would find the `=` of an earlier record, for ever.
+        equals = data.find(b"=", space + 1, end) if space >= 0 else -1
         if equals < 0 or end > len(data) or data[end - 1] != 0x0A:
             raise ArchiveDamaged(f"byte {at + position}: not a record of an extended header")
         key = data[space + 1 : equals]
         if key.startswith(b"GNU.sparse."):
             raise ArchiveUnsupported(f"byte {at + position}: a sparse file ({key!r}); store it with its holes filled")
-        records[key] = data[equals + 1 : end - 1]
+        yield key, data[equals + 1 : end - 1]
         position = end
-    return records
 
 
 def parse_pax_size(value: bytes, at: int) -> int:

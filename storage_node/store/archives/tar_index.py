@@ -188,7 +188,7 @@ class TarIndexer:
             self._long_link = data.partition(b"\0")[0]
         else:
             # Only these: headers without end, each with other records, would fill the memory.
-            records = {key: value for key, value in parse_pax(data, at).items() if key in _USED_RECORDS}
+            records = {key: value for key, value in parse_pax(data, at) if key in _USED_RECORDS}
             if self._extended_type == PAX_GLOBAL:
                 self._global |= records
             else:
