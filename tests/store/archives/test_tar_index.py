@@ -221,8 +221,13 @@ DAMAGED = {
     "pax records that lie": (header(b"p", b"00000000010", b"x") + padded(b"99 path=x\n"), "byte 512: not a record"),
     "pax records without an end": (header(b"p", b"00000000010", b"x") + padded(b"8 path=xy"), "byte 512: not a record"),
     "a pax record without a space behind a sound one": (
-        header(b"p", b"00000000050", b"x") + padded(b"12 path=abc\n" + b"y" * 28), "byte 524: not a record"),
-    "a pax record without digits": (header(b"p", b"00000000010", b"x") + padded(b" path=x\n"), "byte 512: not a record"),
+        header(b"p", b"00000000050", b"x") + padded(b"12 path=abc\n" + b"y" * 28),
+        "byte 524: not a record",
+    ),
+    "a pax record without digits": (
+        header(b"p", b"00000000010", b"x") + padded(b" path=x\n"),
+        "byte 512: not a record",
+    ),
     "a pax header without a member": (pax(b"x", path=b"x"), "byte 1024: .*before its member"),
     "junk between members": (make_tar([("a", b"a")])[:1024] + b"junk" * 128, "byte 1024: no tar header"),
 }
