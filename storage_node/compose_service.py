@@ -15,12 +15,13 @@ from protos import ais_compose_pb2_grpc
 from protos import ais_objects_pb2 as objects
 from storage_node.batch.session import BatchService
 from storage_node.cluster.replicate import Replication
-from storage_node.cluster.sources import Source, Sources
-from storage_node.request_counts import counted_stream
+from storage_node.cluster.sources import Source, Sources, object_info
+from storage_node.request_counts import counted, counted_stream
 from storage_node.services import Context, ObjectsService, abort
 from storage_node.store.checksum import combine, crc32c
-from storage_node.store.compose import check_parts
-from storage_node.store.errors import StoreError
+from storage_node.store.compose import check_parts, landed
+from storage_node.store.errors import ObjectNotFound, StoreError
+from storage_node.store.tar_append import tar_end
 
 PROGRESS_S = 1.0
 
@@ -45,13 +46,35 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
                 if composing.moved_bytes > told_bytes:  # silence means that nothing moves
                     told_bytes = composing.moved_bytes
                     yield pb.ComposeResponse(moved_bytes=told_bytes)
-            info = await writing
+            info = await self._settled(request, writing)
             yield pb.ComposeResponse(moved_bytes=composing.moved_bytes, info=info)
         except StoreError as error:
             await abort(context, error)
         finally:
             writing.cancel()
             await asyncio.wait([writing])
+
+    async def _settled(
+        self, request: pb.ComposeRequest, writing: asyncio.Future[objects.ObjectInfo]
+    ) -> objects.ObjectInfo:
+        """What was stored, be it by an earlier try, whose answer was lost. Raises StoreError."""
+        try:
+            return await writing
+        except ObjectNotFound:
+            if not request.object.condition.write_id:
+                raise
+            header = request.object
+            record = await self._service.read(landed, self._service.store, header)
+            if record is None:
+                raise
+            return object_info(header.bucket, header.name, record)
+
+    @counted("head")
+    async def TarEnd(self, request: pb.TarEndRequest, context: Context) -> pb.TarEndResponse:
+        try:
+            return await self._service.read(tar_end, self._service.store, request)
+        except StoreError as error:
+            await abort(context, error)
 
     async def _write(self, composing: Composing) -> objects.ObjectInfo:
         async with aclosing(composing.messages()) as messages:

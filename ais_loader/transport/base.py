@@ -96,6 +96,9 @@ class Transport(Protocol):
         """Make an object of parts of others. `moved` hears of the bytes written so far, now and then."""
 
     def get(
+    def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
+        """Where a plain tar ends, and which members it has of those asked for. Raises ArchiveError."""
+
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]: ...  # fmt: skip

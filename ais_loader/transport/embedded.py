@@ -158,6 +158,12 @@ class EmbeddedTransport:
             return _object_info(request.object.bucket, request.object.name, record)
 
     def get(
+    def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
+        from storage_node.store.tar_append import tar_end
+
+        with translated():
+            return tar_end(self._store_here(), request)
+
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]:  # fmt: skip

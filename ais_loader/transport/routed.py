@@ -174,6 +174,9 @@ class RoutedTransport:
 
     def _owner_of(self, spec: PutSpec) -> bytes:
         return self._owners(spec.bucket, spec.name)[0]
+    def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
+        return self._read(request.bucket, request.name, lambda node, _: node.tar_end(request))
+
 
     def get(
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,

@@ -31,6 +31,7 @@ from storage_node.store.errors import (
     RangeError,
     StoreError,
 )
+from storage_node.store.format import Record
 from storage_node.store.reads import ObjectReader, open_object
 
 
@@ -47,6 +48,13 @@ class Stream(Protocol):
     async def close(self) -> None: ...
 
 
+def object_info(bucket: str, name: str, record: Record) -> pb.ObjectInfo:
+    return pb.ObjectInfo(
+        bucket=bucket, name=name, size_bytes=record.size_bytes, version=str(record.version), checksum=record.checksum,
+        modified_ns=record.modified_ns, metadata=record.metadata,
+    )  # fmt: skip
+
+
 class LocalStream:
     def __init__(self, service: BatchService) -> None:
         self._service = service
@@ -60,12 +68,8 @@ class LocalStream:
             )  # fmt: skip
 
         reader = self._reader = await self._service.read(opened)
-        record = reader.record
         self.length = reader.length
-        self.info = pb.ObjectInfo(
-            bucket=request.bucket, name=request.name, size_bytes=record.size_bytes, version=str(record.version),
-            checksum=record.checksum, modified_ns=record.modified_ns, metadata=record.metadata,
-        )  # fmt: skip
+        self.info = object_info(request.bucket, request.name, reader.record)
 
     async def next(self) -> bytes:
         assert self._reader is not None

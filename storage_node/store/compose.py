@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from protos import ais_compose_pb2 as pb
+from protos import ais_objects_pb2 as objects
+from storage_node.store.conditions import parse_condition
 from storage_node.store.errors import InvalidRequest
 from storage_node.store.format import Record
 from storage_node.store.reads import ObjectReader, open_object
@@ -49,8 +51,21 @@ def compose_object(
         store, header.bucket, header.name, _chunks(store, request, moved), metadata,
         header.size_bytes if header.HasField("size_bytes") else None,
         header.checksum if header.HasField("checksum") else None,
+        condition=parse_condition(
+            header.condition.if_absent, header.condition.if_version, header.condition.write_id
+        ),
     )  # fmt: skip
     return upload.commit()
+
+
+def landed(store: Store, header: objects.PutHeader) -> Record | None:
+    """What an earlier try of this write, by its id, has stored. Raises what `Store.newest_entry` raises.
+
+    Of an object made of its own former version a second try cannot even be read.
+    """
+    bucket_uuid = store.bucket(header.bucket).uuid_bytes
+    before = store.newest_entry(bucket_uuid, header.name)
+    return store.drive_at(store.drive_index(bucket_uuid, header.name)).landed(header.condition.write_id, before)
 
 
 def _chunks(store: Store, request: pb.ComposeRequest, moved: Callable[[int], None]) -> Iterator[bytes]:

@@ -1,0 +1,91 @@
+"""Where a plain tar can be gone on with: after its last member, before its end of archive.
+
+Reads the headers and steps over the content. What writers leave behind the last member differs: nothing, a block of
+zeros or two, zeros up to a record of 10 KiB. Anything but zeros there would be lost, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported
+from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
+from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
+from storage_node.store.archives.source import ByteSource, chunks_of, read_exactly
+from storage_node.store.archives.tar_header import (
+    BLOCK_BYTES,
+    GNU_LONG_LINK,
+    GNU_LONG_NAME,
+    NO_CONTENT,
+    PAX_GLOBAL,
+    PAX_LOCAL,
+    ZERO_BLOCK,
+    padded,
+    parse_header,
+    parse_pax,
+    parse_pax_size,
+)
+
+_OF_MEMBERS = (b"path", b"linkpath", b"size")
+
+
+class TarEnd(NamedTuple):
+    at: int
+    """The byte after the last member and its padding."""
+    found: list[bytes]
+    """Those of the names asked for that are there, in the order of the tar; directories without their slash."""
+
+
+def find_end(
+    source: ByteSource, name: str, wanted: Collection[bytes] = (), limits: Limits = DEFAULT_LIMITS
+) -> TarEnd:
+    """The end of the tar `name`; that of no bytes is their beginning.
+
+    Raises ArchiveUnsupported for a compressed tar, a zip, and what does not let members be added; NotAnArchive,
+    ArchiveDamaged, ArchiveTooLarge.
+    """
+    size = source.size_bytes
+    if recognise(name, source.pread(MAGIC_BYTES, 0)) is not ArchiveKind.TAR:
+        raise ArchiveUnsupported(f"{name!r} is compressed: members can be added to plain tars (.tar) alone")
+    at = 0
+    found: list[bytes] = []
+    local: dict[bytes, bytes] = {}
+    long_name: bytes | None = None
+    promised = False
+    while at < size:
+        block = source.pread(BLOCK_BYTES, at)
+        if block == ZERO_BLOCK[: len(block)]:
+            break
+        header = parse_header(read_exactly(source, BLOCK_BYTES, at), at)
+        content_at = at + BLOCK_BYTES
+        is_pax = header.type == PAX_GLOBAL or header.type in PAX_LOCAL
+        if is_pax or header.type in (GNU_LONG_NAME, GNU_LONG_LINK):
+            if header.size_bytes > limits.header_bytes:
+                raise ArchiveTooLarge(f"byte {at}: an extended header of {header.size_bytes} bytes")
+            data = read_exactly(source, header.size_bytes, content_at)
+            if header.type == GNU_LONG_NAME:
+                long_name = data.partition(b"\0")[0]
+            elif header.type in PAX_LOCAL:
+                local |= {key: value for key, value in parse_pax(data, content_at) if key in _OF_MEMBERS}
+            elif header.type == PAX_GLOBAL and any(key in _OF_MEMBERS for key, _ in parse_pax(data, content_at)):
+                raise ArchiveUnsupported(f"byte {at}: a global header that names members; nothing can be added")
+            promised = promised or header.type != PAX_GLOBAL
+            at = content_at + padded(header.size_bytes)
+            continue
+        length = header.size_bytes
+        if header.type not in NO_CONTENT and local.get(b"size"):
+            length = parse_pax_size(local[b"size"], at)
+        member = (local.get(b"path", b"").rstrip(b"/") or long_name or header.name).rstrip(b"/")
+        if member in wanted:
+            found.append(member)
+        at = content_at + padded(length)
+        local, long_name, promised = {}, None, False
+    if at > size or promised:
+        raise ArchiveDamaged(f"byte {size}: the tar ends within a member, a header or padding")
+    for chunk in chunks_of(source, at):
+        if chunk.count(0) != len(chunk):
+            raise ArchiveUnsupported(
+                f"byte {at}: after its end of archive there is more than zeros (two tars joined?), which would be lost"
+            )
+    return TarEnd(at, found)

@@ -1,0 +1,31 @@
+"""Where an object that is a plain tar ends, for those who append to it."""
+
+from __future__ import annotations
+
+import os
+
+from protos import ais_compose_pb2 as pb
+from storage_node.store.archives.source import FdSource
+from storage_node.store.archives.tar_end import find_end
+from storage_node.store.drive import Drive
+from storage_node.store.format import Record
+from storage_node.store.reads import open_current
+from storage_node.store.store import Store
+
+
+def tar_end(store: Store, request: pb.TarEndRequest) -> pb.TarEndResponse:
+    """Raises ArchiveError, and what `open_object` raises."""
+    wanted = {member.encode() for member in request.member}
+
+    def ended(drive: Drive, record: Record) -> pb.TarEndResponse:
+        fd = drive.files.open(record.path)
+        try:
+            end = find_end(FdSource(fd, record.size_bytes), request.name, wanted)
+        finally:
+            os.close(fd)
+        return pb.TarEndResponse(
+            version=str(record.version), size_bytes=record.size_bytes, end_bytes=end.at,
+            member=[member.decode() for member in end.found],
+        )  # fmt: skip
+
+    return open_current(store, request.bucket, request.name, "", ended)
