@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ais_loader import copying, errors
@@ -13,6 +14,7 @@ from ais_loader.multipart import MultipartUpload, UploadInfo, begin_upload, resu
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.parts import require_ordinary
 from ais_loader.requests import BatchOptions, requests_for_names
+from ais_loader.promote import Overwrite, PromoteResult, PromoteSummary, Shared, promote_spec, summarize
 from ais_loader.transport.base import BucketInfo, PutSpec, Transport
 
 if TYPE_CHECKING:
@@ -68,6 +70,39 @@ class Bucket:
             yield result  # type: ignore[misc]  # errors only where the caller asked for them
 
     def get(
+    def promote(
+        self, path: str | os.PathLike[str], *, recursive: bool = True, prefix: str = "", move: bool = False,
+        shared: Shared = "auto", overwrite: Overwrite = "changed", include: Sequence[str] = (),
+        exclude: Sequence[str] = (), node: str | None = None, on_error: Literal["raise", "return"] = "raise",
+        on_result: Callable[[PromoteResult], None] | None = None,
+    ) -> PromoteSummary:  # fmt: skip
+        """Have files that the store's machine sees become objects, without passing through this process.
+
+        A folder's file `a/b.wav` becomes the object `prefix + "a/b.wav"`. What is there already is skipped, so that
+        whatever was interrupted goes on when it is called again. A file that fails does not stop the others. Nodes
+        promote only from the folders that they were started with (`promote_roots`); see docs/promote.md.
+
+        Args:
+            path: a file or a folder; of nodes an absolute path on their machines.
+            move: give each file up when its object is stored.
+            shared: of a cluster: whether all nodes see the same files at `path`; then each takes its share. "auto":
+                when that is certain.
+            overwrite: an object of the same name is replaced when it has other bytes ("changed"; a file with the size
+                and time of change of an earlier promotion counts as equal unread), "always" or "never".
+            include, exclude: shell patterns; of a path from `path` if they contain a slash, else of a file's name.
+            node: of a cluster, host:port or the uuid of the node whose files are meant.
+            on_error: "raise" raises PromoteIncomplete at the end when files failed; "return" leaves it to the summary.
+            on_result: called with each file's result as it becomes known; in no particular order.
+
+        Raises BucketNotFound, InvalidRequest, SourceRefused, SourceUnreadable, PromoteIncomplete, StoreReadOnly,
+        NodeUnavailable, SilenceTimeout.
+        """
+        spec = promote_spec(
+            self.name, path, recursive=recursive, prefix=prefix, move=move, shared=shared, overwrite=overwrite,
+            include=include, exclude=exclude, node=node,
+        )  # fmt: skip
+        return summarize(self._transport.promote(spec), on_result, raising=on_error == "raise")
+
         self, name: str, *, start: int = 0, length: int | None = None, member: str | None = None,
         verify: bool = False, timeout_s: float = 30.0,
     ) -> bytes:  # fmt: skip

@@ -169,6 +169,30 @@ class DriveFull(StoreError):
     kind = "drive-full"
 
 
+class SourceRefused(InvalidRequest):
+    """A file that may not be promoted: outside the node's roots, no regular file, or no name for an object."""
+
+    kind = "source-refused"
+
+
+class SourceChanged(LoaderError):
+    """A file that was written to while it was promoted; nothing was stored of it."""
+
+    kind = "source-changed"
+
+
+class SourceUnreadable(LoaderError):
+    """A file that the operating system does not let whoever promotes it read, or that has gone."""
+
+    kind = "source-unreadable"
+
+
+class PromoteIncomplete(LoaderError):
+    """Some files were not promoted; the message has the first reason. Promoting again goes on with the rest."""
+
+    kind = "promote-incomplete"
+
+
 class DriveFailed(StoreError):
     kind = "drive-failed"
 

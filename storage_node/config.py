@@ -27,6 +27,8 @@ class ServerConfig:
     metrics_port: int | None = None
     """Where Prometheus finds the node's metrics, on the same address; 0 picks a free port, None: nowhere."""
     durability: Literal["process", "power"] = "process"
+    promote_roots: tuple[str, ...] = ()
+    """Folders of this machine whose files clients may have promoted into buckets; none: nothing is."""
     read_threads: int = 4
     """Threads that read from the drives; they leave the interpreter lock while they do."""
     readahead_bytes: int = 64 << 20
@@ -112,6 +114,10 @@ class ServerConfig:
         for name in limits:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 1")
+        object.__setattr__(self, "promote_roots", tuple(self.promote_roots))
+        for root in self.promote_roots:
+            if not root.startswith("/") or "\0" in root or ".." in root.split("/"):
+                raise ValueError(f"promote_roots: {root!r}: need absolute paths of folders, without '..'")
         # A copy: the caller's mapping may change.
         object.__setattr__(self, "tenant_weights", dict(self.tenant_weights))
         for tenant, weight in self.tenant_weights.items():
@@ -156,6 +162,7 @@ class ServerConfig:
     def limits(self) -> dict[str, str]:
         """Everything but where the node is found: what bounds what it does, by the fields' names, as text."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _WHERE}
+        values["promote_roots"] = ":".join(self.promote_roots)
         values["tenant_weights"] = ",".join(f"{name}={weight:g}" for name, weight in self.tenant_weights.items())
         return {name: f"{value:.15g}" if isinstance(value, float) else str(value) for name, value in values.items()}
 

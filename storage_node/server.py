@@ -24,6 +24,7 @@ from protos import (
     ais_cluster_pb2_grpc,
     ais_compose_pb2_grpc,
     ais_objects_pb2_grpc,
+    ais_promote_pb2_grpc,
     ais_replica_pb2_grpc,
 )
 from storage_node.background import keep_going
@@ -40,6 +41,7 @@ from storage_node.cluster.start import open_membership
 from storage_node.compose_service import ComposeService
 from storage_node.config import ServerConfig
 from storage_node.metrics import metrics_served, require_library
+from storage_node.promote.service import PromoteService
 from storage_node.services import BucketsService, NodeService, ObjectsService, abort
 from storage_node.store.drive import Drive
 from storage_node.store.errors import StoreError
@@ -158,6 +160,8 @@ class NodeServer:
             objects = ObjectsService(service, writes)
             ais_objects_pb2_grpc.add_ObjectsServicer_to_server(objects, server)
             ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(service, writes, objects), server)
+            promote = PromoteService(service, self.membership, writes)
+            ais_promote_pb2_grpc.add_PromoteServicer_to_server(promote, server)
             ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(service, VERSION), server)
             cluster = ClusterService(service, self.membership, self._keeper)
             ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
@@ -192,10 +196,12 @@ class NodeServer:
             await drives.stop()
             await repair.stop()
             service.stop()
+            promote.stop()
             await server.stop(self._grace_s)
             await service.peers.close()
             await writes.close()
             await _finish_tasks()
+            promote.close()
 
     async def _reap(self, service: BatchService) -> None:
         """Remove the files of replaced objects when their grace period is over, also when nobody writes any more."""

@@ -58,6 +58,8 @@ _STATUS = {
     errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
     errors.DriveFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TooFewCopies: grpc.StatusCode.UNAVAILABLE,
+    errors.SourceRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.SourceUnreadable: grpc.StatusCode.FAILED_PRECONDITION,
     MemberNotFound: grpc.StatusCode.NOT_FOUND,
     MemberCorrupt: grpc.StatusCode.DATA_LOSS,
     NotAnArchive: grpc.StatusCode.FAILED_PRECONDITION,

@@ -166,6 +166,11 @@ def _value(name: str, value: Any) -> Any:
         if not isinstance(value, str):
             raise WrongSetting(f"{name} = {value!r}: need a text")
         return value
+    if get_origin(hint) is tuple:
+        several = value.split(":") if isinstance(value, str) else value
+        if not isinstance(several, list) or not all(isinstance(one, str) for one in several):
+            raise WrongSetting(f"{name} = {value!r}: need a list of texts, or one text with ':' between them")
+        return several
     if hint in (int, float):
         return _number(name, value, hint)
     if not isinstance(value, Mapping):

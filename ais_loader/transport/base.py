@@ -13,6 +13,7 @@ from typing import Protocol
 from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.errors import LoaderError
+from ais_loader.promote import PromoteResult, PromoteSpec
 from protos import ais_batch_pb2 as pb
 from protos import ais_compose_pb2 as compose_pb
 from protos.frame import Frame
@@ -106,6 +107,9 @@ class Transport(Protocol):
     def delete(self, bucket: str, name: str) -> None: ...
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]: ...
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]: ...
+
+    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+        """One result per file, as it becomes known; raises for what concerns all of them."""
 
     def open_batch(
         self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"

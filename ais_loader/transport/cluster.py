@@ -15,6 +15,7 @@ from typing import Any
 from ais_loader import errors
 from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
+from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec, Transport
 from ais_loader.transport.grpc import GrpcTransport
 from ais_loader.transport.members import HEDGE_BUDGET
@@ -142,6 +143,9 @@ class ClusterTransport:
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         yield from self._there().list_members(bucket, name, prefix=prefix, page_size=page_size)
+
+    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+        yield from self._there().promote(spec)
 
     def open_batch(
         self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"

@@ -16,6 +16,7 @@ from ais_loader.transport.session import Session
 from protos import ais_cluster_pb2_grpc as cluster_rpc
 from protos import ais_compose_pb2_grpc as compose_rpc
 from protos import ais_objects_pb2_grpc as rpc
+from protos import ais_promote_pb2_grpc as promote_rpc
 from protos.channel_options import CHANNEL_OPTIONS
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
@@ -35,6 +36,7 @@ class Connection:
         self.compose = compose_rpc.ComposeStub(self.channel)
         self.node = rpc.NodeStub(self.channel)
         self.cluster = cluster_rpc.ClusterStub(self.channel)
+        self.promote = promote_rpc.PromoteStub(self.channel)
         self._open_session = self.channel.stream_stream(_SESSION)
         self._session: Session | None = None  # guarded by lock
         self.exchange = Exchange(partial(open_stream, self.channel, _SESSION), verify_payload)

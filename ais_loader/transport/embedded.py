@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ais_loader import errors
 from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
+from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from protos import ais_batch_pb2 as pb
 from protos import ais_compose_pb2 as compose_pb
@@ -209,6 +210,23 @@ class EmbeddedTransport:
             if not page.next:
                 return
             first, version = page.next, page.version
+
+    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+        from storage_node.promote.here import promote_path
+        from storage_node.promote.job import Job
+        from storage_node.promote.walk import Wanted
+
+        with translated():
+            wanted = Wanted(spec.prefix, spec.recursive, spec.include, spec.exclude)
+            job = Job(spec.bucket, spec.move, spec.overwrite)
+            for outcome in promote_path(self._store_here(), os.path.abspath(spec.path), wanted, job):
+                if outcome.stored is None:
+                    kind, message = (outcome.error.kind, str(outcome.error)) if outcome.error else ("internal", "")
+                    error = errors.from_kind(kind, message)
+                    yield PromoteResult(outcome.path, outcome.name, "failed", error=error)
+                else:
+                    info = ObjectInfo(spec.bucket, outcome.name, *outcome.stored)
+                    yield PromoteResult(outcome.path, outcome.name, "skipped" if outcome.skipped else "promoted", info)
 
     # -- batches
 

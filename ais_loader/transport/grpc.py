@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 import grpc
@@ -21,6 +21,7 @@ from ais_loader import errors
 from ais_loader.batch import Batch
 from ais_loader.content import Buffer, Source
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.compose import composed
@@ -28,6 +29,7 @@ from ais_loader.transport.connection import Connection
 from ais_loader.transport.download import Call, download
 from ais_loader.transport.forking import SHUTDOWN_S, ForkGate, wait_for_shutdown
 from ais_loader.transport.member_pages import listed_members
+from ais_loader.transport.promote_calls import promote_request, run_promotion
 from ais_loader.transport.put_calls import CALL_TIMEOUT_S, PutAnswers, put_large
 from ais_loader.transport.put_messages import put_header, put_messages
 from ais_loader.transport.put_stream import LARGE_BYTES, AnswerStream, object_info, put_many
@@ -38,6 +40,7 @@ from protos import ais_batch_pb2 as batch_pb
 from protos import ais_cluster_pb2 as cluster_pb
 from protos import ais_compose_pb2 as compose_pb
 from protos import ais_objects_pb2 as pb
+from protos import ais_promote_pb2 as promote_pb
 
 T = TypeVar("T")
 INDEX_TIMEOUT_S = 600.0
@@ -309,6 +312,17 @@ class GrpcTransport:
         answer: pb.ListMembersResponse = self._call(
             lambda here: here.objects.ListMembers(request, timeout=INDEX_TIMEOUT_S)
         )
+        return answer
+
+    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+        yield from self.run_promotion(promote_request(spec))
+
+    def run_promotion(self, request: promote_pb.PromoteRequest) -> Generator[PromoteResult, None, int]:
+        """See `promote_calls`."""
+        return run_promotion(self._here(), request)
+
+    def look_at(self, request: promote_pb.LookRequest, *, timeout_s: float) -> promote_pb.LookResponse:
+        answer: promote_pb.LookResponse = self._call(lambda here: here.promote.Look(request, timeout=timeout_s))
         return answer
 
     # -- batches

@@ -15,6 +15,7 @@ from ais_loader import errors
 from ais_loader.batch import Batch
 from ais_loader.content import Buffer, Source
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.download import Call, download
@@ -25,6 +26,7 @@ from ais_loader.transport.merged import MergedStream
 from ais_loader.transport.merged_listing import merged_listing
 from ais_loader.transport.parts import Columns, grouped
 from ais_loader.transport.patience import Patience
+from ais_loader.transport.promote_shares import promote
 from ais_loader.transport.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.put_groups import put_many
 from ais_loader.transport.stream import StreamPolicy
@@ -308,6 +310,9 @@ class RoutedTransport:
             return self._read(bucket, name, lambda node, _: node.member_page(request))
 
         return listed_members(page, bucket, name, prefix, page_size)
+
+    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+        return promote(self.members, spec)
 
     # -- batches
 

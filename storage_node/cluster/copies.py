@@ -81,10 +81,10 @@ class Copy(ABC):
 class LocalCopy(Copy):
     """On this node. A drive has no deadline: it answers, or fails."""
 
-    def __init__(self, node: int, service: BatchService) -> None:
+    def __init__(self, node: int, service: BatchService, held: HeldWrite | None = None) -> None:
         super().__init__(node)
         self._service = service
-        self._held = HeldWrite(service.store)
+        self._held = held or HeldWrite(service.store)
         self._answers: deque[wire.WriteResponse] = deque()
 
     async def begin(self, request: wire.WriteRequest) -> wire.WriteResponse:

@@ -19,6 +19,7 @@ from storage_node.cluster.copies import (
     RemoteCopy,
     reporting,
 )
+from storage_node.cluster.replica import HeldWrite
 from storage_node.cluster.targets import Target
 from storage_node.cluster.telling import Telling
 from storage_node.store.errors import StoreError
@@ -67,9 +68,10 @@ class Nodes:
                 return True
         return False
 
-    def copy(self, target: Target, node: int) -> Copy:
+    def copy(self, target: Target, node: int, held: HeldWrite | None = None) -> Copy:
+        """`held`: what takes the copy in where it is this node's own."""
         if node == target.position:
-            return LocalCopy(node, self.service)
+            return LocalCopy(node, self.service, held)
         return RemoteCopy(node, target.endpoint(node), self.channels, self.service.config.reach_timeout_s)
 
     def avoided(self, target: Target) -> Callable[[int], bool]:

@@ -23,7 +23,7 @@ from storage_node.cluster.channels import Channels
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.nodes import Nodes, close_all, outcome
-from storage_node.cluster.replica import from_wire, to_wire
+from storage_node.cluster.replica import HeldWrite, from_wire, to_wire
 from storage_node.cluster.staged import Commits, Result, Staged
 from storage_node.cluster.targets import Candidates, Target, TooFewCopies
 from storage_node.store.errors import InvalidRequest, ObjectNotFound, StoreError
@@ -69,14 +69,20 @@ class Replication:
 
     # -- one object
 
-    async def put(self, target: Target, header: pb.PutHeader, messages: AsyncIterator[pb.PutRequest]) -> pb.ObjectInfo:
-        """Store an object whose header has come already. Raises StoreError."""
+    async def put(
+        self, target: Target, header: pb.PutHeader, messages: AsyncIterator[pb.PutRequest],
+        held: HeldWrite | None = None,
+    ) -> pb.ObjectInfo:  # fmt: skip
+        """Store an object whose header has come already. Raises StoreError.
+
+        `held`: takes this node's own copy in, if it is an owner.
+        """
         check_object_name(header.name)
         staged = Staged(target, header.name, target.rankings([header.name])[0])
         staged.metadata = checked_metadata(dict(header.metadata))
         copies: list[Copy] = []
         try:
-            await self._open(staged, header, copies)
+            await self._open(staged, header, copies, held)
             async for message in messages:
                 part = message.WhichOneof("part")
                 if part == "data":
@@ -96,13 +102,15 @@ class Replication:
             raise result
         return result
 
-    async def _open(self, staged: Staged, header: pb.PutHeader, copies: list[Copy]) -> None:
+    async def _open(
+        self, staged: Staged, header: pb.PutHeader, copies: list[Copy], held: HeldWrite | None
+    ) -> None:
         """Find nodes that take the object on, the next ones in place of those that do not; all land in `copies`."""
         target = staged.target
         request = wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=target.bucket.uuid))
 
         async def ask(node: int) -> None:
-            copy = self._nodes.copy(target, node)
+            copy = self._nodes.copy(target, node, held)
             copies.append(copy)
             answer = await outcome(copy.begin(request))
             if isinstance(answer, CopyLost):

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from protos import ais_cluster_pb2 as pb
 from protos.cluster_map import ClusterView, object_hashes
 from storage_node.cluster.copies import CopyLost
-from storage_node.store.errors import ContentMismatch, InvalidName, InvalidRequest, StoreError
+from storage_node.store.errors import (
+    ContentMismatch,
+    InvalidName,
+    InvalidRequest,
+    SourceChanged,
+    SourceUnreadable,
+    StoreError,
+)
 
 
 class TooFewCopies(StoreError):
@@ -17,7 +24,7 @@ class TooFewCopies(StoreError):
     kind = "node-unavailable"
 
 
-_OF_THE_REQUEST = (InvalidName, InvalidRequest, ContentMismatch)
+_OF_THE_REQUEST = (InvalidName, InvalidRequest, ContentMismatch, SourceChanged, SourceUnreadable)
 """What any node would say of the same request."""
 
 

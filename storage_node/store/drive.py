@@ -249,6 +249,14 @@ class Drive:
         finally:
             for pending in objects:
                 pending.file.discard()
+    def stage_link(self, folder_fd: int, source: str) -> StagedFile | None:
+        """Stage a file that is given up, by a hard link; None where there can be none. Raises as `stage` does."""
+        self._require_writable()
+        try:
+            return self.files.stage_link(f"{next(self._staging_names):x}", self._make_room, folder_fd, source)
+        except OSError:
+            return None
+
 
     def delete(
         self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool = False, condition: Condition | None = None

@@ -98,3 +98,21 @@ class DriveFailed(StoreError):
 
 class StoreClosed(StoreError):
     kind = "closed"
+
+
+class SourceRefused(StoreError):
+    """A file that may not be promoted: outside the roots, no regular file, or with a name that no object can have."""
+
+    kind = "source-refused"
+
+
+class SourceChanged(StoreError):
+    """A file that was written to while it was promoted; nothing was stored."""
+
+    kind = "source-changed"
+
+
+class SourceUnreadable(StoreError):
+    """A file that the operating system does not let the node read, or that has gone."""
+
+    kind = "source-unreadable"

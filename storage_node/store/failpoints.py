@@ -14,6 +14,8 @@ POINTS = (
     "put.renamed",  # once for every file of a group
     "put.published",
     "put.committed",
+    "promote.staged",  # once for every group
+    "promote.lasting",
     "delete.committed",
     "reap.unlinked",
     "create.identity",  # once for every drive

@@ -55,13 +55,18 @@ def require_space(fd: int, need_bytes: int) -> None:
 class StagedFile:
     """Bytes of an object on their way in: checksums are computed as they pass."""
 
-    def __init__(self, staging_fd: int, name: str, make_room: Callable[[], bool], faults: Faults) -> None:
+    def __init__(
+        self, staging_fd: int, name: str, make_room: Callable[[], bool], faults: Faults, *, linked: bool = False
+    ) -> None:
+        """`linked`: the file is there already, whole, by a hard link; its bytes are only to be `note`d."""
         self._staging_fd = staging_fd
         self._faults = faults
         self._make_room = make_room
         self._pid = os.getpid()
         self.name = name
-        self.fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=staging_fd)
+        flags = os.O_RDONLY | os.O_NOFOLLOW if linked else os.O_CREAT | os.O_EXCL | os.O_WRONLY
+        self.fd = os.open(name, flags | os.O_CLOEXEC, 0o644, dir_fd=staging_fd)
+        self.linked = linked
         self.size_bytes = 0
         self.checksum = 0
         self.published = False
@@ -71,20 +76,41 @@ class StagedFile:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append; after an OSError the file can only be discarded."""
         view = memoryview(data).cast("B")
+        self.note(view)
+        while view:
+            view = view[self._with_room(len(view), partial(os.write, self.fd, view)) :]
+
+    def note(self, view: memoryview) -> None:
+        """Count the next bytes of a file that has them already, in `size_bytes` and the checksums."""
         self.checksum = crc32c(view, self.checksum)
         if self.size_bytes + len(view) > BLOCK_BYTES:
             self._update_blocks(view)
         elif view:
             self._open_block = self.checksum
         self.size_bytes += len(view)
-        while view:
+
+    def copy_range(self, source_fd: int, offset: int, count: int) -> int:
+        """Append bytes of another file in the kernel, uncounted; how many, 0 at its end. Raises OSError, also where
+        the file systems cannot."""
+        return self._with_room(count, partial(os.copy_file_range, source_fd, self.fd, count, offset), noted=False)
+
+    def restart(self) -> None:
+        """Forget the bytes that have come. Raises OSError."""
+        os.ftruncate(self.fd, 0)
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        self.size_bytes = self.checksum = self._open_block = 0
+        self._blocks = []
+
+    def _with_room(self, need_bytes: int, step: Callable[[], int], *, noted: bool = True) -> int:
+        while True:
             try:
-                require_space(self.fd, len(view))
-                view = view[os.write(self.fd, view) :]
+                require_space(self.fd, need_bytes)
+                return step()
             except OSError as error:
                 # Dead files wait for late readers; a full drive cannot afford that.
                 if not is_full(error) or not self._make_room():
-                    self._faults.note(error, "writing an object")
+                    if noted or is_full(error):
+                        self._faults.note(error, "writing an object")
                     raise
 
     def sync(self) -> None:
@@ -176,6 +202,15 @@ class RawFiles:
             return StagedFile(self.staging_fd, name, make_room, self.faults)
         except OSError as error:
             self.faults.note(error, "staging an object")
+            raise
+
+    def stage_link(self, name: str, make_room: Callable[[], bool], folder_fd: int, source: str) -> StagedFile:
+        """As `stage`, of a file of this file system that is given up: it gets the new name besides its own."""
+        os.link(source, name, src_dir_fd=folder_fd, dst_dir_fd=self.staging_fd, follow_symlinks=False)
+        try:
+            return StagedFile(self.staging_fd, name, make_room, self.faults, linked=True)
+        except BaseException:
+            os.unlink(name, dir_fd=self.staging_fd)
             raise
 
     def set_identity(self, fd: int, identity: bytes) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -33,7 +33,7 @@ from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.opening import OpenDrives, drive_folders, open_drives
 from storage_node.store.placed_changes import PlacedChanges, StagedObject
 from storage_node.store.places import Placement
-from storage_node.store.recorded import Recorded
+from storage_node.store.raw_files import StagedFile
 from storage_node.store.shard_limits import ShardLimits
 from storage_node.store.shards import indexing_of
 from storage_node.store.states import DriveState, drive_state
@@ -179,8 +179,9 @@ class Store(Recorded):
         return self._changes.drop(bucket_uuid, name, version, tombstone=tombstone)
 
     def begin_put(
-        self, bucket: str, name: str, metadata: dict[str, str] | None = None, version: Version | None = None
-    ) -> Upload:
+        self, bucket: str, name: str, metadata: dict[str, str] | None = None, version: Version | None = None,
+        stage: Callable[[Drive], StagedFile] = Drive.stage,
+    ) -> Upload:  # fmt: skip
         """Begin to write an object; nothing is visible before `Upload.commit`.
 
         `version`: that of a copy, given by another node; it is committed if it is newer than what the store has.
@@ -192,8 +193,9 @@ class Store(Recorded):
         bucket_uuid = self.bucket(bucket).uuid_bytes
         metadata = checked_metadata(metadata)
         placement = self._set.placement
+        `stage`: makes the file on the drive that owns the name.
         drive = self._set.at(placement.owner(bucket_uuid, name))
-        pending = PendingObject(bucket_uuid, name, drive.stage(), metadata, version)
+        pending = PendingObject(bucket_uuid, name, stage(drive), metadata, version)
         return Upload(f"{bucket}/{name}", StagedObject(drive, placement, pending, indexing_of(name)), self._changes)
 
     def commit_many(self, uploads: Sequence[Upload | StoreError]) -> list[Record | StoreError]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 from storage_node.store.changes import PendingObject
 from storage_node.store.conditions import Condition
 from storage_node.store.drive import Drive
 from storage_node.store.errors import InvalidRequest, StoreError
+from storage_node.store.filling import fill
 from storage_node.store.format import Record, Version
 from storage_node.store.placed_changes import PlacedChanges, StagedObject
 from storage_node.store.raw_files import drive_error
@@ -44,10 +48,36 @@ class Upload:
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append. Raises DriveFull or DriveFailed, and the upload is aborted."""
-        try:
+        with self._or_abort():
             self._open.file.write(data)
             if self._staged.indexing is not None:
                 self._staged.indexing.feed(data)
+
+    def fill(self, source_fd: int, go_on: Callable[[], None] = lambda: None) -> None:
+        """Take all bytes of an open file, as cheaply as the file systems can: shared, or copied.
+
+        Of an object whose file was linked, those are here already. `go_on` is called now and then; it may raise, and
+        the upload is aborted. Raises SourceUnreadable, and what `write` raises.
+        """
+        indexing = self._staged.indexing
+
+        def taken(piece: bytes) -> None:
+            go_on()
+            if indexing is not None and piece:
+                indexing.feed(piece)
+
+        with self._or_abort():
+            fill(self._open.file, source_fd, taken)
+
+    @property
+    def linked(self) -> bool:
+        """Whether its file is one that was there before."""
+        return self._open.file.linked
+
+    @contextlib.contextmanager
+    def _or_abort(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             self.abort()
             raise drive_error(error, self.drive.root, "writing an object") from error

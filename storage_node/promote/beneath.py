@@ -1,0 +1,99 @@
+"""Paths that cannot be led out of a folder: by no symbolic link, no "..", and nobody who changes them meanwhile.
+
+With openat2(2), Linux 5.6, the kernel itself refuses whatever leaves the folder, and links that stay within it are
+followed. Without it no link is followed at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Sequence
+from functools import cache
+
+from storage_node.store.errors import SourceRefused, SourceUnreadable
+
+_OPENAT2 = 437
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
+_TRIES = 16
+"""The kernel says EAGAIN when something was renamed while it looked for a ".."."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Not blocking: whoever replaces a file by a pipe must not hold the node up."""
+
+
+def root_of(path: bytes, roots: Sequence[str]) -> tuple[bytes, bytes]:
+    """The configured root that a path lies in, and the way from there; b"." is the root itself.
+
+    Raises SourceRefused for a path that is not absolute, has a "..", or lies in no root.
+    """
+    text = os.fsdecode(path)
+    if not roots:
+        raise SourceRefused(
+            f"{text}: this node promotes nothing, since it has no folders to promote from; "
+            "`ais-loader serve --promote-root DIR`, or the setting promote_roots, names them"
+        )
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+    if not path.startswith(b"/") or b".." in parts or b"\0" in path:
+        raise SourceRefused(f"{text}: need an absolute path on the node's machine, without '..'")
+    for root in sorted(map(os.fsencode, roots), key=len, reverse=True):
+        above = [part for part in root.split(b"/") if part not in (b"", b".")]
+        if parts[: len(above)] == above:
+            return root, b"/".join(parts[len(above) :]) or b"."
+    raise SourceRefused(f"{text}: is in none of the folders that this node promotes from: {', '.join(roots)}")
+
+
+def open_beneath(folder_fd: int, path: bytes, flags: int) -> int:
+    """A descriptor of what lies at `path` in a folder. Raises SourceRefused where that leads out, SourceUnreadable."""
+    try:
+        return _openat2(folder_fd, path, flags) if has_openat2() else _walk(folder_fd, path, flags)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise SourceRefused("a symbolic link leads out of the folder that may be promoted") from error
+        if error.errno == errno.ELOOP:
+            raise SourceRefused("a symbolic link that cannot be followed") from error
+        raise SourceUnreadable(f"cannot be opened: {error.strerror or error}") from error
+
+
+@cache
+def has_openat2() -> bool:
+    try:
+        os.close(_openat2(-100, b".", FOLDER))  # AT_FDCWD
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _openat2(folder_fd: int, path: bytes, flags: int) -> int:
+    how = struct.pack("QQQ", flags, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+    for _ in range(_TRIES):
+        fd = int(_libc().syscall(_OPENAT2, folder_fd, ctypes.c_char_p(path), ctypes.c_char_p(how), len(how)))
+        if fd >= 0:
+            return fd
+        number = ctypes.get_errno()
+        if number != errno.EAGAIN:
+            break
+    raise OSError(number, os.strerror(number))
+
+
+def _walk(folder_fd: int, path: bytes, flags: int) -> int:
+    """Component by component, following no link."""
+    here = os.dup(folder_fd)
+    try:
+        *folders, last = path.split(b"/")
+        for name in folders:
+            if name == b"..":
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            below = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = below
+        return os.open(last, flags | os.O_NOFOLLOW, dir_fd=here)
+    finally:
+        os.close(here)

@@ -1,0 +1,149 @@
+"""Promotion into a store of this process: a group is staged on the drives that own its names, then committed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+
+from storage_node.promote.beneath import FOLDER
+from storage_node.promote.job import (
+    Job,
+    Outcome,
+    Stored,
+    failed,
+    is_small,
+    open_unless_there,
+    staging,
+    stamp_metadata,
+)
+from storage_node.promote.source import SourceFile, Stamp, remove
+from storage_node.promote.walk import Folder, Found, FoundFile, NotFit, Walk, Wanted, groups
+from storage_node.store.doubts import CopyInDoubt
+from storage_node.store.errors import ObjectNotFound, SourceRefused, SourceUnreadable, StoreError, StoreReadOnly
+from storage_node.store.failpoints import failpoint
+from storage_node.store.format import Record
+from storage_node.store.store import Store, Upload
+
+
+def stored_of(record: Record) -> Stored:
+    return Stored(record.size_bytes, str(record.version), record.checksum, record.modified_ns, record.metadata)
+
+
+def find(store: Store, bucket: str, name: str) -> Stored | None:
+    """The object of this name; None also where nobody can say. Raises StoreError."""
+    try:
+        return stored_of(store.head(bucket, name))
+    except (ObjectNotFound, CopyInDoubt):
+        return None
+
+
+def own_folders(store: Store) -> frozenset[tuple[int, int]]:
+    """Device and inode of the folders of its drives: they are not walked."""
+    found = set()
+    for drive in store.drives:
+        if drive is not None:
+            with contextlib.suppress(OSError):
+                here = os.stat(drive.root)
+                found.add((here.st_dev, here.st_ino))
+    return frozenset(found)
+
+
+def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[Outcome]:
+    """Promote what lies at an absolute path of this machine, wherever that is.
+
+    Raises SourceRefused, SourceUnreadable for the path itself, BucketNotFound, StoreReadOnly, StoreError.
+    """
+    store.bucket(job.bucket)
+    if not store.writable:
+        raise StoreReadOnly("the store is open for reading only")
+    try:
+        is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+        top, way = (path, b".") if is_folder else (os.path.dirname(path), os.fsencode(os.path.basename(path)))
+        walk = Walk(Folder(os.open(top, FOLDER)), way, wanted, own_folders(store))
+    except OSError as error:
+        raise SourceUnreadable(f"{path}: cannot be opened: {error.strerror or error}") from error
+    except (SourceRefused, SourceUnreadable) as error:
+        raise type(error)(f"{path}: {error}") from error
+    with contextlib.closing(iter(walk)) as found:
+        for group in groups(found):
+            yield from promote_group(store, job, group)
+
+
+def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcome]:
+    """Store these files; one outcome for each, in order. Sources that are given up go when their objects last."""
+    outcomes: dict[int, Outcome] = {}
+    staged: dict[int, tuple[FoundFile, Stamp, Upload]] = {}
+    given_up: list[tuple[int, FoundFile, Stamp]] = []
+    try:
+        for at, found in enumerate(group):
+            if isinstance(found, NotFit):
+                outcomes[at] = failed(found, found.error)
+                continue
+            try:
+                there = find(store, job.bucket, found.name)
+                source = open_unless_there(job, found, there)
+                if source is None:
+                    outcomes[at] = Outcome(found.path, found.name, there, skipped=True)
+                    continue
+                with source:
+                    if source.equal:
+                        outcomes[at] = Outcome(found.path, found.name, there, skipped=True)
+                        given_up.append((at, found, source.stamp))
+                    else:
+                        staged[at] = found, source.stamp, stage(store, job, source)
+            except StoreError as error:
+                outcomes[at] = failed(found, error)
+        failpoint("promote.staged")
+        results = store.commit_many([upload for _, _, upload in staged.values()])
+    finally:
+        for _, _, upload in staged.values():
+            upload.abort()  # harmless once it has been committed
+    for (at, (found, stamp, _)), result in zip(staged.items(), results, strict=True):
+        if isinstance(result, StoreError):
+            outcomes[at] = failed(found, result)
+        else:
+            outcomes[at] = Outcome(found.path, found.name, stored_of(result))
+            given_up.append((at, found, stamp))
+    if job.move:
+        outcomes.update(give_up(store, [(at, outcomes[at], found, stamp) for at, found, stamp in given_up]))
+    return [outcomes[at] for at in range(len(group))]
+
+
+def stage(store: Store, job: Job, source: SourceFile) -> Upload:
+    """Raises StoreError; nothing is left behind then."""
+    name, metadata = source.found.name, stamp_metadata(source)
+    if is_small(source):
+        data = source.read()
+        upload = store.begin_put(job.bucket, name, metadata)
+        upload.write(data)
+        return upload
+    upload = store.begin_put(job.bucket, name, metadata, stage=staging(job, source))
+    upload.fill(source.fd, job.go_on)
+    try:
+        source.require_unchanged(upload.size_bytes, linked=upload.linked)
+    except BaseException:
+        upload.abort()
+        raise
+    return upload
+
+
+def give_up(store: Store, done: Sequence[tuple[int, Outcome, FoundFile, Stamp]]) -> dict[int, Outcome]:
+    """Remove files whose objects are stored, when those survive a power cut here; the outcomes that have changed."""
+    changed: dict[int, Outcome] = {}
+    if not done:
+        return changed
+    try:
+        for drive in store.drives:
+            if drive is not None:
+                drive.sync()
+    except StoreError as error:
+        return {at: failed(found, error, "is stored, and left where it is: ") for at, _, found, _ in done}
+    failpoint("promote.lasting")
+    for at, _, found, stamp in done:
+        try:
+            remove(found, stamp)
+        except StoreError as error:
+            changed[at] = failed(found, error)
+    return changed

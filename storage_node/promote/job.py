@@ -1,0 +1,112 @@
+"""What a promotion is to do with each file, decided without the network: skip it, compare it, or store it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+from storage_node.promote.source import SourceFile
+from storage_node.promote.walk import FoundFile, NotFit
+from storage_node.store.drive import Drive
+from storage_node.store.errors import InvalidRequest, SourceChanged, SourceRefused, StoreError
+from storage_node.store.filling import FROM_BYTES
+from storage_node.store.raw_files import StagedFile
+
+Overwrite: TypeAlias = Literal["changed", "always", "never"]
+OVERWRITES = get_args(Overwrite)
+STAMP_KEY = "ais.promoted-mtime-ns"
+"""In an object's metadata: when the file that it was promoted from had last been changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    bucket: str
+    move: bool = False
+    overwrite: str = "changed"
+    go_on: Callable[[], None] = lambda: None
+    """Raises when the promotion is given up."""
+
+    def __post_init__(self) -> None:
+        if self.overwrite not in OVERWRITES:
+            raise InvalidRequest(f"overwrite={self.overwrite!r}: need {', '.join(map(repr, OVERWRITES))}")
+
+
+class Stored(NamedTuple):
+    """An object, as its owner knows it."""
+
+    size_bytes: int
+    version: str
+    checksum: int
+    modified_ns: int
+    metadata: dict[str, str]
+
+
+class Outcome(NamedTuple):
+    """What became of one file; without an object there is an error."""
+
+    path: str
+    name: str
+    stored: Stored | None = None
+    skipped: bool = False
+    """It was there already."""
+    error: StoreError | None = None
+
+
+def failed(one: FoundFile | NotFit, error: StoreError, about: str = "") -> Outcome:
+    return Outcome(one.path, one.name, error=type(error)(f"{one.path}: {about}{error}"))
+
+
+def stamp_metadata(source: SourceFile) -> dict[str, str]:
+    return {STAMP_KEY: str(source.stamp.mtime_ns)}
+
+
+def open_unless_there(job: Job, found: FoundFile, there: Stored | None) -> SourceFile | None:
+    """The file, opened, unless nothing is to be done with it; `equal` if it need not be stored.
+
+    `there`: the object of its name. Equal is what has its size and the stamp of an earlier promotion, or else its
+    checksum; of a file that would be given up only the checksum counts. Raises SourceRefused, SourceUnreadable,
+    SourceChanged.
+    """
+    if found.is_link and job.move:
+        raise SourceRefused("is a symbolic link; only files are moved")
+    if there is not None and job.overwrite == "never":
+        return None
+    quick = there is not None and job.overwrite == "changed" and not job.move
+    if quick and not found.is_link and _same_stamp(there, found.size_bytes, found.mtime_ns):
+        return None
+    source = SourceFile(found)
+    try:
+        if there is not None and job.overwrite == "changed" and there.size_bytes == source.size_bytes:
+            source.equal = (quick and _same_stamp(there, source.size_bytes, source.stamp.mtime_ns)) or (
+                source.checksum(job.go_on) == there.checksum
+            )
+    except BaseException:
+        source.close()
+        raise
+    return source
+
+
+def _same_stamp(there: Stored | None, size_bytes: int, mtime_ns: int) -> bool:
+    return there is not None and (there.size_bytes, there.metadata.get(STAMP_KEY)) == (size_bytes, str(mtime_ns))
+
+
+def is_small(source: SourceFile) -> bool:
+    """Read whole, and stored with others."""
+    return source.size_bytes < FROM_BYTES
+
+
+def staging(job: Job, source: SourceFile) -> Callable[[Drive], StagedFile]:
+    """How a drive stages the file: by a hard link, if it is given up and lies on the drive's own file system."""
+    return partial(_stage_link, source=source) if job.move and not source.found.is_link else Drive.stage
+
+
+def _stage_link(drive: Drive, source: SourceFile) -> StagedFile:
+    staged = drive.stage_link(source.found.folder.fd, source.found.file_name) if source.may_be_linked() else None
+    if staged is None:
+        return drive.stage()
+    if not source.is_same(staged.fd):
+        staged.discard()
+        raise SourceChanged("was replaced while it was promoted; nothing was stored of it")
+    return staged

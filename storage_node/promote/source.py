@@ -1,0 +1,157 @@
+"""One file that is promoted: opened once, never by its name again, and found to be the same at the end as at the start.
+
+A file counts as changed when its size or one of its times differs. Times have the kernel's ticks: a file that was
+written to within the last one is waited for, so that whatever is written later shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple
+
+from storage_node.promote.beneath import FILE, open_beneath
+from storage_node.promote.walk import FoundFile
+from storage_node.store.checksum import crc32c
+from storage_node.store.errors import SourceChanged, SourceRefused, SourceUnreadable
+from storage_node.store.filling import read_source, source_pieces
+
+_TICK_NS = 20_000_000
+"""Two of the longest ticks that kernels have."""
+
+
+class Stamp(NamedTuple):
+    device: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Stamp:
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class SourceFile:
+    """Open for reading; close it. Belongs to one thread at a time."""
+
+    def __init__(self, found: FoundFile) -> None:
+        """Raises SourceRefused, SourceUnreadable."""
+        self.found = found
+        self.equal = False
+        """Whether the store has it already."""
+        self.fd = _open(found)
+        try:
+            before = os.fstat(self.fd)
+            if not stat.S_ISREG(before.st_mode):
+                links_to_folder = found.is_link and stat.S_ISDIR(before.st_mode)
+                raise SourceRefused("is a link to a folder, which is not followed" if links_to_folder else "is no file")
+            if 0 <= (age_ns := time.time_ns() - before.st_ctime_ns) < _TICK_NS:
+                time.sleep((_TICK_NS - age_ns) / 1e9)  # for the clock alone: nobody says when it has ticked
+                before = os.fstat(self.fd)
+            self.stamp = Stamp.of(before)
+            self._links, self._owner, self._mode = before.st_nlink, before.st_uid, before.st_mode
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def size_bytes(self) -> int:
+        return self.stamp.size_bytes
+
+    def read(self) -> bytes:
+        """All of a small file. Raises SourceUnreadable, SourceChanged."""
+        data = read_source(self.fd, self.size_bytes + 1)
+        while data and len(data) < self.size_bytes and (more := read_source(self.fd, self.size_bytes, len(data))):
+            data += more
+        self.require_unchanged(len(data))
+        return data
+
+    def is_same(self, fd: int) -> bool:
+        """Whether another descriptor is of this very file."""
+        return Stamp.of(os.fstat(fd))[:2] == self.stamp[:2]
+
+    def checksum(self, go_on: Callable[[], None]) -> int:
+        """CRC-32C of the bytes; `go_on` is called now and then. Raises SourceUnreadable, SourceChanged."""
+        checksum = size_bytes = 0
+        for piece in source_pieces(self.fd):
+            go_on()
+            checksum, size_bytes = crc32c(piece, checksum), size_bytes + len(piece)
+        self.require_unchanged(size_bytes)
+        return checksum
+
+    def require_unchanged(self, size_bytes: int, *, linked: bool = False) -> None:
+        """Raise SourceChanged unless the file is what it was when it was opened, and `size_bytes` is its size.
+
+        `linked`: it has got another name since, which its third time tells of.
+        """
+        now = Stamp.of(os.fstat(self.fd))
+        if size_bytes != self.size_bytes or now._replace(ctime_ns=self.stamp.ctime_ns) != self.stamp or (
+            not linked and now != self.stamp
+        ):
+            raise SourceChanged("was changed while it was promoted; nothing was stored of it")
+
+    def may_be_linked(self) -> bool:
+        """Whether an object may take this very file over: it is ours, has no other name, and can be marked as one.
+
+        Raises SourceChanged when somebody has it open for writing.
+        """
+        writable = self._mode & stat.S_IWUSR and self._mode & stat.S_IRUSR
+        return self._links == 1 and self._owner == os.geteuid() and bool(writable) and self._nobody_writes()
+
+    def _nobody_writes(self) -> bool:
+        try:
+            # A lease that is broken says so with a signal, and the usual one would end this process.
+            fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except BlockingIOError:
+            raise SourceChanged("is open for writing; it cannot be moved") from None
+        except OSError:
+            return False  # a file system that cannot tell
+        return True
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> SourceFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _open(found: FoundFile) -> int:
+    if found.is_link:
+        return open_beneath(found.root.fd, found.from_root, FILE)
+    try:
+        return os.open(found.file_name, FILE | os.O_NOFOLLOW, dir_fd=found.folder.fd)
+    except OSError as error:
+        raise SourceUnreadable(f"cannot be opened: {error.strerror or error}") from error
+
+
+def remove(found: FoundFile, stamp: Stamp) -> None:
+    """Give up a file whose object is there to stay. Raises SourceChanged when the name stands for another file by now,
+    SourceUnreadable when it cannot be removed."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            now = os.stat(found.file_name, dir_fd=found.folder.fd, follow_symlinks=False)
+            same = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns) == stamp[:4]
+            if same:
+                os.unlink(found.file_name, dir_fd=found.folder.fd)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise SourceUnreadable(f"is stored, but cannot be removed: {error.strerror or error}") from error
+        if not same:
+            raise SourceChanged("is stored as it was, and has been changed since: it is left where it is")

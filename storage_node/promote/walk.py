@@ -1,0 +1,247 @@
+"""What there is to promote below a path, found while it is promoted: a million files need no list of them.
+
+Folders are opened from their own folder's descriptor and never through a symbolic link. What cannot be promoted is
+found, too, each with its error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import re
+import stat
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from storage_node.promote.beneath import FOLDER, open_beneath
+from storage_node.store.errors import SourceRefused, SourceUnreadable, StoreError
+from storage_node.store.names import check_object_name
+
+GROUP_FILES, GROUP_BYTES, GROUP_FOLDERS = 128, 8 << 20, 32
+"""A group is promoted together: so many files, bytes and open folders at most, or one file."""
+
+
+class Folder:
+    """An open folder; closed with its last reference."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class FoundFile(NamedTuple):
+    """A file, or a symbolic link that may lead to one, as it was when it was found."""
+
+    path: str
+    """From the path that is promoted."""
+    name: str
+    """Of its object."""
+    folder: Folder
+    file_name: str
+    root: Folder
+    from_root: bytes
+    size_bytes: int
+    mtime_ns: int
+    is_link: bool = False
+
+
+class NotFit(NamedTuple):
+    """Something that cannot be promoted."""
+
+    path: str
+    name: str
+    error: StoreError
+
+
+Found: TypeAlias = FoundFile | NotFit
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be promoted of what lies below a path, and under which names."""
+
+    prefix: str = ""
+    recursive: bool = True
+    include: Sequence[str] = ()
+    """Patterns as of a shell. One with a slash is of the path from the top, another of a file's own name."""
+    exclude: Sequence[str] = ()
+
+    def chooser(self) -> Callable[[str], bool]:
+        """Whether a path from the top is wanted."""
+        include, exclude = _matcher(self.include), _matcher(self.exclude)
+        return lambda path: (not self.include or include(path)) and not exclude(path)
+
+
+def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+    of_paths = [re.compile(fnmatch.translate(one)) for one in patterns if "/" in one]
+    of_names = [re.compile(fnmatch.translate(one)) for one in patterns if "/" not in one]
+
+    def matches(path: str) -> bool:
+        name = path.rpartition("/")[2]
+        return any(one.match(path) for one in of_paths) or any(one.match(name) for one in of_names)
+
+    return matches
+
+
+class Walk:
+    """Of one path within a root.
+
+    Args:
+        root: an open folder that nothing leads out of.
+        path: from there; b"." is the root itself.
+        own: device and inode of folders that are not walked: the store's.
+
+    Raises SourceRefused, SourceUnreadable: the path itself is not there, is no file and no folder, or is a folder and
+    `recursive` was not asked for.
+    """
+
+    def __init__(
+        self, root: Folder, path: bytes, wanted: Wanted, own: frozenset[tuple[int, int]] = frozenset()
+    ) -> None:
+        self._root, self._path, self._wanted, self._own = root, os.fsdecode(path), wanted, own
+        self._chosen = wanted.chooser()
+        with _opened(root, path, os.O_PATH | os.O_CLOEXEC) as fd:  # no device is opened
+            found = os.fstat(fd)
+        self.device, self.inode, self.is_folder = found.st_dev, found.st_ino, stat.S_ISDIR(found.st_mode)
+        self._top: Folder | FoundFile
+        if self.is_folder:
+            if not wanted.recursive:
+                raise SourceRefused("is a folder; `recursive` promotes what is in it")
+            self._top = Folder(open_beneath(root.fd, path, FOLDER))
+            return
+        if not stat.S_ISREG(found.st_mode):
+            raise SourceRefused(f"is {_kind(found.st_mode)}, neither a file nor a folder")
+        before, _, last = self._path.rpartition("/")
+        folder = Folder(open_beneath(root.fd, os.fsencode(before) or b".", FOLDER))
+        is_link = stat.S_ISLNK(os.stat(last, dir_fd=folder.fd, follow_symlinks=False).st_mode)
+        self._top = FoundFile(
+            last, wanted.prefix + last, folder, last, root, path, found.st_size, found.st_mtime_ns, is_link
+        )
+
+    def __iter__(self) -> Generator[Found, None, None]:
+        if isinstance(self._top, FoundFile):
+            yield _checked(self._top)
+        else:
+            yield from self._below(self._top)
+
+    def _below(self, top: Folder) -> Generator[Found, None, None]:
+        """Depth first, each folder as it is listed: one open listing for each level."""
+        listings: list[tuple[Folder, Iterator[os.DirEntry[str]], str]] = []
+        with contextlib.ExitStack() as held:
+
+            def enter(folder: Folder, way: str) -> NotFit | None:
+                try:
+                    here = os.fstat(folder.fd)
+                    if (here.st_dev, here.st_ino) in self._own:
+                        return _unfit(way, self._wanted, SourceRefused("is the store itself"))
+                    listings.append((folder, held.enter_context(os.scandir(folder.fd)), way))
+                except OSError as error:
+                    return _unfit(way, self._wanted, _unreadable(error))
+                return None
+
+            if fault := enter(top, ""):
+                yield fault
+            while listings:
+                folder, entries, way = listings[-1]
+                try:
+                    entry = next(entries, None)
+                except OSError as error:
+                    yield _unfit(way, self._wanted, _unreadable(error))
+                    entry = None
+                if entry is None:
+                    listings.pop()
+                    continue
+                path = way + entry.name
+                try:
+                    found = os.stat(entry.name, dir_fd=folder.fd, follow_symlinks=False)
+                    below = (
+                        Folder(os.open(entry.name, FOLDER | os.O_NOFOLLOW, dir_fd=folder.fd))
+                        if stat.S_ISDIR(found.st_mode)
+                        else None
+                    )
+                except FileNotFoundError:
+                    continue  # gone since it was listed
+                except OSError as error:
+                    yield _unfit(path, self._wanted, _unreadable(error))
+                    continue
+                if below is None:
+                    yield from self._file(folder, entry.name, path, found)
+                elif fault := enter(below, path + "/"):
+                    yield fault
+
+    def _file(self, folder: Folder, file_name: str, path: str, found: os.stat_result) -> Iterator[Found]:
+        if not self._chosen(path):
+            return
+        is_link = stat.S_ISLNK(found.st_mode)
+        if not is_link and not stat.S_ISREG(found.st_mode):
+            yield _unfit(path, self._wanted, SourceRefused(f"is {_kind(found.st_mode)}, no regular file"))
+            return
+        from_root = path if self._path == "." else f"{self._path}/{path}"
+        yield _checked(FoundFile(
+            path, self._wanted.prefix + path, folder, file_name, self._root, os.fsencode(from_root), found.st_size,
+            found.st_mtime_ns, is_link,
+        ))  # fmt: skip
+
+
+@contextlib.contextmanager
+def _opened(root: Folder, path: bytes, flags: int) -> Iterator[int]:
+    fd = open_beneath(root.fd, path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _checked(found: FoundFile) -> Found:
+    try:
+        found.name.encode()
+        check_object_name(found.name)
+    except UnicodeEncodeError:
+        return NotFit(_shown(found.path), "", SourceRefused("its name is not UTF-8, so no object can have it"))
+    except StoreError as error:
+        return NotFit(found.path, found.name, error)
+    return found
+
+
+def _unfit(path: str, wanted: Wanted, error: StoreError) -> NotFit:
+    shown = _shown(path)
+    return NotFit(shown, wanted.prefix + shown, error)
+
+
+def _shown(path: str) -> str:
+    """As valid Unicode, for people."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
+def _unreadable(error: OSError) -> SourceUnreadable:
+    return SourceUnreadable(f"cannot be read: {error.strerror or error}")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
+    return kinds.get(stat.S_IFMT(mode), "something else")
+
+
+def groups(found: Iterator[Found]) -> Generator[list[Found], None, None]:
+    """What is promoted together, as it is found."""
+    group: list[Found] = []
+    size_bytes, folders = 0, set[int]()
+    for one in found:
+        if group and isinstance(one, FoundFile):
+            full = len(group) >= GROUP_FILES or size_bytes + one.size_bytes > GROUP_BYTES
+            if full or len(folders | {one.folder.fd}) > GROUP_FOLDERS:
+                yield group
+                group, size_bytes, folders = [], 0, set()
+        group.append(one)
+        if isinstance(one, FoundFile):
+            size_bytes += one.size_bytes
+            folders.add(one.folder.fd)
+        elif len(group) >= GROUP_FILES:
+            yield group
+            group, size_bytes, folders = [], 0, set()
+    if group:
+        yield group

@@ -1,0 +1,85 @@
+"""An object's bytes from an open file of this machine: shared with it, or copied, whichever its file system can.
+
+Checksums are made of what has been staged, not of the source, wherever that is more than read and written again: a
+clone is a snapshot, whatever becomes of its source meanwhile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+
+from storage_node.store.errors import SourceUnreadable
+from storage_node.store.raw_files import StagedFile, is_full
+
+FROM_BYTES = 256 << 10
+"""A smaller file is read and written: that costs less than finding out what else there is."""
+_PIECE_BYTES = 1 << 20
+_FICLONE = 0x40049409
+"""Share all of another file's blocks (ioctl_ficlone(2))."""
+
+
+def fill(staged: StagedFile, source_fd: int, taken: Callable[[bytes], None]) -> None:
+    """Have a staged file hold all bytes of an open file; `taken` gets them, in order.
+
+    While the kernel copies it gets nothing, again and again: it may raise. Raises SourceUnreadable for what the
+    source's file system says, OSError for what the drive's says.
+    """
+    if staged.linked:
+        _count(staged, taken)
+        return
+    source = os.fstat(source_fd)
+    if source.st_size >= FROM_BYTES and source.st_dev == os.fstat(staged.fd).st_dev:
+        if clone(staged, source_fd) or copy_in_kernel(staged, source_fd, taken):
+            _count(staged, taken)
+            return
+        staged.restart()
+    for piece in source_pieces(source_fd):
+        staged.write(piece)
+        taken(piece)
+
+
+def clone(staged: StagedFile, source_fd: int) -> bool:
+    """Whether the file system could (Btrfs, XFS, bcachefs, …)."""
+    try:
+        fcntl.ioctl(staged.fd, _FICLONE, source_fd)
+    except OSError:
+        return False
+    return True
+
+
+def copy_in_kernel(staged: StagedFile, source_fd: int, taken: Callable[[bytes], None]) -> bool:
+    """Whether it could: a file system may share blocks, or copy on its server. Raises OSError for a full drive."""
+    offset = 0
+    try:
+        while count := staged.copy_range(source_fd, offset, _PIECE_BYTES):
+            offset += count
+            taken(b"")
+    except OSError as error:
+        if is_full(error):
+            raise
+        return False
+    return offset > 0
+
+
+def _count(staged: StagedFile, taken: Callable[[bytes], None]) -> None:
+    for piece in staged.read_back():
+        staged.note(memoryview(piece))
+        taken(piece)
+
+
+def source_pieces(source_fd: int) -> Iterator[bytes]:
+    """The bytes of an open file from the first to the last. Raises SourceUnreadable."""
+    offset = 0
+    while piece := read_source(source_fd, _PIECE_BYTES, offset):
+        yield piece
+        offset += len(piece)
+
+
+def read_source(source_fd: int, count: int, offset: int = 0) -> bytes:
+    """At most `count` bytes. Raises SourceUnreadable."""
+    try:
+        return os.pread(source_fd, count, offset)
+    except OSError as error:
+        raise SourceUnreadable(f"cannot be read: {error.strerror or error}") from error
