@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_kit import run, settle
 
 from storage_node.batch.admission import Credit, MemoryBudget
 from storage_node.config import ServerConfig
-
-
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await coroutine
-
-    asyncio.run(bounded())
-
-
-async def settle() -> None:
-    """Let every task run as far as it gets."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 def test_a_budget_is_never_exceeded_and_granted_in_order() -> None:

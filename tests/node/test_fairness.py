@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_kit import run, settle
 from node_kit import RawSession, batch_of, bucket_of, serving
 
 from ais_loader import connect, errors
@@ -25,7 +26,6 @@ from storage_node.batch.fairness import MIN_COST_BYTES, FairQueue, FairSlots, Sl
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 
-TIMEOUT_S = 30.0
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 7.0}
 costs = st.integers(1, 1000)
 steps = st.lists(
@@ -144,19 +144,6 @@ def test_names_that_never_come_back_are_forgotten() -> None:
 
 
 # -- slots
-
-
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            await coroutine
-
-    asyncio.run(bounded())
-
-
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 def test_a_tenant_alone_is_not_held_up_and_several_share_few_slots() -> None:
