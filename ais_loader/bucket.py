@@ -13,8 +13,8 @@ from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.multipart import MultipartUpload, UploadInfo, begin_upload, resume_upload, sweep_uploads, uploads
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.parts import require_ordinary
-from ais_loader.requests import BatchOptions, requests_for_names
 from ais_loader.promote import Overwrite, PromoteResult, PromoteSummary, Shared, promote_spec, summarize
+from ais_loader.requests import BatchOptions, requests_for_names
 from ais_loader.transport.base import BucketInfo, PutSpec, Transport
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class Bucket:
                 raise result
             yield result  # type: ignore[misc]  # errors only where the caller asked for them
 
-    def get(
     def promote(
         self, path: str | os.PathLike[str], *, recursive: bool = True, prefix: str = "", move: bool = False,
         shared: Shared = "auto", overwrite: Overwrite = "changed", include: Sequence[str] = (),
@@ -103,6 +102,7 @@ class Bucket:
         )  # fmt: skip
         return summarize(self._transport.promote(spec), on_result, raising=on_error == "raise")
 
+    def get(
         self, name: str, *, start: int = 0, length: int | None = None, member: str | None = None,
         verify: bool = False, timeout_s: float = 30.0,
     ) -> bytes:  # fmt: skip

@@ -145,30 +145,6 @@ class ArchiveIndexStale(ArchiveError):
     kind = "archive-index-stale"
 
 
-class StoreError(LoaderError):
-    kind = "store"
-
-
-class StoreNotFound(StoreError, LookupError):
-    kind = "store-not-found"
-
-
-class StoreLocked(StoreError):
-    kind = "store-locked"
-
-
-class StoreReadOnly(StoreError):
-    kind = "store-read-only"
-
-
-class StoreFormatError(StoreError):
-    kind = "store-format"
-
-
-class DriveFull(StoreError):
-    kind = "drive-full"
-
-
 class SourceRefused(InvalidRequest):
     """A file that may not be promoted: outside the node's roots, no regular file, or no name for an object."""
 
@@ -191,6 +167,30 @@ class PromoteIncomplete(LoaderError):
     """Some files were not promoted; the message has the first reason. Promoting again goes on with the rest."""
 
     kind = "promote-incomplete"
+
+
+class StoreError(LoaderError):
+    kind = "store"
+
+
+class StoreNotFound(StoreError, LookupError):
+    kind = "store-not-found"
+
+
+class StoreLocked(StoreError):
+    kind = "store-locked"
+
+
+class StoreReadOnly(StoreError):
+    kind = "store-read-only"
+
+
+class StoreFormatError(StoreError):
+    kind = "store-format"
+
+
+class DriveFull(StoreError):
+    kind = "drive-full"
 
 
 class DriveFailed(StoreError):

@@ -229,6 +229,14 @@ class Drive:
                 if not is_full(error) or not self._make_room():
                     raise drive_error(error, self.root, "staging an object") from error
 
+    def stage_link(self, folder_fd: int, source: str) -> StagedFile | None:
+        """Stage a file that is given up, by a hard link; None where there can be none. Raises as `stage` does."""
+        self._require_writable()
+        try:
+            return self.files.stage_link(f"{next(self._staging_names):x}", self._make_room, folder_fd, source)
+        except OSError:
+            return None
+
     def commit(
         self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None
     ) -> list[Record | VersionConflict]:
@@ -249,14 +257,6 @@ class Drive:
         finally:
             for pending in objects:
                 pending.file.discard()
-    def stage_link(self, folder_fd: int, source: str) -> StagedFile | None:
-        """Stage a file that is given up, by a hard link; None where there can be none. Raises as `stage` does."""
-        self._require_writable()
-        try:
-            return self.files.stage_link(f"{next(self._staging_names):x}", self._make_room, folder_fd, source)
-        except OSError:
-            return None
-
 
     def delete(
         self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool = False, condition: Condition | None = None

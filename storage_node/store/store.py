@@ -185,6 +185,7 @@ class Store(Recorded):
         """Begin to write an object; nothing is visible before `Upload.commit`.
 
         `version`: that of a copy, given by another node; it is committed if it is newer than what the store has.
+        `stage`: makes the file on the drive that owns the name.
 
         Raises InvalidName, BucketNotFound, StoreReadOnly, DriveFailed, DriveFull, InvalidRequest.
         """
@@ -193,7 +194,6 @@ class Store(Recorded):
         bucket_uuid = self.bucket(bucket).uuid_bytes
         metadata = checked_metadata(metadata)
         placement = self._set.placement
-        `stage`: makes the file on the drive that owns the name.
         drive = self._set.at(placement.owner(bucket_uuid, name))
         pending = PendingObject(bucket_uuid, name, stage(drive), metadata, version)
         return Upload(f"{bucket}/{name}", StagedObject(drive, placement, pending, indexing_of(name)), self._changes)
