@@ -96,10 +96,10 @@ class Transport(Protocol):
     ) -> ObjectInfo:
         """Make an object of parts of others. `moved` hears of the bytes written so far, now and then."""
 
-    def get(
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         """Where a plain tar ends, and which members it has of those asked for. Raises ArchiveError."""
 
+    def get(
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]: ...  # fmt: skip

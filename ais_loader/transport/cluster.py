@@ -121,10 +121,10 @@ class ClusterTransport:
     ) -> ObjectInfo:
         return self._there().compose(request, moved)
 
-    def get(
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         return self._there().tar_end(request)
 
+    def get(
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]:  # fmt: skip

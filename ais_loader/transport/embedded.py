@@ -158,13 +158,13 @@ class EmbeddedTransport:
             record = compose_object(self._store_here(), request, moved or (lambda moved_bytes: None))
             return _object_info(request.object.bucket, request.object.name, record)
 
-    def get(
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         from storage_node.store.tar_append import tar_end
 
         with translated():
             return tar_end(self._store_here(), request)
 
+    def get(
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]:  # fmt: skip

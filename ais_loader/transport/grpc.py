@@ -218,15 +218,15 @@ class GrpcTransport:
     ) -> ObjectInfo:
         return self._call(lambda here: composed(here, request, moved))
 
-    def get(
-        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
-        timeout_s: float,
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         answer: compose_pb.TarEndResponse = self._call(
             lambda here: here.compose.TarEnd(request, timeout=INDEX_TIMEOUT_S)
         )
         return answer
 
+    def get(
+        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        timeout_s: float,
     ) -> Iterator[Buffer]:  # fmt: skip
         """A batch of one on a session of its own; what is too large for a batch is streamed by a call of its own."""
         require_object(bucket, name)

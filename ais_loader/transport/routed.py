@@ -174,11 +174,11 @@ class RoutedTransport:
         made = request.object
         return self._write(made.bucket, made.name, lambda node: node.compose(request, moved), again=True)
 
-    def _owner_of(self, spec: PutSpec) -> bytes:
-        return self._owners(spec.bucket, spec.name)[0]
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         return self._read(request.bucket, request.name, lambda node, _: node.tar_end(request))
 
+    def _owner_of(self, spec: PutSpec) -> bytes:
+        return self._owners(spec.bucket, spec.name)[0]
 
     def get(
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,

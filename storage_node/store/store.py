@@ -34,6 +34,7 @@ from storage_node.store.opening import OpenDrives, drive_folders, open_drives
 from storage_node.store.placed_changes import PlacedChanges, StagedObject
 from storage_node.store.places import Placement
 from storage_node.store.raw_files import StagedFile
+from storage_node.store.recorded import Recorded
 from storage_node.store.shard_limits import ShardLimits
 from storage_node.store.shards import indexing_of
 from storage_node.store.states import DriveState, drive_state
