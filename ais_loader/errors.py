@@ -37,6 +37,10 @@ class BucketNotFound(NotFound):
     kind = "bucket-not-found"
 
 
+class SnapshotNotFound(BucketNotFound):
+    kind = "snapshot-not-found"
+
+
 class ObjectNotFound(NotFound):
     kind = "object-not-found"
 
@@ -77,6 +81,20 @@ class BucketExists(InvalidRequest):
 
 class BucketNotEmpty(InvalidRequest):
     kind = "bucket-not-empty"
+
+
+class BucketHasSnapshots(BucketNotEmpty):
+    kind = "bucket-has-snapshots"
+
+
+class SnapshotExists(InvalidRequest):
+    kind = "snapshot-exists"
+
+
+class SnapshotReadOnly(InvalidRequest):
+    """A snapshot of a bucket never changes; what is put or deleted, is in the bucket itself."""
+
+    kind = "snapshot-read-only"
 
 
 class ContentMismatch(InvalidRequest):

@@ -34,13 +34,15 @@ def restore_blocks(drive: Drive, key: bytes, record: Record) -> bool:
 
 def restore_identity(drive: Drive, key: bytes, record: Record) -> bool:
     """Write on an object's file what it is; False where the file system cannot keep it."""
+    ended = fmt.ended_of_retained(key) if key.startswith(fmt.RETAINED_PREFIX) else None
     identity = fmt.Identity(
-        fmt.bucket_of_key(key), fmt.name_of_key(key), record.version, record.generation, record.size_bytes,
-        record.checksum, record.modified_ns, record.metadata,
+        fmt.bucket_of_key(key), fmt.name_of_key(fmt.object_key_of(key)), record.version, record.generation,
+        record.size_bytes, record.checksum, record.modified_ns, record.metadata,
     )  # fmt: skip
     fd = drive.files.open(record.path)
     try:
         drive.files.set_identity(fd, fmt.encode_identity(identity))
     finally:
         os.close(fd)
+    drive.files.set_ended(record.path, ended)
     return drive.files.keeps_identity

@@ -20,7 +20,7 @@ from storage_node.store.batch_plan import check_columns, check_range
 from storage_node.store.batch_read import FailureCode
 from storage_node.store.doubts import CopyInDoubt, in_doubt_message
 from storage_node.store.drive import Drive
-from storage_node.store.errors import BucketNotFound, ObjectDeleted, StoreError
+from storage_node.store.errors import ObjectDeleted, StoreError
 from storage_node.store.format import Record
 from storage_node.store.places import Placement
 from storage_node.store.shards import OpenShard
@@ -86,23 +86,24 @@ class BatchTable:
             bucket_name = request.bucket[at]
             bucket = self._store.find_bucket(bucket_name)
             if bucket is None:
+                error = self._store.no_bucket(bucket_name)
                 for position in positions:
-                    self._fail(position, pb.NOT_FOUND, f"bucket {bucket_name!r} does not exist", BucketNotFound.kind)
+                    self._fail(position, pb.NOT_FOUND, str(error), error.kind)
                 continue
-            self._look_up_bucket(bucket.uuid_bytes, bucket_name, positions)
+            self._look_up_bucket(bucket.uuid_bytes, bucket_name, bucket.cut, positions)
         if request.start or request.member or request.version or request.resume_version:
             located = self._locate_members() if request.member else frozenset()
             for position in range(self.n):
                 if position not in located:
                     self._narrow(position)
 
-    def _look_up_bucket(self, bucket_uuid: bytes, bucket_name: str, positions: list[int]) -> None:
+    def _look_up_bucket(self, bucket_uuid: bytes, bucket_name: str, cut: int | None, positions: list[int]) -> None:
         while positions:
             placement = self._store.placement
-            if placement.moving:
+            if placement.moving and cut is None:
                 failed = self._look_up_moving(placement, bucket_uuid, positions)
             else:
-                failed = self._look_up_settled(placement, bucket_uuid, positions)
+                failed = self._look_up_settled(placement, bucket_uuid, cut, positions)
             if not failed or self._store.still(placement):
                 break
             positions = list(failed)  # drives have come or gone meanwhile
@@ -112,7 +113,9 @@ class BatchTable:
             else:
                 self._fail(position, pb.UNAVAILABLE, str(error), getattr(error, "kind", ""))
 
-    def _look_up_settled(self, placement: Placement, bucket_uuid: bytes, positions: list[int]) -> _Unfound:
+    def _look_up_settled(
+        self, placement: Placement, bucket_uuid: bytes, cut: int | None, positions: list[int]
+    ) -> _Unfound:
         """Every object is with its owner, or nowhere. Returns what was not found (None), or not looked up."""
         names = self._names
         failed: _Unfound = {}
@@ -125,7 +128,8 @@ class BatchTable:
         for slot, mine in by_drive.items():
             try:
                 drive = self._store.drive_at(slot)
-                found = drive.lookup(bucket_uuid, [names[position] for position in mine])
+                wanted = [names[position] for position in mine]
+                found = drive.lookup(bucket_uuid, wanted) if cut is None else drive.lookup_at(bucket_uuid, wanted, cut)
             except (StoreError, UnicodeEncodeError) as error:
                 failed.update(dict.fromkeys(mine, error))
                 continue
@@ -317,7 +321,7 @@ class BatchTable:
         bucket_name = self._request.bucket[self._request.bucket_index[position] if self._request.bucket_index else 0]
         bucket = self._store.find_bucket(bucket_name)
         try:
-            slot, record = self._store.look_again(bucket.uuid_bytes, name) if bucket else (0, None)
+            slot, record = self._store.look_again(bucket.uuid_bytes, name, bucket.cut) if bucket else (0, None)
             drive = self._store.drive_at(slot)
         except StoreError as error:
             self._fail(position, pb.UNAVAILABLE, str(error), error.kind)

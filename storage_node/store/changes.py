@@ -28,6 +28,7 @@ from storage_node.store.format import Record, Version
 from storage_node.store.garbage import Garbage
 from storage_node.store.raw_files import RawFiles, StagedFile
 from storage_node.store.record_cache import RecordCache
+from storage_node.store.retained import Ended, Retention
 from storage_node.store.stripes import Stripes
 
 
@@ -86,6 +87,7 @@ class Changes:
         self._sync = sync
         self._require_writable = require_writable
         self.counters = Counters(catalog)
+        self.retention = Retention(files, catalog)
         self.landed = LandedWrites()
         self.stripes = Stripes()
         self.dead_buckets: set[bytes] = set()  # guarded by all stripes
@@ -121,19 +123,30 @@ class Changes:
                 if (settled := self.landed.settled(pending.condition, pending.name, before)) is not None:
                     results[at] = settled
                     continue
-                if before is not None and before.version >= records[at].version:
-                    if pending.version is not None:
-                        results[at] = before
-                        continue
-                    records[at] = self._identify(pending, now, self._above(before.version, pending.name))
+                newer = before.version if before is not None and before.version >= records[at].version else None
+                if before is not None and newer is not None and pending.version is not None:
+                    results[at] = before
+                    continue
+                floor = self.retention.floor(pending.bucket_uuid)
+                if pending.version is None and records[at].counter <= floor:
+                    # A snapshot has been made since it took its number, and must not see it.
+                    self.counters.advance(floor)
+                    newer = newer or Version(self._epoch, floor)
+                if newer is not None:
+                    records[at] = self._identify(pending, now, self._above(newer, pending.name))
                     if self._sync:
                         pending.file.sync()
                 newest[key] = results[at] = records[at]
                 chosen.append(_Chosen(key, pending, records[at]))
-            dead = self._publish(chosen, current) if chosen else []
+            ended = self._publish(chosen, current) if chosen else Ended([], [])
             self.landed.add((pending.write_id, record) for _, pending, record in chosen)
-        self._garbage.bury(dead)
+        self._bury(ended)
         return results
+
+    def _bury(self, ended: Ended) -> None:
+        """With no stripe held: see to the files of what a commit has ended."""
+        self.retention.mark(ended.kept)
+        self._garbage.bury(ended.dead)
 
     def _require_buckets(self, names: Iterable[tuple[bytes, str]]) -> None:
         if self.dead_buckets:
@@ -153,8 +166,8 @@ class Changes:
             )
         return version
 
-    def _publish(self, chosen: Sequence[_Chosen], current: dict[bytes, Record]) -> list[Record]:
-        """Announce the files, rename them, commit; returns the records whose files were replaced."""
+    def _publish(self, chosen: Sequence[_Chosen], current: dict[bytes, Record]) -> Ended:
+        """Announce the files, rename them, commit; returns what was replaced."""
         records = [record for _, _, record in chosen]
         intents = WriteBatch(raw_mode=True)
         for record in records:
@@ -162,20 +175,19 @@ class Changes:
         self._catalog.write(intents, sync=False)
         failpoint("put.intended")
         commit = WriteBatch(raw_mode=True)
-        dead: list[Record] = []
+        ending: list[tuple[bytes, Record, int]] = []
         try:
             for key, pending, record in chosen:
                 self._files.publish(pending.file, record.path, sync=self._sync)
                 failpoint("put.renamed")
                 if key in current and not current[key].is_tombstone:
-                    dead.append(current[key])
+                    ending.append((key, current[key], record.counter))
                 current[key] = record
                 commit.put(key, fmt.encode_record(record))
                 commit.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.generation))
                 blocks = pending.file.block_checksums() if pending.damaged is None else pending.damaged_blocks
                 put_blocks(commit, record.generation, blocks)
-            for record in dead:
-                commit.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
+            ended = self.retention.end(commit, ending)
             if self._sync:
                 self._files.sync_names(record.path for record in records)
             failpoint("put.published")
@@ -185,7 +197,7 @@ class Changes:
             raise
         self._cache.forget([key for key, _, _ in chosen])
         failpoint("put.committed")
-        return dead
+        return ended
 
     def _identify(self, pending: PendingObject, now_ns: int, version: Version | None = None) -> Record:
         """Give the staged file a generation and a version, and write on it what it is."""
@@ -226,9 +238,9 @@ class Changes:
                 require(condition, name, record)
                 if record is not None and (tombstones or not record.is_tombstone):
                     gone[key] = record
-            dead = self._replace(dict.fromkeys(gone), gone)
+            ended = self._replace(dict.fromkeys(gone), gone)
             failpoint("delete.committed")
-        self._garbage.bury(dead)
+        self._bury(ended)
         return [key in gone and not gone[key].is_tombstone for key in keys]
 
     def entomb(
@@ -241,7 +253,6 @@ class Changes:
         is newer than what is there, also where nothing is. `elsewhere`: see `commit`. Raises VersionConflict.
         """
         key = fmt.object_key(bucket_uuid, name)
-        dead: list[Record] = []
         with self.stripes.of([key]):
             self._require_writable()
             self._require_buckets([(bucket_uuid, name)])
@@ -258,9 +269,9 @@ class Changes:
                 return before, before
             self.counters.advance(version.counter)
             grave = fmt.tombstone(version, modified_ns or time.time_ns())
-            dead = self._replace({key: grave}, {key: here} if here is not None else {})
+            ended = self._replace({key: grave}, {key: here} if here is not None else {})
             failpoint("delete.committed")
-        self._garbage.bury(dead)
+        self._bury(ended)
         return before, grave
 
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
@@ -275,29 +286,33 @@ class Changes:
             before = fmt.decode_record(value) if value is not None else None
             if before is None or before.version > version or (tombstone and not before.is_tombstone):
                 return before
-            dead = self._replace({key: None}, {key: before})
+            ended = self._replace({key: None}, {key: before})
             failpoint("delete.committed")
-        self._garbage.bury(dead)
+        self._bury(ended)
         return None
 
-    def _replace(self, entries: dict[bytes, Record | None], before: dict[bytes, Record]) -> list[Record]:
-        """Set entries that bring no file, or remove them (None); returns the records whose files are garbage now."""
+    def _replace(self, entries: dict[bytes, Record | None], before: dict[bytes, Record]) -> Ended:
+        """Set entries that bring no file, or remove them (None); returns the objects that this ends."""
         batch = WriteBatch(raw_mode=True)
         for key, record in entries.items():
             if record is None:
                 batch.delete(key)
             else:
                 batch.put(key, fmt.encode_record(record))
-        dead = [record for record in before.values() if not record.is_tombstone]
-        for record in dead:
-            batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
+        objects = {key: record for key, record in before.items() if not record.is_tombstone}
+        now = self.counters.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in objects) else 0
+        ended = self.retention.end(batch, ((key, record, now) for key, record in objects.items()))
         if entries:
             self._catalog.write(batch, sync=self._sync)
             self._cache.forget(entries)
-        return dead
+        return ended
 
     def replace_entry(self, key: bytes, record: Record | None, blocks: Sequence[int] = ()) -> None:
-        """Set one catalog entry as it is, or remove it (None), and bury what it named before. For the doctor."""
+        """Set one catalog entry as it is, or remove it (None), and bury what it named before. For the doctor.
+
+        What an object's entry named is kept for snapshots that see it if another object takes its place; not if it is
+        removed, as damaged. A retained entry goes for good.
+        """
         with self.stripes.of([key]):
             self._require_writable()
             dead: list[Record] = []
@@ -306,14 +321,33 @@ class Changes:
                 dead = [fmt.decode_record(before)] if before is not None else []
             dead = [other for other in dead if not other.is_tombstone]
             batch = WriteBatch(raw_mode=True)
+            now = 0
             if record is None:
                 batch.delete(key)
             else:
+                now = record.counter if key.startswith(fmt.OBJECT_PREFIX) else 0
                 dead = [other for other in dead if other.path != record.path]
                 batch.put(key, fmt.encode_record(record))
                 put_blocks(batch, record.generation, blocks)
-            for other in dead:
-                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, other.generation), other.path)
+            ended = self.retention.end(batch, ((key, other, now) for other in dead))
             self._catalog.write(batch, sync=True)
             self._cache.forget([key])
-        self._garbage.bury(dead)
+        self._bury(ended)
+
+    # -- snapshots
+
+    def set_cuts(self, cuts: Mapping[bytes, Iterable[int]]) -> None:
+        """All that is given a number from now on is seen by none of these snapshots; the caller holds all stripes."""
+        self.counters.advance(max((cut for of_bucket in cuts.values() for cut in of_bucket), default=0))
+        self.retention.set_cuts(cuts)
+
+    def trim(self, bucket_uuid: bytes) -> int:
+        """Let go of what no snapshot sees any more; returns how many versions that were. Raises as `commit` does."""
+        trimmed = 0
+        for keys in self.retention.keys(bucket_uuid):
+            with self.stripes.of(keys[:1]):
+                self._require_writable()
+                dead = self.retention.release(keys, sync=self._sync)
+            self._garbage.bury(dead)
+            trimmed += len(dead)
+        return trimmed

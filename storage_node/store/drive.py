@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -40,6 +40,7 @@ from storage_node.store.identity import DriveIdentity
 from storage_node.store.raw_files import RawFiles, StagedFile, drive_error, is_full
 from storage_node.store.record import sync_folder
 from storage_node.store.record_cache import RecordCache
+from storage_node.store.retained import Retention, find_retained, scan_at
 from storage_node.store.shard_limits import ShardLimits
 from storage_node.store.shards import Shards
 
@@ -130,6 +131,7 @@ class Drive:
         try:
             sync_folder(self.root)  # the names of the catalog and the object folders
             self._garbage.recover()
+            Retention(self.files, self.catalog).recover()
             if session.machine_went_down(self.catalog):
                 self._garbage.remove_unnamed()
             session.begin(self.catalog)
@@ -180,6 +182,18 @@ class Drive:
         self._cache.add(((keys[at], record) for at, record in found.items()), generation)
         return [at for at in unknown if at not in found]
 
+    def lookup_at(self, bucket_uuid: bytes, names: Sequence[str], cut: int) -> list[Record | None]:
+        """What a snapshot with this cut sees of each name."""
+        if not self.writable:
+            self._require_open()
+            self.catch_up()  # what is cached may be older than the snapshot
+        current = self.lookup(bucket_uuid, names)
+        return [
+            record if record is not None and record.counter <= cut
+            else find_retained(self.catalog, bucket_uuid, name, cut)
+            for name, record in zip(names, current, strict=True)
+        ]  # fmt: skip
+
     def cached(self, bucket_uuid: bytes, name: str) -> Record | None:
         """What is known of one name without asking the catalog; None means that it has to be asked."""
         return self._cache.get_many((fmt.object_key(bucket_uuid, name),))[0] if self.writable else None
@@ -207,6 +221,12 @@ class Drive:
         after = fmt.object_key(bucket_uuid, start_after) if start_after else None
         for key, value in self.catalog.scan(fmt.object_key(bucket_uuid, prefix), after):
             yield fmt.name_of_key(key), fmt.decode_record(value)
+
+    def scan_at(self, bucket_uuid: bytes, prefix: str, start_after: str, cut: int) -> Iterator[tuple[str, Record]]:
+        """As `scan`, what a snapshot with this cut sees."""
+        if not self.writable:
+            self.catch_up()
+        return scan_at(self.catalog, bucket_uuid, prefix, start_after, cut)
 
     def entries(self, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Key and value of all objects and tombstones after this key, in the order of keys."""
@@ -302,6 +322,16 @@ class Drive:
     def refuse_bucket(self, bucket_uuid: bytes) -> None:
         """From now on nothing is committed into this bucket; the caller keeps the drive quiet."""
         self._changes.dead_buckets.add(bucket_uuid)
+
+    def set_cuts(self, cuts: Mapping[bytes, Iterable[int]]) -> None:
+        """Of all snapshots that there are, by bucket: what they see is retained. The caller keeps the drive quiet."""
+        self._require_writable()
+        self._changes.set_cuts(cuts)
+
+    def trim(self, bucket_uuid: bytes) -> int:
+        """Let go of what no snapshot of a bucket sees any more; how many versions that were. Raises as `commit`."""
+        self._require_writable()
+        return self._changes.trim(bucket_uuid)
 
     def sync(self) -> None:
         """All that has been committed survives a power cut on return. Raises DriveFailed, DriveFull, StoreReadOnly."""

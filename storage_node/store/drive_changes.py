@@ -56,6 +56,9 @@ class DriveChanges(Copies):
     @abstractmethod
     def _purge(self, bucket_uuid: str) -> int: ...
 
+    @abstractmethod
+    def _trim(self, bucket_uuid: str) -> int: ...
+
     # -- coming
 
     def add_drive(self, path: str | os.PathLike[str]) -> str:
@@ -68,6 +71,7 @@ class DriveChanges(Copies):
         self._require_writable()
         root = Path(os.path.abspath(os.fspath(path)))
         with self._drives_lock:
+            self._require_no_snapshots()
             identity = new_drive_folder(root, self.record) or identities.create(self.record.store_uuid)
             try:
                 make_folder(root)
@@ -175,10 +179,11 @@ class DriveChanges(Copies):
             self._purge_all()
 
     def _purge_all(self) -> None:
-        """Finish deleting the buckets that were being deleted."""
-        for bucket_uuid in self.record.purging:
-            with contextlib.suppress(StoreError):  # the next start goes on
-                self._purge(bucket_uuid)
+        """Finish deleting the buckets, and the snapshots, that were being deleted."""
+        for finish, left in ((self._purge, self.record.purging), (self._trim, self.record.trimming)):
+            for bucket_uuid in left:
+                with contextlib.suppress(StoreError):  # the next start goes on
+                    finish(bucket_uuid)
 
     def _admit(self, slot: int, drive: Drive) -> None:
         with self._record_lock, self._set.gate.alone():
@@ -187,6 +192,7 @@ class DriveChanges(Copies):
                 self._synchronise([*self._live(), drive])
                 for dead in self._dead_buckets:
                     drive.refuse_bucket(dead)
+                drive.set_cuts(self.record.cuts)
                 with contextlib.suppress(OSError):  # the others have it, and a full drive must open to be emptied
                     records.write(drive.root, self.record)
             self._set.put_in(slot, drive)
@@ -256,9 +262,15 @@ class DriveChanges(Copies):
     ) -> None:
         with self._record_lock, self._set.gate.alone():
             self._require_open()
+            self._require_no_snapshots()
             self._synchronise([*self._live(), *also])
             self._commit_record(change(self.record), also, whoever=whoever)
         failpoint("drive.recorded")
+
+    def _require_no_snapshots(self) -> None:
+        """Versions that have ended stay on their drives, and are not looked for on others."""
+        if self.record.snapshots:
+            raise InvalidRequest("the store has snapshots: delete them before drives come or go")
 
     def _synchronise(self, drives: Sequence[Drive]) -> None:
         """Whichever of these drives gives a number next, it is above all that any of them has given."""

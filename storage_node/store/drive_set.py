@@ -158,6 +158,11 @@ class DriveSet:
             if self.still(placement):
                 return owner, None
 
+    def lookup_at(self, bucket_uuid: bytes, name: str, cut: int) -> Located:
+        """What a snapshot with this cut sees; nothing moves beside one. Raises DriveFailed, FormatError."""
+        slot = self.placement.owner(bucket_uuid, name)
+        return Located(slot, self.at(slot).lookup_at(bucket_uuid, [name], cut)[0])
+
     def newest(self, bucket_uuid: bytes, name: str) -> Located:
         """The newest entry of a name, tombstones too, straight from the catalogs. Raises as `lookup` does."""
         while True:

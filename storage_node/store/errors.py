@@ -26,12 +26,34 @@ class BucketNotFound(StoreError):
     kind = "bucket-not-found"
 
 
+class SnapshotNotFound(BucketNotFound):
+    kind = "snapshot-not-found"
+
+
+class SnapshotExists(StoreError):
+    kind = "snapshot-exists"
+
+
+class SnapshotReadOnly(StoreError):
+    """A change of a bucket by the name of one of its snapshots."""
+
+    kind = "snapshot-read-only"
+
+
+class Unsupported(StoreError):
+    kind = "unsupported"
+
+
 class BucketExists(StoreError):
     kind = "bucket-exists"
 
 
 class BucketNotEmpty(StoreError):
     kind = "bucket-not-empty"
+
+
+class BucketHasSnapshots(BucketNotEmpty):
+    kind = "bucket-has-snapshots"
 
 
 class ObjectNotFound(StoreError):

@@ -21,6 +21,8 @@ OBJECT_PREFIX = b"o"
 INTENT_PREFIX = b"i"
 GARBAGE_PREFIX = b"g"
 BLOCKS_PREFIX = b"b"
+RETAINED_PREFIX = b"s"
+MARK_PREFIX = b"k"
 COUNTER_KEY = b"m:counter"
 SESSION_KEY = b"m:session"
 """Which start of which machine the writer lives in; gone after an orderly close."""
@@ -29,6 +31,7 @@ WRITE_ID_KEY = "\0write"
 """Among an object's metadata in the catalog, and never shown: the id of the write that it came with."""
 
 XATTR_NAME = "user.ais_loader"
+ENDED_XATTR_NAME = "user.ais_loader.ended"
 MAX_XATTR_BYTES = 1536
 
 _OBJECT_KIND, _TOMBSTONE_KIND = 1, 2
@@ -116,6 +119,29 @@ def generation_key(prefix: bytes, generation: int) -> bytes:
 
 def blocks_key(generation: int, chunk: int) -> bytes:
     return BLOCKS_PREFIX + generation.to_bytes(8, "big") + chunk.to_bytes(4, "big")
+
+
+def retained_prefix(bucket_uuid: bytes, name: str) -> bytes:
+    """Of all retained versions of one object; no name contains the NUL that ends it, and names keep their order."""
+    return RETAINED_PREFIX + bucket_uuid + name.encode() + b"\0"
+
+
+def retained_key(bucket_uuid: bytes, name: str, ended: int) -> bytes:
+    """`ended`: the counter at which the version was replaced or deleted."""
+    return retained_prefix(bucket_uuid, name) + ended.to_bytes(8, "big")
+
+
+def object_key_of(key: bytes) -> bytes:
+    """The key of the object of which this is the entry, or a retained version."""
+    return OBJECT_PREFIX + key[1:-9] if key.startswith(RETAINED_PREFIX) else key
+
+
+def name_of_retained(key: bytes) -> str:
+    return key[17:-9].decode()
+
+
+def ended_of_retained(key: bytes) -> int:
+    return int.from_bytes(key[-8:], "big")
 
 
 def chunk_count(size_bytes: int) -> int:

@@ -27,7 +27,7 @@ def is_object_path(path: bytes) -> bool:
 
 
 class NamedFiles:
-    """The paths that a catalog names, in entries, intents and garbage."""
+    """The paths that a catalog names, in entries, retained ones among them, intents and garbage."""
 
     def __init__(self, paths: Iterable[bytes]) -> None:
         hashes = array.array("Q", map(xxhash.xxh3_64_intdigest, paths))
@@ -50,10 +50,11 @@ class NamedFiles:
 
 def named_paths(catalog: Catalog) -> Iterator[bytes]:
     """Every path that the catalog names. Raises FormatError at an entry that cannot be read."""
-    for _, value in catalog.scan(fmt.OBJECT_PREFIX):
-        record = fmt.decode_record(value)
-        if not record.is_tombstone:
-            yield record.path
+    for prefix in (fmt.OBJECT_PREFIX, fmt.RETAINED_PREFIX):
+        for _, value in catalog.scan(prefix):
+            record = fmt.decode_record(value)
+            if not record.is_tombstone:
+                yield record.path
     for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
         for _, path in catalog.scan(prefix):
             yield path

@@ -21,10 +21,11 @@ Named = tuple[str, Record]
 
 
 def merged(
-    drives: DriveSet, bucket_uuid: bytes, prefix: str, start_after: str, *, tombstones: bool
+    drives: DriveSet, bucket_uuid: bytes, prefix: str, start_after: str, *, tombstones: bool, cut: int | None = None
 ) -> Iterator[Named]:
     """Entries in name order, parts of objects to come only where `prefix` or `tombstones` ask for them.
 
+    With a `cut` as a snapshot sees them, beside which nothing moves.
     Raises DriveFailed when a drive is missing, FormatError, StoreClosed.
     """
     while True:
@@ -33,7 +34,7 @@ def merged(
             open_drives = [drives.at(slot) for slot in placement.slots]
             looks = 2 if placement.moving else 1
             begun = [
-                _begun(drive, bucket_uuid, prefix, start_after, everything=tombstones or placement.moving)
+                _begun(drive, bucket_uuid, prefix, start_after, everything=tombstones or placement.moving, cut=cut)
                 for _ in range(looks)
                 for drive in open_drives
             ]
@@ -55,8 +56,12 @@ def merged(
             yield newest
 
 
-def _begun(drive: Drive, bucket_uuid: bytes, prefix: str, start_after: str, *, everything: bool) -> Iterator[Named]:
+def _begun(
+    drive: Drive, bucket_uuid: bytes, prefix: str, start_after: str, *, everything: bool, cut: int | None
+) -> Iterator[Named]:
     """The drive's entries as they are now: the first one has been read."""
+    if cut is not None:
+        return drive.scan_at(bucket_uuid, prefix, start_after, cut)  # of which it does not matter when
     scan = (drive.scan_all if everything else drive.scan)(bucket_uuid, prefix, start_after)
     return itertools.chain(list(itertools.islice(scan, 1)), scan)
 

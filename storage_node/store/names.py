@@ -7,6 +7,8 @@ import re
 from storage_node.store.errors import InvalidName
 
 MAX_OBJECT_NAME_BYTES = 1024
+SNAPSHOT_MARK = "@"
+"""bucket@snapshot names a bucket as it was; no name of a bucket contains it."""
 PARTS_PREFIX = "/.parts/"
 """Of objects that wait to become parts of others: an upload's id, then what it is in that. No other name begins so, and
 only those who ask for this prefix see them in a list; they are placed, copied and repaired like all objects."""
@@ -19,6 +21,14 @@ def check_bucket_name(name: str) -> None:
     if not _BUCKET.match(name):
         raise InvalidName(
             f"bucket name {name!r}: need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot"
+        )
+
+
+def check_snapshot_name(name: str) -> None:
+    """Raise InvalidName unless `name` may name a snapshot."""
+    if not _BUCKET.match(name):
+        raise InvalidName(
+            f"snapshot name {name!r}: need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot"
         )
 
 

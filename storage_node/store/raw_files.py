@@ -19,7 +19,7 @@ from pathlib import Path
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import DriveFailed, DriveFull, StoreError, StoreReadOnly
 from storage_node.store.faults import Faults
-from storage_node.store.format import BLOCK_BYTES, XATTR_NAME
+from storage_node.store.format import BLOCK_BYTES, ENDED_XATTR_NAME, XATTR_NAME
 from storage_node.store.syncing import Syncs
 
 RESERVE_BYTES = 64 << 20
@@ -313,6 +313,34 @@ class RawFiles:
                 fd = self.open(path)
                 try:
                     os.removexattr(fd, XATTR_NAME)
+                finally:
+                    os.close(fd)
+
+    def ended(self, path: bytes) -> int | None:
+        """At which counter the object in this file was replaced or deleted, of a file retained for snapshots."""
+        fd = self.open(path)
+        try:
+            return int.from_bytes(os.getxattr(fd, ENDED_XATTR_NAME), "big")
+        except OSError as error:
+            if error.errno in (errno.ENODATA, errno.ENOTSUP):
+                return None
+            raise
+        finally:
+            os.close(fd)
+
+    def set_ended(self, path: bytes, ended: int | None) -> None:
+        """Say so on the file, or take it back. Harmless where there is no such file. Raises OSError."""
+        if self.keeps_identity:
+            with contextlib.suppress(FileNotFoundError):
+                fd = self.open(path)
+                try:
+                    if ended is not None:
+                        os.setxattr(fd, ENDED_XATTR_NAME, ended.to_bytes(8, "big"))
+                    else:
+                        os.removexattr(fd, ENDED_XATTR_NAME)
+                except OSError as error:
+                    if error.errno != errno.ENODATA:
+                        raise
                 finally:
                     os.close(fd)
 

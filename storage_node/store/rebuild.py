@@ -9,10 +9,11 @@ either the old state or one that asks for another rebuild.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from storage_node.store.opening import drive_folders
 from storage_node.store.raw_files import RawFiles, drive_error
 from storage_node.store.record import ClusterRecord, recovered_name, sync_folder
 from storage_node.store.report import PROGRESS_EVERY, DriveSummary, Finding, Progress, Report, batch_reader
+from storage_node.store.retained import enter_from_file
 from storage_node.store.survey import keeps_identity, object_key, read_checksums, read_identity, record_of, shown
 
 _NEW = "catalog.rebuilding"
@@ -106,7 +108,7 @@ class _Rebuild:
         rebuilt: list[Path] = []
         for root in self._roots:
             healthy = None if self._all_drives else self._read_catalog(root)
-            seen[root] = healthy or self._build(root)
+            seen[root] = healthy or self._build(root, newest.cuts if newest is not None else {})
             if healthy is None:
                 rebuilt.append(root)
         failpoint("rebuild.built")
@@ -221,7 +223,8 @@ class _Rebuild:
         self._find("catalog-kept", root, f"the catalog is sound, with {seen.objects:,} objects; it was left alone")
         return seen
 
-    def _build(self, root: Path) -> _Seen:
+    def _build(self, root: Path, cuts: Mapping[bytes, Sequence[int]]) -> _Seen:
+        """`cuts`: of the snapshots whose retained versions are kept."""
         shutil.rmtree(root / _NEW, ignore_errors=True)
         seen = _Seen()
         with contextlib.ExitStack() as opened:
@@ -229,7 +232,7 @@ class _Rebuild:
             files = opened.enter_context(contextlib.closing(RawFiles(root, writable=False)))
             catalog = opened.enter_context(contextlib.closing(Catalog(root / _NEW, writable=True)))
             tombstones = _carry_tombstones(root, catalog)
-            self._collect(root, files, catalog, seen)
+            self._collect(root, files, catalog, cuts, seen)
             if seen.files and not seen.newest.counter and not keeps_identity(files):
                 raise FormatError(
                     f"{root}: none of its {seen.files:,} files says what it is, and its file system stores no extended "
@@ -244,8 +247,10 @@ class _Rebuild:
             catalog.flush()
         return seen
 
-    def _collect(self, root: Path, files: RawFiles, catalog: Catalog, seen: _Seen) -> None:
-        """Enter the newest file of each object."""
+    def _collect(
+        self, root: Path, files: RawFiles, catalog: Catalog, cuts: Mapping[bytes, Sequence[int]], seen: _Seen
+    ) -> None:
+        """Enter the newest file of each object, and those that snapshots see."""
         for path in files.walk():
             if not is_object_path(path):
                 self._find("foreign-file", root, "not a file of the store; left alone", path)
@@ -256,6 +261,12 @@ class _Rebuild:
             identity = read_identity(files, path)
             if identity is None:
                 self._find("no-identity", root, "the file does not say what it is: a dead one, or one that was", path)
+                continue
+            if (ended := files.ended(path)) is not None:
+                seen.note(identity.version)
+                seen.next_counter = max(seen.next_counter, ended + 1)
+                if not enter_from_file(catalog, cuts, identity, record_of(identity, path), ended):
+                    self._superseded(root, path)
                 continue
             seen.note(identity.version, identity.bucket_uuid)
             key = object_key(identity)
@@ -275,12 +286,13 @@ class _Rebuild:
 
     def _verify_entries(self, root: Path, files: RawFiles, catalog: Catalog, seen: _Seen) -> None:
         """Compare each object with what it says of itself, and compute the checksums of its blocks."""
-        for key, value in catalog.scan(fmt.OBJECT_PREFIX):
-            record = fmt.decode_record(value)
+        for entry, value in itertools.chain(catalog.scan(fmt.OBJECT_PREFIX), catalog.scan(fmt.RETAINED_PREFIX)):
+            record, key = fmt.decode_record(value), fmt.object_key_of(entry)
             if record.is_tombstone:
                 continue
-            seen.objects += 1
-            seen.object_bytes += record.size_bytes
+            if key == entry:
+                seen.objects += 1
+                seen.object_bytes += record.size_bytes
             self._advance(root, "verifying objects", seen.objects)
             problem, blocks = self._examine(files, record)
             if problem is not None:

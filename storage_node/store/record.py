@@ -16,12 +16,16 @@ from pathlib import Path
 from storage_node.store.errors import FormatError
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import FORMAT_VERSION
+from storage_node.store.names import SNAPSHOT_MARK
 from storage_node.store.sealed import seal, unseal
 
 FILE_NAME = "record.json"
 DRIVES_VERSION = 3
 """Format of a record whose drives have changed; others keep the format that older versions read as well."""
+SNAPSHOTS_VERSION = 4
+"""Format of a record with snapshots: older versions would remove what those see."""
 _CHANGED_DRIVES = ("retiring", "former", "gone")
+_SNAPSHOTS = ("snapshots", "trimming")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,32 @@ class BucketRecord:
     @property
     def uuid_bytes(self) -> bytes:
         return bytes.fromhex(self.uuid)
+
+    @property
+    def cut(self) -> int | None:
+        """What a snapshot of the bucket sees, see `retained`; None for the bucket as it is now."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenBucket(BucketRecord):
+    """A bucket at one of its snapshots. Never written to a record."""
+
+    at: int = 0
+
+    @property
+    def cut(self) -> int | None:
+        return self.at
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    cut: int
+    """It sees what was given this number or a lower one, and has not ended before."""
+    created_ns: int
+    objects: int = -1
+    """-1: not counted yet."""
+    size_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +84,10 @@ class ClusterRecord:
     """The sets of drives that owned the names before, oldest first; empty when everything is where it belongs."""
     gone: Mapping[str, str] = field(default_factory=dict)
     """Uuids of drives that left the store, and how: "retired" or "forgotten"."""
+    snapshots: Mapping[str, Mapping[str, SnapshotRecord]] = field(default_factory=dict)
+    """By uuid of the bucket, then by name; no bucket without any."""
+    trimming: tuple[str, ...] = ()
+    """Uuids of buckets of which versions may be retained that no snapshot sees any more."""
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -100,9 +134,11 @@ class ClusterRecord:
 
     def without_bucket(self, name: str) -> ClusterRecord:
         left = {other: bucket for other, bucket in self.buckets.items() if other != name}
+        uuid = self.buckets[name].uuid
         return replace(
-            self, revision=self.revision + 1, buckets=left, purging=(*self.purging, self.buckets[name].uuid)
-        )
+            self, revision=self.revision + 1, buckets=left, purging=(*self.purging, uuid),
+            snapshots={other: found for other, found in self.snapshots.items() if other != uuid},
+        )  # fmt: skip
 
     def purged(self, bucket_uuid: str) -> ClusterRecord:
         left = tuple(other for other in self.purging if other != bucket_uuid)
@@ -117,6 +153,41 @@ class ClusterRecord:
         return replace(
             self, revision=self.revision + 1, buckets={**self.buckets, recovered_name(bucket_uuid): bucket}
         )
+
+    # -- snapshots
+
+    def bucket(self, name: str) -> BucketRecord | None:
+        """By its name, or by that of one of its snapshots: bucket@snapshot."""
+        found = self.buckets.get(name)
+        if found is None and SNAPSHOT_MARK in name:
+            of, _, snapshot = name.partition(SNAPSHOT_MARK)
+            bucket = self.buckets.get(of)
+            frozen = self.snapshots.get(bucket.uuid, {}).get(snapshot) if bucket is not None else None
+            if bucket is not None and frozen is not None:
+                return FrozenBucket(bucket.uuid, bucket.copies, frozen.cut)
+        return found
+
+    @property
+    def cuts(self) -> dict[bytes, list[int]]:
+        """Of all snapshots, by uuid of the bucket."""
+        return {bytes.fromhex(uuid): [one.cut for one in named.values()] for uuid, named in self.snapshots.items()}
+
+    def with_snapshot(self, bucket_uuid: str, name: str, snapshot: SnapshotRecord) -> ClusterRecord:
+        named = {**self.snapshots.get(bucket_uuid, {}), name: snapshot}
+        return replace(self, revision=self.revision + 1, snapshots={**self.snapshots, bucket_uuid: named})
+
+    def without_snapshot(self, bucket_uuid: str, name: str) -> ClusterRecord:
+        named = {other: one for other, one in self.snapshots[bucket_uuid].items() if other != name}
+        left = {other: found for other, found in self.snapshots.items() if other != bucket_uuid}
+        snapshots = {**left, bucket_uuid: named} if named else left
+        return replace(self, revision=self.revision + 1, snapshots=snapshots).with_trimming(bucket_uuid)
+
+    def with_trimming(self, bucket_uuid: str) -> ClusterRecord:
+        return replace(self, trimming=(*(other for other in self.trimming if other != bucket_uuid), bucket_uuid))
+
+    def trimmed(self, bucket_uuid: str) -> ClusterRecord:
+        left = tuple(other for other in self.trimming if other != bucket_uuid)
+        return replace(self, revision=self.revision + 1, trimming=left)
 
     def with_epoch(self, epoch: int) -> ClusterRecord:
         return replace(self, epoch=epoch, revision=self.revision + 1)
@@ -138,6 +209,9 @@ def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple
 
 def encode(record: ClusterRecord) -> bytes:
     fields = asdict(record)
+    if any(fields[name] for name in _SNAPSHOTS):
+        return seal("record", SNAPSHOTS_VERSION, fields)
+    fields = {name: at for name, at in fields.items() if name not in _SNAPSHOTS}
     if any(fields[name] for name in _CHANGED_DRIVES):
         return seal("record", DRIVES_VERSION, fields)
     return seal("record", FORMAT_VERSION, {name: at for name, at in fields.items() if name not in _CHANGED_DRIVES})
@@ -146,11 +220,16 @@ def encode(record: ClusterRecord) -> bytes:
 def decode(data: bytes, source: Path) -> ClusterRecord:
     """Raises FormatError on anything that `encode` did not write."""
     try:
-        fields = unseal("record", (FORMAT_VERSION, DRIVES_VERSION), data, source)
+        fields = unseal("record", (FORMAT_VERSION, DRIVES_VERSION, SNAPSHOTS_VERSION), data, source)
         fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
         fields["drives"], fields["purging"] = tuple(fields["drives"]), tuple(fields["purging"])
         fields["retiring"] = tuple(fields.get("retiring", ()))
         fields["former"] = tuple(map(tuple, fields.get("former", ())))
+        fields["snapshots"] = {
+            bucket_uuid: {name: SnapshotRecord(**one) for name, one in named.items()}
+            for bucket_uuid, named in fields.get("snapshots", {}).items()
+        }
+        fields["trimming"] = tuple(fields.get("trimming", ()))
         return ClusterRecord(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{source}: not a cluster record: {error}") from error

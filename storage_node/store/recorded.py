@@ -19,18 +19,21 @@ from storage_node.store.drive_changes import DriveChanges
 from storage_node.store.drive_set import DriveSet
 from storage_node.store.errors import (
     BucketExists,
+    BucketHasSnapshots,
     BucketNotEmpty,
     BucketNotFound,
     DriveFailed,
     FormatError,
     InvalidRequest,
+    SnapshotNotFound,
+    SnapshotReadOnly,
     StoreClosed,
     StoreError,
     StoreReadOnly,
 )
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record
-from storage_node.store.names import check_bucket_name
+from storage_node.store.names import SNAPSHOT_MARK, check_bucket_name
 from storage_node.store.opening import newest_record, open_beside
 from storage_node.store.raw_files import drive_error
 from storage_node.store.record import BucketRecord, ClusterRecord
@@ -70,13 +73,28 @@ class Recorded(DriveChanges):
         """Raises BucketNotFound."""
         found = self.find_bucket(name)
         if found is None:
-            raise BucketNotFound(f"bucket {name!r} does not exist; create_bucket makes it")
+            raise self.no_bucket(name)
+        return found
+
+    def no_bucket(self, name: str) -> BucketNotFound:
+        """What to say of a name that is that of no bucket, and of no snapshot of one."""
+        of, _, snapshot = name.partition(SNAPSHOT_MARK)
+        if snapshot and of in self._record.buckets:
+            return SnapshotNotFound(f"bucket {of!r} has no snapshot {snapshot!r}")
+        return BucketNotFound(f"bucket {of!r} does not exist; create_bucket makes it")
+
+    def bucket_to_change(self, name: str) -> BucketRecord:
+        """Raises BucketNotFound, and SnapshotReadOnly for the name of a snapshot."""
+        found = self.bucket(name)
+        if found.cut is not None:
+            raise SnapshotReadOnly(f"{name!r} is a snapshot, which never changes; write to the bucket itself")
         return found
 
     def find_bucket(self, name: str) -> BucketRecord | None:
+        """By its name, or that of one of its snapshots: bucket@snapshot."""
         if not self.writable:
             self._refresh_record(only_if_stale=name in self._record.buckets)
-        return self._record.buckets.get(name)
+        return self._record.bucket(name)
 
     def buckets(self) -> dict[str, BucketRecord]:
         if not self.writable:
@@ -137,11 +155,13 @@ class Recorded(DriveChanges):
 
         `of_cluster`: its map says that the bucket is gone, however many drives can hear of it now.
         Uploads into it that are not committed by then fail with BucketNotFound. Raises BucketNotFound, BucketNotEmpty,
-        StoreReadOnly, StoreClosed, DriveFull, DriveFailed.
+        BucketHasSnapshots whatever `force` says, StoreReadOnly, StoreClosed, DriveFull, DriveFailed.
         """
         self._require_writable()
         with self._record_lock, contextlib.ExitStack() as quiet:
-            bucket = self.bucket(name)
+            bucket = self.bucket_to_change(name)
+            if (snapshots := self._record.snapshots.get(bucket.uuid)) and not (force and of_cluster):
+                raise BucketHasSnapshots(f"bucket {name!r} has snapshots, {', '.join(snapshots)}: delete them first")
             for drive in self._live():
                 quiet.enter_context(drive.quiet())
             if not force and next(self.objects(name, page_size=1), None) is not None:
@@ -150,6 +170,7 @@ class Recorded(DriveChanges):
             self._dead_buckets.add(bucket.uuid_bytes)
             for drive in self._live():
                 drive.refuse_bucket(bucket.uuid_bytes)
+                drive.set_cuts(self._record.cuts)
         failpoint("bucket.recorded")
         return self._purge(bucket.uuid)
 
@@ -160,6 +181,7 @@ class Recorded(DriveChanges):
             found = drive.scan_all(bytes.fromhex(bucket_uuid), "", "")
             while names := [name for name, _ in itertools.islice(found, _PURGE_AT_ONCE)]:
                 purged += sum(drive.delete(bytes.fromhex(bucket_uuid), names, tombstones=True))
+            drive.trim(bytes.fromhex(bucket_uuid))
         if self._set.all_live():
             with self._record_lock:
                 self._commit_record(self._record.purged(bucket_uuid))

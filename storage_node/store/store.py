@@ -34,16 +34,16 @@ from storage_node.store.opening import OpenDrives, drive_folders, open_drives
 from storage_node.store.placed_changes import PlacedChanges, StagedObject
 from storage_node.store.places import Placement
 from storage_node.store.raw_files import StagedFile
-from storage_node.store.recorded import Recorded
 from storage_node.store.shard_limits import ShardLimits
 from storage_node.store.shards import indexing_of
+from storage_node.store.snapshots import Snapshots
 from storage_node.store.states import DriveState, drive_state
 from storage_node.store.upload import Upload, checked_metadata
 
 __all__ = ["DriveState", "Moved", "Store", "StoredVersion", "Upload", "not_found_message"]
 
 
-class Store(Recorded):
+class Store(Snapshots):
     """Open with `Store.open`; close it, or use it as a context manager."""
 
     def __init__(
@@ -100,6 +100,8 @@ class Store(Recorded):
             if on_drive is None or on_drive.order < self._record.order:
                 with contextlib.suppress(OSError):  # a majority has it, and a full drive must open to be emptied
                     records.write(drive.root, self._record)
+        for drive in self._live():
+            drive.set_cuts(self._record.cuts)
         self._purge_all()
         if self.moving:
             self._synchronise(self._live())
@@ -170,8 +172,13 @@ class Store(Recorded):
         self._require_open()
         return self._set.newest(bucket_uuid, name).record
 
-    def look_again(self, bucket_uuid: bytes, name: str) -> Located:
-        """Straight from the catalogs, after the file of an object was not there. Raises DriveFailed, FormatError."""
+    def look_again(self, bucket_uuid: bytes, name: str, cut: int | None = None) -> Located:
+        """Straight from the catalogs, after the file of an object was not there; with a `cut` as a snapshot sees it.
+
+        Raises DriveFailed, FormatError.
+        """
+        if cut is not None:
+            return self._set.lookup_at(bucket_uuid, name, cut)
         self._require_open()
         slot, record = self._set.newest(bucket_uuid, name)
         return Located(slot, None if record is None or record.is_tombstone else record)
@@ -192,7 +199,7 @@ class Store(Recorded):
         """
         self._require_writable()
         check_object_name(name)
-        bucket_uuid = self.bucket(bucket).uuid_bytes
+        bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
         metadata = checked_metadata(metadata)
         placement = self._set.placement
         drive = self._set.at(placement.owner(bucket_uuid, name))
@@ -217,10 +224,15 @@ class Store(Recorded):
 
     def locate(self, bucket: str, name: str) -> tuple[Drive, Record]:
         """The drive that owns an object, and what its catalog knows of it. Raises what `head` raises."""
-        bucket_uuid = self.bucket(bucket).uuid_bytes
+        of = self.bucket(bucket)
+        bucket_uuid = of.uuid_bytes
         try:
             self._require_open()
-            drive, found = self._set.lookup(bucket_uuid, name)
+            if of.cut is None:
+                drive, found = self._set.lookup(bucket_uuid, name)
+            else:
+                slot, found = self._set.lookup_at(bucket_uuid, name, of.cut)
+                drive = self._set.at(slot)
         except UnicodeEncodeError:
             found = None
         if self.doubts.any and self.in_doubt(bucket_uuid, name, found):
@@ -245,7 +257,7 @@ class Store(Recorded):
         StoreReadOnly, DriveFull, and what `head` raises.
         """
         self._require_writable()
-        bucket_uuid = self.bucket(bucket).uuid_bytes
+        bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
         found: Record | None = None
         if object_name_fault(name):
             missing = True
@@ -273,10 +285,10 @@ class Store(Recorded):
         yield from itertools.islice(scans, page_size)
 
     def _scans(self, bucket: str, prefix: str, start_after: str, *, tombstones: bool) -> Iterator[tuple[str, Record]]:
-        bucket_uuid = self.bucket(bucket).uuid_bytes
+        of = self.bucket(bucket)
         try:
             prefix.encode(), start_after.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(f"prefix {prefix!r}, start_after {start_after!r}: not valid Unicode") from None
         self._require_open()
-        return merged(self._set, bucket_uuid, prefix, start_after, tombstones=tombstones)
+        return merged(self._set, of.uuid_bytes, prefix, start_after, tombstones=tombstones, cut=of.cut)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 
 from storage_node.store import format as fmt
 from storage_node.store.blocks import read_blocks
+from storage_node.store.catalog import Catalog
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive import Drive
 from storage_node.store.errors import CorruptObject, FormatError
@@ -84,7 +86,9 @@ class Examination:
         bucket, name = "", ""
         if key:
             bucket = self._names.get(fmt.bucket_of_key(key), fmt.bucket_of_key(key).hex())
-            name = key[17:].decode(errors="backslashreplace")
+            name = fmt.object_key_of(key)[17:].decode(errors="backslashreplace")
+            if key.startswith(fmt.RETAINED_PREFIX):
+                message = f"a version retained for snapshots: {message}"
         path = shown(record.path) if record is not None else ""
         return Suspect(Finding(kind, str(self._drive.root), message, path, bucket, name), key, record)
 
@@ -95,8 +99,10 @@ class Examination:
         if not self._drive.writable:
             self._drive.catch_up()
         self._named = NamedFiles(self._note_paths())
-        for key, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
-            self.survey.objects += not fmt.is_tombstone(value)
+        scan = self._drive.catalog.scan
+        for key, value in itertools.chain(scan(fmt.OBJECT_PREFIX), scan(fmt.RETAINED_PREFIX)):
+            if key.startswith(fmt.OBJECT_PREFIX):
+                self.survey.objects += not fmt.is_tombstone(value)
             self._advance("comparing objects", self.survey.objects)
             suspect = self._examine(key, value)
             if suspect is not None and not self._drive.writable:
@@ -130,6 +136,9 @@ class Examination:
                 self.survey.newest = max(self.survey.newest, record.version)
                 if not record.is_tombstone:
                     yield record.path
+        for _, value in self._drive.catalog.scan(fmt.RETAINED_PREFIX):
+            with contextlib.suppress(FormatError):
+                yield fmt.decode_record(value).path
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
             for _, path in self._drive.catalog.scan(prefix):
                 self.survey.waiting += 1
@@ -139,9 +148,11 @@ class Examination:
         try:
             record = fmt.decode_record(value)
             fmt.decode_metadata(record.raw_metadata)
-            name = fmt.name_of_key(key)
+            name = fmt.name_of_key(fmt.object_key_of(key))
         except (FormatError, UnicodeDecodeError) as error:
             return self._suspect("bad-entry", str(error), key=key)
+        if key.startswith(fmt.RETAINED_PREFIX):
+            return self._examine_file(key, record)  # it stays where it was when it ended
         bucket_uuid = fmt.bucket_of_key(key)
         if self._record is not None:
             if bucket_uuid not in self._names:
@@ -195,11 +206,20 @@ class Examination:
     def _identity_problem(self, key: bytes, record: Record) -> str | None:
         if not keeps_identity(self._drive.files):
             return None
+        ended = None
+        if key.startswith(fmt.RETAINED_PREFIX):
+            ended = fmt.ended_of_retained(key)
+            if self._drive.catalog.get(fmt.generation_key(fmt.MARK_PREFIX, record.generation)) is not None:
+                return None  # about to be marked, by the writer or at the next start
         found = read_identity(self._drive.files, record.path)
         if found is None:
             return "the file does not say what it is: rebuilding a lost catalog would miss it"
-        if (object_key(found), found.version, found.checksum) != (key, record.version, record.checksum):
+        if (object_key(found), found.version, found.checksum) != (
+            fmt.object_key_of(key), record.version, record.checksum,
+        ):  # fmt: skip
             return f"the file says that it is version {found.version} of {found.name!r}"
+        if self._drive.files.ended(record.path) != ended:
+            return "the file is wrong about whether the object has ended, and when"
         return None
 
     # -- files, each against the catalog
@@ -221,8 +241,10 @@ class Examination:
             yield path
 
     def _stray(self, path: bytes) -> Suspect | None:
+        ended = None
         try:
             identity = read_identity(self._drive.files, path)
+            ended = self._drive.files.ended(path)
         except OSError:
             identity = None
         self._drive.catch_up()
@@ -238,9 +260,12 @@ class Examination:
             return None  # it may be the file of the entry that cannot be read
         if (record is not None and record.path == path) or not self._exists(path):
             return None
+        if identity is not None and _is_retained(catalog, identity, path):
+            return None
         drive = str(self._drive.root)
         purged = identity is not None and self._names.get(identity.bucket_uuid) == ""
-        if identity is not None and not purged and (record is None or record.version < identity.version):
+        newer = identity is not None and (record is None or record.version < identity.version)
+        if identity is not None and newer and ended is None and not purged:
             bucket = self._names.get(identity.bucket_uuid, identity.bucket_uuid.hex())
             message = f"version {identity.version}, newer than what the catalog knows"
             finding = Finding("recoverable", drive, message, shown(path), bucket, identity.name)
@@ -255,6 +280,11 @@ class Examination:
         except FileNotFoundError:
             return False
         return True
+
+
+def _is_retained(catalog: Catalog, identity: Identity, path: bytes) -> bool:
+    versions = catalog.scan(fmt.retained_prefix(identity.bucket_uuid, identity.name))
+    return any(fmt.decode_record(value).path == path for _, value in versions)
 
 
 # -- what a file says, and what its bytes say

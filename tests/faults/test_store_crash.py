@@ -20,6 +20,7 @@ from storage_node.store.failpoints import POINTS, arm
 from storage_node.store.store import Store
 from tests.faults.crash_kit import CrashServer, Expected, Journal, State, content, state_of
 from tests.faults.test_drive_changes_crash import POINTS as POINTS_OF_DRIVES
+from tests.store.test_retained import POINTS as POINTS_OF_SNAPSHOTS
 
 KILLED = -signal.SIGKILL
 
@@ -110,7 +111,7 @@ def test_an_operation_that_is_killed_at_a_fail_point_happened_whole_or_not_at_al
 
 def test_every_fail_point_is_armed_somewhere() -> None:
     used = {point.partition(":")[0] for points in OPERATIONS.values() for point in points}
-    used |= {point.partition(":")[0] for _, point in POINTS_OF_DRIVES}
+    used |= {point.partition(":")[0] for _, point in (*POINTS_OF_DRIVES, *POINTS_OF_SNAPSHOTS)}
     assert used | {"create.identity", "rebuild.built", "rebuild.aside"} == set(POINTS)
     with pytest.raises(ValueError, match="not one of"):
         arm("put.stagd")

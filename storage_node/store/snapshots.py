@@ -1,0 +1,164 @@
+"""Snapshots of buckets: made with one number, read by a name of their own, freed when the last one goes.
+
+Making one stops all commits of the store for a moment. What was acknowledged before has a number up to the cut, what
+is committed later gets one above it: so each object is in it whole, in one version, or not at all, and it never changes
+again. Its record is written like that of a bucket; from the moment on at which it counts, and a little before, versions
+that it sees are retained on their drives (`retained`).
+
+Deleting one removes it from the record first, and notes there that its bucket has to be looked through. A crash on the
+way leaves more than is needed, and the next start goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from storage_node.store.drive import Durability
+from storage_node.store.drive_set import DriveSet
+from storage_node.store.errors import DriveFailed, SnapshotExists, StoreError, Unsupported
+from storage_node.store.failpoints import failpoint
+from storage_node.store.format import Record
+from storage_node.store.listing import merged
+from storage_node.store.names import SNAPSHOT_MARK, check_snapshot_name
+from storage_node.store.record import ClusterRecord, FrozenBucket, SnapshotRecord
+from storage_node.store.recorded import Recorded
+from storage_node.store.shard_limits import ShardLimits
+
+
+class Snapshot(NamedTuple):
+    name: str
+    created_ns: int
+    objects: int
+    size_bytes: int
+    """Of all these objects."""
+
+
+class Snapshots(Recorded):
+    """The part of a store that makes and deletes them."""
+
+    def __init__(
+        self, record: ClusterRecord, drives: DriveSet, *, writable: bool, durability: Durability,
+        roots: Sequence[Path], shard_limits: ShardLimits | None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            record, drives, writable=writable, durability=durability, roots=roots, shard_limits=shard_limits
+        )
+        self._trim_lock = threading.Lock()
+
+    def create_snapshot(self, bucket: str, name: str) -> Snapshot:
+        """Keep a bucket as it is now, under the name bucket@name.
+
+        Every write and deletion acknowledged before the call is in it, none that begins after its return; of those in
+        between each one is in or not. On return it is on the disk, with what it sees, whatever the durability.
+
+        Raises InvalidName, BucketNotFound, SnapshotExists, SnapshotReadOnly, StoreReadOnly, StoreClosed, DriveFull,
+        DriveFailed when a drive is missing, and Unsupported while objects move from drive to drive.
+        """
+        self._require_writable()
+        check_snapshot_name(name)
+        with self._record_lock, contextlib.ExitStack() as quiet:
+            found = self.bucket_to_change(bucket)
+            if name in self._record.snapshots.get(found.uuid, {}):
+                raise SnapshotExists(f"bucket {bucket!r} has a snapshot {name!r} already")
+            if self._record.former or self._record.retiring:
+                raise Unsupported("objects are moving from drive to drive; make the snapshot when that is over")
+            drives = self._live()
+            if len(drives) < len(self._record.drives):
+                raise DriveFailed("a drive of the store is missing; a snapshot needs all of them")
+            for drive in drives:
+                quiet.enter_context(drive.quiet())
+            cut = max(drive.counters.highest for drive in drives)
+            record = self._record.with_snapshot(found.uuid, name, SnapshotRecord(cut, time.time_ns()))
+            # Before it counts: were it the other way round, a record that failed here and is found at the next start
+            # all the same would stand for a snapshot that has not been kept.
+            for drive in drives:
+                drive.set_cuts(record.cuts)
+            failpoint("snapshot.cut")
+            try:
+                self._commit_record(record)
+            except StoreError:
+                self._record = self._record.with_trimming(found.uuid)
+                raise
+        failpoint("snapshot.recorded")
+        try:
+            for drive in drives:
+                drive.sync()
+        except StoreError:
+            with contextlib.suppress(StoreError):
+                self.delete_snapshot(bucket, name)
+            raise
+        return self._counted(bucket, name, record.snapshots[found.uuid][name])
+
+    def snapshots(self, bucket: str) -> list[Snapshot]:
+        """Oldest first. Raises BucketNotFound, and what `objects` raises where one has not been counted yet."""
+        if not self.writable:
+            self._refresh_record(only_if_stale=False)
+        named = self._record.snapshots.get(self.bucket(bucket).uuid, {})
+        found = sorted(named.items(), key=lambda pair: (pair[1].cut, pair[1].created_ns))
+        of = bucket.partition(SNAPSHOT_MARK)[0]
+        return [self._counted(of, name, one) for name, one in found]
+
+    def delete_snapshot(self, bucket: str, name: str) -> None:
+        """Let go of it, and of what it alone sees.
+
+        Raises BucketNotFound, SnapshotNotFound, SnapshotReadOnly, StoreReadOnly, StoreClosed, DriveFull, DriveFailed.
+        """
+        self._require_writable()
+        with self._trim_lock:
+            with self._record_lock:
+                found = self.bucket_to_change(bucket)
+                if name not in self._record.snapshots.get(found.uuid, {}):
+                    raise self.no_bucket(f"{bucket}{SNAPSHOT_MARK}{name}")
+                self._commit_record(self._record.without_snapshot(found.uuid, name))
+                for drive in self._live():
+                    with drive.quiet():
+                        drive.set_cuts(self._record.cuts)
+            failpoint("snapshot.released")
+            with contextlib.suppress(StoreError):  # it is deleted; what is left of it goes at the next start
+                self._trim(found.uuid)
+
+    def _trim(self, bucket_uuid: str) -> int:
+        """Let go of what no snapshot of a bucket sees any more; how many versions that were."""
+        trimmed = sum(drive.trim(bytes.fromhex(bucket_uuid)) for drive in self._live())
+        if self._set.all_live():
+            with self._record_lock:
+                self._commit_record(self._record.trimmed(bucket_uuid))
+        return trimmed
+
+    # -- counting
+
+    def _counted(self, bucket: str, name: str, known: SnapshotRecord) -> Snapshot:
+        """It never changes, so that it is counted once."""
+        if known.objects < 0:
+            found = self.find_bucket(bucket)
+            if found is None:
+                raise self.no_bucket(bucket)
+            frozen = FrozenBucket(found.uuid, found.copies, known.cut)
+            objects = size_bytes = 0
+            for _, record in self._frozen_objects(frozen):
+                objects += 1
+                size_bytes += record.size_bytes
+            known = replace(known, objects=objects, size_bytes=size_bytes)
+            if self.writable:
+                with contextlib.suppress(StoreError):  # then it is counted again
+                    self._record_count(found.uuid, name, known)
+            failpoint("snapshot.counted")
+        return Snapshot(name, known.created_ns, known.objects, known.size_bytes)
+
+    def _frozen_objects(self, bucket: FrozenBucket) -> Iterator[tuple[str, Record]]:
+        self._require_open()
+        return merged(self._set, bucket.uuid_bytes, "", "", tombstones=False, cut=bucket.cut)
+
+    def _record_count(self, bucket_uuid: str, name: str, counted: SnapshotRecord) -> None:
+        with self._record_lock:
+            now = self._record.snapshots.get(bucket_uuid, {}).get(name)
+            if now is not None and now.cut == counted.cut and now.objects < 0:
+                self._commit_record(self._record.with_snapshot(bucket_uuid, name, counted))
+
+
