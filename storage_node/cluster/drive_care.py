@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from protos import ais_cluster_pb2 as pb
 from protos import ais_cluster_pb2_grpc
+from storage_node.background import keep_going
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.copies import REACH_TIMEOUT_S, CopyLost, reporting
@@ -86,7 +87,8 @@ class DriveCare:
 
     def start(self) -> None:
         self._look()
-        self._tasks = [asyncio.create_task(_lasting(step)) for step in (self._watch, self._move)]
+        steps = {"looking after drives": self._watch, "moving objects between drives": self._move}
+        self._tasks = [asyncio.create_task(keep_going(name, step)) for name, step in steps.items()]
 
     async def stop(self) -> None:
         """A step of moving, or a change, that has begun is finished."""
@@ -369,13 +371,3 @@ class DriveCare:
                 await self._throttle.spend(moved.bytes)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if stuck else FIRST_PAUSE_S
             await asyncio.sleep(pause_s if stuck else 0)
-
-
-async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
-    """Whatever goes wrong: a drive that nobody watches fails unnoticed."""
-    while True:
-        try:
-            await work()
-        except Exception:
-            log.exception("looking after the drives goes on after an error")
-            await asyncio.sleep(LONGEST_PAUSE_S)
