@@ -12,11 +12,11 @@ import pytest
 
 from ais_loader import Client, connect
 from ais_loader.batch import Batch
-from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing import seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from protos.cluster_map import ClusterView
 from protos.hedging import BURST_ENTRIES
-from tests.node.node_kit import RawSession, batch_of
+from tests.faults.fault_kit import serve_all
 
 pytestmark = pytest.mark.slow  # real processes, frozen and awaited
 
@@ -47,17 +47,7 @@ def cluster(running: ClusterProcesses) -> Iterator[ClusterProcesses]:
     finally:
         for node in running.nodes:
             node.resume()
-        # One that stood still compares its copies with those of others first.
-        eventually(lambda: all(serves_all(running, number) for number in range(3)), timeout_s=60, interval_s=0.2)
-
-
-def serves_all(cluster: ClusterProcesses, number: int) -> bool:
-    view = ClusterView(cluster.map)
-    holders = view.holders(view.buckets["b"], list(OBJECTS))
-    names = [name for name, nodes in zip(OBJECTS, holders, strict=True) if number in nodes]
-    request = batch_of(names, bucket="b", local=True, start=[0] * len(names), length=[1] * len(names))
-    with RawSession(cluster.nodes[number].url) as session:
-        return not session.ask(1, request)[1].failed_entries
+        serve_all(running)
 
 
 def is_frozen(cluster: ClusterProcesses, number: int) -> bool:
