@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ais_loader import copying, errors
 from ais_loader.batch import Batch
 from ais_loader.content import Content, Source
+from ais_loader.deleting import delete_many, delete_prefix
 from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.multipart import MultipartUpload, UploadInfo, begin_upload, resume_upload, sweep_uploads, uploads
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
@@ -195,6 +196,32 @@ class Bucket:
     def sweep_uploads(self, older_than_s: float) -> list[UploadInfo]:
         """Abort the uploads of which nothing was stored in the last `older_than_s`, by the clocks; which ones."""
         return sweep_uploads(self._transport, self.name, older_than_s)
+
+    def delete_many(
+        self, names: Iterable[str], *, on_error: Literal["raise", "yield"] = "raise"
+    ) -> Iterator[str | errors.LoaderError]:
+        """Delete many objects, thousands with one request. Yields their names in order, each when it is gone.
+
+        Lazy: iterate it (or call `list`) or nothing happens. With on_error="raise" the first failure raises, and what
+        was sent with it may have been deleted; with "yield" the error is yielded in the failed name's place. A name
+        that is repeated is not found the second time. Errors as `delete`.
+        """
+        return delete_many(self._transport, self.name, names, on_error)
+
+    def delete_prefix(self, prefix: str, *, everything: bool = False) -> int:
+        """Delete the objects whose names begin with `prefix`; returns how many went. Memory is that of one page.
+
+        It may be run again when it has failed half-way. Objects that are put meanwhile may stay.
+
+        Args:
+            everything: needed for an empty prefix, which all names begin with.
+
+        Raises InvalidRequest, BucketNotFound, StoreReadOnly, NodeUnavailable; others, such as DriveFailed, at the end,
+        when the objects that could be deleted have been.
+        """
+        if not prefix and not everything:
+            raise errors.InvalidRequest("an empty prefix means all objects of the bucket: say everything=True")
+        return delete_prefix(self._transport, self.name, prefix)
 
     def objects(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[ObjectInfo]:
         """Objects whose name begins with `prefix`, in the order of their names' UTF-8 bytes; fetched page by page."""

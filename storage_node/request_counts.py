@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -70,6 +70,14 @@ def counted_stream(
     return decorate
 
 
+def count_each(counts: NodeCounts, operation: str, kinds: Iterable[str]) -> None:
+    """Count an operation on many objects as one on each: `kinds` has the kind of each one's error, "" for none."""
+    for kind in kinds:
+        count(counts.requests, operation)
+        if kind:
+            counts.request_errors[operation, kind] = counts.request_errors.get((operation, kind), 0) + 1
+
+
 class _Call:
     """One call; stands in for gRPC's context, to see how the call is aborted."""
 
@@ -103,10 +111,7 @@ class _Call:
             count(counts.request_bytes, "put", response.size_bytes)
 
     def _end(self, kind: str) -> None:
-        count(self._counts.requests, self._operation)
-        if kind:
-            errors = self._counts.request_errors
-            errors[self._operation, kind] = errors.get((self._operation, kind), 0) + 1
+        count_each(self._counts, self._operation, [kind])
 
     def __enter__(self) -> _Call:
         return self

@@ -23,6 +23,7 @@ from protos import (
     ais_batch_pb2,
     ais_cluster_pb2_grpc,
     ais_compose_pb2_grpc,
+    ais_contents_pb2_grpc,
     ais_objects_pb2_grpc,
     ais_promote_pb2_grpc,
     ais_replica_pb2_grpc,
@@ -40,6 +41,7 @@ from storage_node.cluster.service import ClusterService
 from storage_node.cluster.start import open_membership
 from storage_node.compose_service import ComposeService
 from storage_node.config import ServerConfig
+from storage_node.contents_service import ContentsReplicaService, ContentsService
 from storage_node.metrics import metrics_served, require_library
 from storage_node.promote.service import PromoteService
 from storage_node.services import BucketsService, NodeService, ObjectsService, abort
@@ -162,6 +164,8 @@ class NodeServer:
             ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(service, writes, objects), server)
             promote = PromoteService(service, self.membership, writes)
             ais_promote_pb2_grpc.add_PromoteServicer_to_server(promote, server)
+            ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(service, writes), server)
+            ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(service), server)
             ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(service, VERSION), server)
             cluster = ClusterService(service, self.membership, self._keeper)
             ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)

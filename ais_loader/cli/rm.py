@@ -1,83 +1,117 @@
-"""`ais-loader rm`: delete objects by name, or all that are below a name."""
+"""`ais-loader rm`: delete objects by name, those of a list, or all that are below a name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Sequence
+from typing import IO
 
 import click
 
+from ais_loader.cli.batch_list import parse_list
 from ais_loader.cli.show import confirmed, count_text, fail, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
 from ais_loader.client import Client
-from ais_loader.entry import ObjectInfo
 from ais_loader.errors import LoaderError
 
 _EXAMPLES = 3
 
 
 @click.command()
-@click.argument("targets", metavar="OBJECT...", nargs=-1, required=True, callback=parsed_by(parse_target))
+@click.argument("targets", metavar="[OBJECT...]", nargs=-1, callback=parsed_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True,
               help="OBJECT is BUCKET or BUCKET/FOLDER: delete the objects below it. Asks first.")  # fmt: skip
 @click.option("-y", "--yes", is_flag=True, help="With -r: do not ask.")
+@click.option("--list", "list_file", metavar="FILE", type=click.File("rb"),
+              help="Delete the objects named in FILE, or - for standard input: one a line, or lines of "
+              "`ls --json`, whose versions do not matter.")  # fmt: skip
 @takes_store
-def rm(targets: tuple[Target, ...], recursive: bool, yes: bool, store: StoreChoice) -> None:
-    """Delete objects.
+def rm(
+    targets: tuple[Target, ...], recursive: bool, yes: bool, list_file: IO[bytes] | None, store: StoreChoice
+) -> None:
+    """Delete objects, thousands with one request.
 
     With -r, speech/en means what is named speech/en/..., not speech/english.txt, and speech all objects of that
-    bucket; the bucket stays (see `ais-loader bucket rm`). An object that cannot be deleted is reported, and the others
-    are deleted.
+    bucket; the bucket stays (see `ais-loader bucket rm`). -r may be run again when it was interrupted. An object that
+    cannot be deleted is reported, and the others are deleted.
     """
-    if not recursive:
-        for target in targets:
-            if not target.name:
-                raise click.UsageError(
-                    f"{target} is a bucket: -r deletes the objects in it, `ais-loader bucket rm` the bucket"
-                )
+    if not targets and list_file is None:
+        raise click.UsageError("nothing named: need OBJECT, or --list FILE")
+    if recursive:
+        if list_file is not None:
+            raise click.UsageError("--list names objects, -r folders: not both")
+        with store.writing(create=False) as client:
+            _delete_below(client, targets, yes=yes)
+        return
+    for target in targets:
+        if not target.name:
+            raise click.UsageError(
+                f"{target} is a bucket: -r deletes the objects in it, `ais-loader bucket rm` the bucket"
+            )
+    names = [*targets, *(_listed(list_file) if list_file is not None else ())]
     with store.writing(create=False) as client:
-        names: Iterable[Target] = targets
-        if recursive:
-            found = [info for target in targets for info in _below(client, target)]
-            if not found:
-                shown = ", ".join(printable(str(target)) for target in targets)
-                raise click.ClickException(f"no objects below {shown}")
-            if not yes and not _agreed(found):
-                note("nothing deleted")
-                raise click.exceptions.Exit(1)
-            names = dict.fromkeys(Target(info.bucket, info.name) for info in found)
-        failed = _delete(client, list(names))
-    if failed:
-        raise click.exceptions.Exit(1)
+        if _delete(client, names):
+            raise click.exceptions.Exit(1)
 
 
-def _below(client: Client, target: Target) -> Iterable[ObjectInfo]:
-    folder = target.name if not target.name or target.name.endswith("/") else target.name + "/"
-    return client.bucket(target.bucket).objects(folder)
+def _listed(list_file: IO[bytes]) -> list[Target]:
+    origin = str(getattr(list_file, "name", "standard input"))
+    entries = parse_list(list_file, origin)
+    for entry in entries:
+        if entry.member is not None or entry.start or entry.length is not None:
+            raise click.ClickException(
+                f"{origin}: {entry.bucket}/{entry.name}: need whole objects, without member or range"
+            )
+    return [Target(entry.bucket, entry.name) for entry in entries]
 
 
-def _agreed(found: list[ObjectInfo]) -> bool:
-    for info in found[:_EXAMPLES]:
-        note(f"  {printable(f'{info.bucket}/{info.name}')}")
-    if len(found) > _EXAMPLES:
-        note(f"  and {len(found) - _EXAMPLES:,} more")
-    size = size_text(sum(info.size_bytes for info in found))
-    return confirmed(f"Delete {count_text(len(found), 'object')} ({size})?")
+def _delete_below(client: Client, targets: Sequence[Target], *, yes: bool) -> None:
+    folders: list[Target] = []
+    for target in sorted(set(map(_folder, targets)), key=str):
+        if not any(target.bucket == other.bucket and target.name.startswith(other.name) for other in folders):
+            folders.append(target)
+    count, size_bytes = 0, 0
+    for folder in folders:
+        for info in client.bucket(folder.bucket).objects(folder.name, page_size=1 if yes else 1000):
+            if not yes and count < _EXAMPLES:
+                note(f"  {printable(f'{info.bucket}/{info.name}')}")
+            count, size_bytes = count + 1, size_bytes + info.size_bytes
+            if yes:
+                break
+    if not count:
+        shown = ", ".join(printable(str(target)) for target in targets)
+        raise click.ClickException(f"no objects below {shown}")
+    if not yes:
+        if count > _EXAMPLES:
+            note(f"  and {count - _EXAMPLES:,} more")
+        if not confirmed(f"Delete {count_text(count, 'object')} ({size_text(size_bytes)})?"):
+            note("nothing deleted")
+            raise click.exceptions.Exit(1)
+    deleted = 0
+    for folder in folders:
+        deleted += client.bucket(folder.bucket).delete_prefix(folder.name, everything=not folder.name)
+    note(f"deleted {count_text(deleted, 'object')}")
 
 
-def _delete(client: Client, names: list[Target]) -> int:
+def _folder(target: Target) -> Target:
+    named = not target.name or target.name.endswith("/")
+    return target if named else Target(target.bucket, target.name + "/")
+
+
+def _delete(client: Client, names: Sequence[Target]) -> int:
     """How many could not be deleted."""
     failed = 0
     with progress(len(names), unit=" objects") as bar:
-        for target in names:
-            try:
-                client.bucket(target.bucket).delete(target.name)
-            except LoaderError as error:
-                if error.retryable:
-                    raise  # nobody answers: the next one would fare no better
-                failed += 1
-                fail(f"{printable(str(target))}: {error}")
-            bar.update()
+        for bucket, group in itertools.groupby(names, key=lambda target: target.bucket):
+            mine = [target.name for target in group]
+            for name, result in zip(mine, client.bucket(bucket).delete_many(mine, on_error="yield"), strict=True):
+                if isinstance(result, LoaderError):
+                    if result.retryable:
+                        raise result  # nobody answers: the next one would fare no better
+                    failed += 1
+                    fail(f"{printable(f'{bucket}/{name}')}: {result}")
+                bar.update()
     note(f"deleted {count_text(len(names) - failed, 'object')}")
     if failed:
         note(f"failed: {count_text(failed, 'object')}")

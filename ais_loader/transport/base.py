@@ -6,7 +6,7 @@ that uses it: after a fork it connects anew. Pickled, it carries its address, ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,6 +105,9 @@ class Transport(Protocol):
     ) -> Iterator[Buffer]: ...  # fmt: skip
     def head(self, bucket: str, name: str) -> ObjectInfo: ...
     def delete(self, bucket: str, name: str) -> None: ...
+    def delete_names(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
+        """At most 10,000 with one request; of each name, in order, None or why it was not deleted."""
+
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]: ...
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]: ...
 

@@ -138,6 +138,9 @@ class ClusterTransport:
     def delete(self, bucket: str, name: str) -> None:
         self._there().delete(bucket, name)
 
+    def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
+        return self._there().delete_names(bucket, names)
+
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         yield from self._there().objects(bucket, prefix=prefix, page_size=page_size)
 

@@ -15,6 +15,7 @@ from ais_loader.transport.exchange import Exchange
 from ais_loader.transport.session import Session
 from protos import ais_cluster_pb2_grpc as cluster_rpc
 from protos import ais_compose_pb2_grpc as compose_rpc
+from protos import ais_contents_pb2_grpc as contents_rpc
 from protos import ais_objects_pb2_grpc as rpc
 from protos import ais_promote_pb2_grpc as promote_rpc
 from protos.channel_options import CHANNEL_OPTIONS
@@ -34,6 +35,7 @@ class Connection:
         self.buckets = rpc.BucketsStub(self.channel)
         self.objects = rpc.ObjectsStub(self.channel)
         self.compose = compose_rpc.ComposeStub(self.channel)
+        self.contents = contents_rpc.ContentsStub(self.channel)
         self.node = rpc.NodeStub(self.channel)
         self.cluster = cluster_rpc.ClusterStub(self.channel)
         self.promote = promote_rpc.PromoteStub(self.channel)

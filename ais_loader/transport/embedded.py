@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -185,6 +185,11 @@ class EmbeddedTransport:
     def delete(self, bucket: str, name: str) -> None:
         with translated():
             self._store_here().delete(bucket, name)
+
+    def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
+        with translated():
+            results = self._store_here().delete_many(bucket, names)
+        return [None if error is None else errors.from_kind(error.kind, str(error)) for error in results]
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         # In pages, as over a network: an iterator that is left lying holds no snapshot of the catalog.

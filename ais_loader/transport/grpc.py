@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -26,6 +26,7 @@ from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.compose import composed
 from ais_loader.transport.connection import Connection
+from ais_loader.transport.contents import delete_names
 from ais_loader.transport.download import Call, download
 from ais_loader.transport.forking import SHUTDOWN_S, ForkGate, wait_for_shutdown
 from ais_loader.transport.member_pages import listed_members
@@ -290,6 +291,9 @@ class GrpcTransport:
         request = pb.DeleteRequest(bucket=bucket, name=name)
         # Not retried: a first try whose answer was lost would make the second say "not found".
         self._call(lambda here: here.objects.Delete(request, timeout=CALL_TIMEOUT_S), retry=False)
+
+    def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
+        return self._call(lambda here: delete_names(here, bucket, names), retry=False)  # as `delete`
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         require_bucket(bucket)

@@ -8,7 +8,7 @@ answers; writes go to the first owner that does, which sees to the other copies.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from ais_loader import errors
@@ -18,6 +18,7 @@ from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
+from ais_loader.transport.contents import delete_by_any
 from ais_loader.transport.download import Call, download
 from ais_loader.transport.grpc import GrpcTransport
 from ais_loader.transport.member_pages import listed_members
@@ -284,6 +285,9 @@ class RoutedTransport:
                 failure = error
         self.members.refresh()
         raise failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}")
+
+    def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
+        return delete_by_any(self.members, bucket, names)
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         """Every name once, the newest version of it, from all nodes. Raises NodeUnavailable when copies of objects on

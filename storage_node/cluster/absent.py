@@ -13,7 +13,7 @@ know; a newer one is learned, and whom it adds is told as well, before the write
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from protos import ais_cluster_pb2 as pb
@@ -93,13 +93,13 @@ async def tell_of_commits(
     return False
 
 
-async def tell_missed(nodes: Nodes, target: Target, name: str, node: int, version: Version) -> None:
-    """Tell one node that it has no part in this version of an object, should an older one come to it."""
+async def tell_missed(nodes: Nodes, target: Target, node: int, versions: Mapping[str, Version]) -> None:
+    """Tell one node that it has no part in these versions of objects, by name, should older ones come to it."""
     bucket = target.bucket
     if node == target.position:
-        nodes.service.store.doubts.doubt_names(bucket.uuid, {name: version})
+        nodes.service.store.doubts.doubt_names(bucket.uuid, versions)
     else:
-        await nodes.telling.tell(target.endpoint(node), (bucket.name, bucket.uuid), {name: version})
+        await nodes.telling.tell(target.endpoint(node), (bucket.name, bucket.uuid), versions)
 
 
 def outdated(nodes: Nodes, entry: Candidates) -> StoreError | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from protos import ais_replica_pb2 as wire
@@ -25,6 +25,8 @@ from storage_node.cluster.telling import Telling
 from storage_node.store.errors import StoreError
 
 R = TypeVar("R")
+_FEW_NAMES = 128
+"""To look them up takes a node no time worth speaking of."""
 
 
 async def outcome(step: Awaitable[R]) -> R | CopyLost:
@@ -77,15 +79,18 @@ class Nodes:
     def avoided(self, target: Target) -> Callable[[int], bool]:
         return lambda node: node != target.position and self.channels.avoided(target.endpoint(node))
 
-    async def newest(self, target: Target, node: int, names: Iterable[str]) -> wire.NewestResponse:
+    async def newest(
+        self, target: Target, node: int, names: Sequence[str], *, allow_unknown: bool = False
+    ) -> wire.NewestResponse:
         """What the node has of these names. Raises CopyLost."""
-        request = wire.NewestRequest(bucket=_ref(target), name=names)
+        request = wire.NewestRequest(bucket=_ref(target), name=names, allow_unknown=allow_unknown)
         if node == target.position:
             return await self._here(replica.newest, request)
         endpoint = target.endpoint(node)
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
+        timeout_s = self.service.config.reach_timeout_s if len(names) <= _FEW_NAMES else STEP_TIMEOUT_S
         with reporting(self.channels, endpoint):
-            found: wire.NewestResponse = await stub.Newest(request, timeout=self.service.config.reach_timeout_s)
+            found: wire.NewestResponse = await stub.Newest(request, timeout=timeout_s)
         self.channels.answered(endpoint)
         return found
 

@@ -21,6 +21,7 @@ from storage_node.cluster.absent import map_version, tell_absent, tell_missed, t
 from storage_node.cluster.ahead import Ahead
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
+from storage_node.cluster.deletions import Deletions
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.nodes import Nodes, close_all, outcome
 from storage_node.cluster.replica import HeldWrite, from_wire, to_wire
@@ -43,6 +44,7 @@ class Replication:
         self._nodes = Nodes(service, self._channels)
         self._ahead = Ahead()
         self._commits = Commits(self._nodes, self._ahead)
+        self._deletions = Deletions(self._nodes, self._ahead, self._commits)
 
     async def settle(self) -> None:
         """Wait until commits and deletions that have begun are done; each has a deadline."""
@@ -249,6 +251,10 @@ class Replication:
         if not existed:
             raise ObjectNotFound(not_found_message(target.bucket.name, name))
 
+    async def delete_many(self, target: Target, names: Sequence[str]) -> list[StoreError | None]:
+        """As `delete` of each; None, or why it is not deleted, in order."""
+        return await self._deletions.delete(target, names)
+
     async def _bury(
         self, asked: Candidates, nodes: Sequence[int], rest: Sequence[int], seen: list[Version], clock: int
     ) -> None:
@@ -269,7 +275,7 @@ class Replication:
         async def bury_all() -> tuple[list[int], bool]:
             by_map = map_version(self._nodes)
             told = [*nodes, *rest]
-            telling = (tell_missed(self._nodes, target, asked.name, node, chosen) for node in rest)
+            telling = (tell_missed(self._nodes, target, node, {asked.name: chosen}) for node in rest)
             absent = tell_absent(self._nodes, [asked], [chosen], [told])
             found = await asyncio.gather(*map(bury, nodes), absent, *telling)
             buried = [node for node in found if node is not None]

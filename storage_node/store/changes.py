@@ -291,6 +291,34 @@ class Changes:
         self._bury(ended)
         return None
 
+    def entomb_many(
+        self, bucket_uuid: bytes, graves: Sequence[tuple[str, Version]]
+    ) -> list[tuple[Record | None, Record | None]]:
+        """As `entomb` of each name, with its version, all in one catalog commit; in order."""
+        now_ns = time.time_ns()
+        keys = [fmt.object_key(bucket_uuid, name) for name, _ in graves]
+        results: list[tuple[Record | None, Record | None]] = []
+        with self.stripes.of(keys):
+            self._require_writable()
+            self._require_buckets((bucket_uuid, name) for name, _ in graves)
+            here: dict[bytes, Record] = {}
+            for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
+                if value is not None:
+                    here[key] = fmt.decode_record(value)
+            newest, placed = dict(here), dict[bytes, Record | None]()
+            for key, (_, version) in zip(keys, graves, strict=True):
+                before = newest.get(key)
+                if before is not None and before.version >= version:
+                    results.append((before, before))
+                    continue
+                self.counters.advance(version.counter)
+                grave = newest[key] = placed[key] = fmt.tombstone(version, now_ns)
+                results.append((before, grave))
+            ended = self._replace(placed, {key: here[key] for key in placed if key in here})
+            failpoint("delete.committed")
+        self._bury(ended)
+        return results
+
     def _replace(self, entries: dict[bytes, Record | None], before: dict[bytes, Record]) -> Ended:
         """Set entries that bring no file, or remove them (None); returns the objects that this ends."""
         batch = WriteBatch(raw_mode=True)

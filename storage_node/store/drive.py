@@ -294,6 +294,13 @@ class Drive:
         self._require_writable()
         return self._changes.entomb(bucket_uuid, name, version, modified_ns, elsewhere, condition)
 
+    def entomb_many(
+        self, bucket_uuid: bytes, graves: Sequence[tuple[str, Version]]
+    ) -> list[tuple[Record | None, Record | None]]:
+        """See `Changes.entomb_many`. Raises as `commit` does."""
+        self._require_writable()
+        return self._changes.entomb_many(bucket_uuid, graves)
+
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
         """See `Changes.drop`. Raises as `commit` does."""
         self._require_writable()

@@ -10,8 +10,8 @@ Nothing is changed of a name as long as a drive that may have an entry of it can
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from storage_node.store import format as fmt
 from storage_node.store.changes import PendingObject
@@ -23,6 +23,8 @@ from storage_node.store.format import Record, Version
 from storage_node.store.places import Placement
 from storage_node.store.raw_files import drive_error
 from storage_node.store.shards import Indexing
+
+R = TypeVar("R")
 
 
 class StagedObject(NamedTuple):
@@ -148,6 +150,51 @@ class PlacedChanges:
                     if not entry.record.is_tombstone:
                         entry.drive.delete(bucket_uuid, [name])
                 return newest is not None and not newest.record.is_tombstone
+
+    def delete_many(self, bucket_uuid: bytes, names: Sequence[str]) -> list[bool | StoreError]:
+        """As `delete` of each, those of one drive in one commit; in order, and each fails with its own drive."""
+        return self._grouped(
+            bucket_uuid, names,
+            lambda owner, rows: owner.delete(bucket_uuid, [names[row] for row in rows]),
+            lambda row: self.delete(bucket_uuid, names[row]),
+        )  # fmt: skip
+
+    def entomb_many(
+        self, bucket_uuid: bytes, graves: Sequence[tuple[str, Version]]
+    ) -> list[tuple[Record | None, Record | None] | StoreError]:
+        """As `entomb` of each, those of one drive in one commit; in order, and each fails with its own drive."""
+        return self._grouped(
+            bucket_uuid, [name for name, _ in graves],
+            lambda owner, rows: owner.entomb_many(bucket_uuid, [graves[row] for row in rows]),
+            lambda row: self.entomb(bucket_uuid, *graves[row]),
+        )  # fmt: skip
+
+    def _grouped(
+        self, bucket_uuid: bytes, names: Sequence[str], change: Callable[[Drive, Sequence[int]], Sequence[R]],
+        change_one: Callable[[int], R],
+    ) -> list[R | StoreError]:  # fmt: skip
+        """What came of each name: changed together where its drive is the only one that can have an entry of it."""
+        results: list[R | StoreError] = [StoreError("not changed")] * len(names)
+        with self._drives.gate.shared():
+            placement = self._drives.placement
+            if not placement.moving:
+                by_slot: dict[int, list[int]] = {}
+                for row, name in enumerate(names):
+                    by_slot.setdefault(placement.owner(bucket_uuid, name), []).append(row)
+                for slot, rows in by_slot.items():
+                    try:
+                        done: Sequence[R | StoreError] = change(self._drives.at(slot), rows)
+                    except StoreError as error:
+                        done = [error] * len(rows)
+                    for row, result in zip(rows, done, strict=True):
+                        results[row] = result
+                return results
+        for row in range(len(names)):
+            try:
+                results[row] = change_one(row)
+            except StoreError as error:
+                results[row] = error
+        return results
 
     def entomb(
         self, bucket_uuid: bytes, name: str, version: Version | None, condition: Condition | None = None

@@ -273,6 +273,38 @@ class Store(Snapshots):
             raise ObjectNotFound(not_found_message(bucket, name))
         return found
 
+    def delete_many(self, bucket: str, names: Sequence[str]) -> list[StoreError | None]:
+        """Remove objects without a trace; of each, in order, None or why not. A repeated name is there only once.
+
+        Raises what `bucket_to_change` raises, StoreReadOnly, StoreClosed.
+        """
+        self._require_writable()
+        bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
+        different = [name for name in dict.fromkeys(names) if not object_name_fault(name)]
+        done = dict(zip(different, self._changes.delete_many(bucket_uuid, different), strict=True))
+        results: list[StoreError | None] = []
+        for name in names:
+            result = done.pop(name, False)
+            if result is False:
+                result = ObjectNotFound(not_found_message(bucket, name))
+            results.append(None if isinstance(result, bool) else result)
+        return results
+
+    def entomb_many(self, bucket: str, graves: Sequence[tuple[str, Version]]) -> list[Record | StoreError]:
+        """Leave tombstones of these versions where nothing newer is; what counts of each now, in order.
+
+        Raises what `bucket_to_change` raises, StoreReadOnly, StoreClosed.
+        """
+        self._require_writable()
+        left: list[Record | StoreError] = []
+        for result in self._changes.entomb_many(self.bucket_to_change(bucket).uuid_bytes, graves):
+            if isinstance(result, StoreError):
+                left.append(result)
+            else:
+                assert result[1] is not None
+                left.append(result[1])
+        return left
+
     def objects(
         self, bucket: str, prefix: str = "", start_after: str = "", page_size: int | None = None
     ) -> Iterator[tuple[str, Record]]:

@@ -73,6 +73,25 @@ def test_a_named_object_goes_and_one_that_is_missing_is_reported(run: Run, fille
     assert stored.names() == ["en/a.txt", "en/b.bin", "es/ñ 1.txt"]
 
 
+def test_the_objects_of_a_list_go_and_those_that_are_missing_are_reported(
+    run: Run, filled: str, stored: Stored, tmp_path: Path
+) -> None:
+    (tmp_path / "list").write_text(f"# two of them\n{filled}/none\nais://{filled}/english\n\n{filled}/en/a.txt\n")
+    result = run("rm", "--list", tmp_path / "list")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"Failed: {filled}/none: no object 'none' in bucket {filled!r}\ndeleted 2 objects\nfailed: 1 object\n"
+    )
+    listed = run("ls", "--json", f"{filled}/e").stdout.encode()
+    assert run("rm", "--list", "-", stdin=listed).stderr == "deleted 2 objects\n"
+    assert stored.names() == ["z"]
+    part = run("rm", "--list", "-", stdin=json.dumps({"bucket": filled, "name": "z", "start": 1}).encode())
+    assert part.exit_code == 1 and "need whole objects" in part.stderr
+    assert stored.names() == ["z"]
+    for wrong in (["rm"], ["rm", "-r", filled, "--list", tmp_path / "list"]):
+        assert run(*wrong).exit_code == 2
+
+
 def test_a_folder_goes_only_after_yes(run: Run, filled: str, objects: dict[str, bytes], stored: Stored) -> None:
     for answer in (b"n\n", b"\n", b"maybe\n"):
         result = run("rm", "-r", f"{filled}/en", stdin=answer)

@@ -1,0 +1,51 @@
+"""The Contents services: what concerns many objects of a bucket at once, for clients and for other nodes."""
+
+from __future__ import annotations
+
+from protos import ais_contents_pb2 as pb
+from protos import ais_contents_pb2_grpc
+from storage_node.batch.session import BatchService
+from storage_node.cluster.deletions import bury_many, failures
+from storage_node.cluster.replicate import Replication
+from storage_node.request_counts import count_each
+from storage_node.services import Context, abort
+from storage_node.store.errors import InvalidRequest, StoreError
+
+MAX_NAMES = 10_000
+"""Of one request."""
+
+
+class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
+    def __init__(self, service: BatchService, writes: Replication) -> None:
+        self._service = service
+        self._store = service.store
+        self._writes = writes
+
+    async def DeleteMany(self, request: pb.DeleteManyRequest, context: Context) -> pb.DeleteManyResponse:
+        names = list(request.name)
+        try:
+            if len(names) > MAX_NAMES:
+                raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
+            if (target := self._writes.target(request.bucket)) is not None:
+                results = await self._writes.delete_many(target, names)
+            else:
+                results = await self._service.read(self._store.delete_many, request.bucket, names)
+        except StoreError as error:
+            await abort(context, error)
+        count_each(self._service.counts, "delete", ["" if one is None else one.kind for one in results])
+        return pb.DeleteManyResponse(failure=failures(results))
+
+
+class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+
+    async def BuryMany(self, request: pb.BuryManyRequest, context: Context) -> pb.BuryManyResponse:
+        try:
+            answer = await self._service.read(bury_many, self._service.store, request)
+        except StoreError as error:
+            await abort(context, error)
+        membership = self._service.membership
+        view = membership.view if membership is not None else None
+        answer.map_version = view.version if view is not None else 0  # as it is afterwards
+        return answer

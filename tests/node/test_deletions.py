@@ -1,0 +1,114 @@
+"""Many objects of several copies deleted with one request: tombstones on all owners, and few messages between nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos import ais_cluster_pb2 as cluster_pb
+from protos import ais_contents_pb2 as pb
+from protos import ais_contents_pb2_grpc as rpc
+from storage_node.cluster.replica_service import ReplicaService
+from storage_node.contents_service import ContentsReplicaService
+from storage_node.store.format import Version
+from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.write_kit import CALL_TIMEOUT_S, Writer, cluster_of, copies_of, held, name_with
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with cluster_of(tmp_path) as running:
+        yield running
+
+
+def delete(cluster: LocalCluster, number: int, names: list[str]) -> dict[int, str]:
+    """By this node; kinds of the errors, by the places of their names."""
+    with grpc.insecure_channel(cluster.nodes[number].url.removeprefix("grpc://")) as channel:
+        request = pb.DeleteManyRequest(bucket=BUCKET, name=names)
+        answer = rpc.ContentsStub(channel).DeleteMany(request, timeout=CALL_TIMEOUT_S)
+    return {failure.position: failure.error.kind for failure in answer.failure}
+
+
+def put(cluster: LocalCluster, names: list[str]) -> dict[str, str]:
+    """Their versions."""
+    with Writer(cluster.nodes[0].url) as writer:
+        return {result.info.name: result.info.version for result in writer.put_many(dict.fromkeys(names, b"x"))}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Of nodes that are started from now on, from other nodes."""
+    calls: Counter[str] = Counter()
+    for service, method in ((ReplicaService, "Newest"), (ContentsReplicaService, "BuryMany")):
+        known = getattr(service, method)
+
+        async def counted(self: object, request: object, context: object, name: str = method, call=known) -> object:  # type: ignore[no-untyped-def]
+            calls[name] += 1
+            return await call(self, request, context)
+
+        monkeypatch.setattr(service, method, counted)
+    return calls
+
+
+def test_all_owners_have_tombstones_of_one_version_for_few_messages(
+    calls: Counter[str], cluster: LocalCluster
+) -> None:
+    names = [f"n{at}" for at in range(300)]
+    versions = put(cluster, names)
+    assert delete(cluster, 3, [*names, "none", names[0]]) == {300: "object-not-found", 301: "object-not-found"}
+    assert calls["BuryMany"] <= 3
+    assert calls["Newest"] < len(names) / 3  # repair asks, too
+    kept = [held(cluster.service(number).store) for number in range(4)]
+    for name in names:
+        graves = {number: kept[number][name] for number in range(4) if name in kept[number]}
+        assert set(graves) == set(cluster.owners(name)) and len(set(graves.values())) == 1
+        version, data = graves[cluster.owners(name)[0]]
+        assert data is None and _parsed(version) > _parsed(versions[name])
+    assert not any("none" in one for one in kept)
+
+
+def test_without_one_owner_the_next_host_keeps_the_tombstone(cluster: LocalCluster) -> None:
+    names = [f"n{at}" for at in range(80)]
+    put(cluster, names)
+    cluster.nodes[2].stop()
+    assert delete(cluster, 0, [*names, "none"]) == {80: "object-not-found"}
+    kept = {number: held(cluster.service(number).store) for number in (0, 1, 3)}
+    for name in names:
+        there = [number for number in kept if name in kept[number] and kept[number][name][1] is None]
+        assert len(there) == 2 and set(there) >= set(cluster.owners(name)) - {2}
+    missing = name_with(cluster, lambda owners: 2 in owners, "none")
+    assert delete(cluster, 0, [missing]) == {0: "object-not-found"}
+    # The owner that could not be asked may have it: it finds the tombstone.
+    assert any(missing in held(cluster.service(number).store) for number in (0, 1, 3))
+
+
+def test_with_too_few_nodes_each_name_says_so_and_nothing_goes(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 2, min_copies=2) as cluster:
+        put(cluster, ["a", "b"])
+        cluster.nodes[1].stop()
+        assert delete(cluster, 0, ["a", "b", "a//b"]) == {
+            0: "node-unavailable", 1: "node-unavailable", 2: "object-not-found",
+        }  # fmt: skip
+        assert {name: data for name, (_, data) in held(cluster.service(0).store).items()} == {"a": b"x", "b": b"x"}
+
+
+def test_while_objects_move_a_deletion_finds_what_only_the_former_owner_has(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 3, copies=1) as cluster:
+        names = [f"n{at}" for at in range(60)]
+        put(cluster, names)
+        cluster.map.node[2].state = cluster_pb.MapNode.LEAVING
+        cluster.learn()
+        moved = [name for name in names if cluster.holders(name)[-1] == 2]
+        assert moved
+        assert delete(cluster, 0, names) == {}
+        for name in moved:
+            assert all(data is None for _, data in copies_of(cluster, name).values())
+            assert set(copies_of(cluster, name)) >= set(cluster.owners(name))
+
+
+def _parsed(version: str) -> Version:
+    return Version(*map(int, version.split(".")))
