@@ -212,7 +212,7 @@ class ObjectReader(_ObjectStream):
         self._rest = memoryview(b"")
 
     def chunks(self) -> Iterator[memoryview]:
-        """What has not been read yet, in views of at most 1 MiB. Raises what a batch raises."""
+        """What has not been read yet, in views of at most 2 MiB. Raises what a batch raises."""
         while True:
             with self._lock:
                 self._require_open()

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from ais_loader.batch import Batch
     from ais_loader.client import Client
 
-CHUNK_BYTES = 1 << 20
-"""A range is at most what one frame carries, and ends at a multiple of it, so that no block is checked twice."""
+CHUNK_BYTES = 2 << 20
+"""A range is at most what one frame carries, and ends at a multiple of it, so that no block is checked twice. A frame
+costs its sender and its receiver about as much Python whatever its size: of 1 MiB ones a node spends 0.58 s of CPU time
+on a GB, of these 0.51 s, of 4 MiB 0.43 s; but a connection that breaks loses the frame that is on its way."""
 FIRST_BYTES = 128 << 10
 """What a reader that has just jumped gets for the asking, however little it wants."""
 

@@ -72,13 +72,13 @@ def test_opening_what_is_not_there_says_so(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("read_ahead_bytes", [0, 100_000, 2 << 20, 64 << 20])
 def test_random_reads_and_seeks_are_those_of_a_file(bucket: Bucket, read_ahead_bytes: int) -> None:
-    data = seeded_bytes(5 * CHUNK_BYTES + 12_345)
+    data = seeded_bytes((5 << 20) + 12_345)
     bucket.put("a", data)
     choose, other = random.Random(7), io.BytesIO(data)
     with bucket.open("a", read_ahead_bytes=read_ahead_bytes) as file:
         for _ in range(300):
             step = choose.randrange(7)
-            length = choose.choice([0, 1, 512, 70_000, CHUNK_BYTES, choose.randrange(3 * CHUNK_BYTES)])
+            length = choose.choice([0, 1, 512, 70_000, 1 << 20, choose.randrange(3 << 20)])
             if step == 0:
                 at = choose.randrange(len(data) + 10)
                 assert file.seek(at) == other.seek(at)
@@ -236,10 +236,10 @@ def test_spans_cover_the_bytes_and_end_at_the_borders_of_chunks() -> None:
 
 
 def test_a_reader_that_goes_straight_on_gets_more_and_more_up_to_the_limit() -> None:
-    ramp, size, limit = Ramp(8 << 20), 1 << 40, 8 << 20
+    ramp, size, limit = Ramp(32 << 20), 1 << 40, 32 << 20
     position = planned = 0
     ahead = []
-    while position < 100 << 20:
+    while position < 400 << 20:
         planned = ramp.ask_until(position, planned, 4096, size)
         ahead.append(planned - position)
         position = min(planned, position + CHUNK_BYTES // 8)
@@ -255,7 +255,7 @@ def test_a_large_read_is_asked_for_at_once_and_no_more_than_the_limit() -> None:
 
 
 def test_what_has_been_read_is_kept_in_bounds(bucket: Bucket) -> None:
-    bucket.put("a", seeded_bytes(12 * CHUNK_BYTES))
+    bucket.put("a", seeded_bytes(5 * CHUNK_BYTES))
     with bucket.open("a") as file:
         while file.read(300_000):
             assert sum(len(chunk) for _, chunk in file._kept) <= KEPT_BYTES + CHUNK_BYTES
