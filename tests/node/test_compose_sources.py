@@ -1,0 +1,153 @@
+"""What a node makes objects of when the bytes are elsewhere: any holder goes on where another one failed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from ais_loader import connect, errors
+from protos import ais_compose_pb2 as wire
+from protos import ais_objects_pb2 as pb
+from storage_node.cluster.copies import CopyLost
+from storage_node.cluster.sources import Source
+from storage_node.cluster.targets import TooFewCopies
+from storage_node.store.errors import CorruptObject, DriveFailed, ObjectNotFound, RangeError, StoreError
+from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.loop_kit import run
+from tests.node.write_kit import cluster_of, staged_files
+from tests.store.store_kit import file_of, flip_a_byte, read
+
+DATA = bytes(range(256)) * 4000
+
+
+class FakeStream:
+    """A node that has the object, and fails after so many pieces."""
+
+    def __init__(
+        self, failure: Exception | None = None, *, after: int = 0, version: str = "1.5.0", data: bytes = DATA
+    ) -> None:
+        self.info = pb.ObjectInfo(size_bytes=len(DATA), version=version, checksum=google_crc32c.value(DATA))
+        self.length = 0
+        self.asked: list[tuple[int, str]] = []
+        self.closed = False
+        self._failure, self._after, self._data = failure, after, data
+
+    async def open(self, request: pb.GetRequest) -> None:
+        self.asked.append((request.start, request.version))
+        if self._failure is not None and not self._after:
+            raise self._failure
+        self._at = request.start
+        self.length = request.length if request.HasField("length") else len(DATA) - request.start
+
+    async def next(self) -> bytes:
+        if self._failure is not None:
+            self._after -= 1
+            if not self._after:
+                raise self._failure
+        piece = self._data[self._at : self._at + 100_000]
+        self._at += len(piece)
+        return piece
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def taken(*streams: FakeStream, start: int = 0) -> bytes:
+    source = Source(wire.ComposeRange(bucket="b", name="n", start=start), iter(streams))
+    pieces = []
+    try:
+        await source.open()
+        while piece := await source.next():
+            pieces.append(piece)
+        assert source.size_bytes == len(DATA) - start
+        assert source.checksum == google_crc32c.value(DATA[start:])
+    finally:
+        await source.close()
+        assert all(stream.closed for stream in streams if stream.asked)
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize(
+    "failure", [CopyLost("gone"), CorruptObject("x"), DriveFailed("x"), ObjectNotFound("x")], ids=repr
+)
+def test_the_next_holder_goes_on_from_the_last_byte_in_the_same_version(failure: Exception) -> None:
+    async def check() -> None:
+        first, second, third = FakeStream(failure), FakeStream(failure, after=4), FakeStream()
+        assert await taken(first, second, third, start=1000) == DATA[1000:]
+        assert (first.asked, second.asked) == ([(1000, "")], [(1000, "")])
+        assert third.asked == [(301_000, "1.5.0")]
+
+    run(check())
+
+
+def test_what_all_holders_fail_with_is_told_by_what_weighs_most() -> None:
+    lost, missing, corrupt, drive = CopyLost("gone"), ObjectNotFound("x"), CorruptObject("x"), DriveFailed("x")
+    refused = CopyLost("far away", CorruptObject("x"))
+
+    async def check() -> None:
+        for failures, error in [
+            ((lost,), TooFewCopies), ((missing, lost), TooFewCopies), ((missing, missing), ObjectNotFound),
+            ((lost, corrupt, missing), CorruptObject), ((missing, drive, lost), DriveFailed),
+            ((refused,), CorruptObject), ((), TooFewCopies), ((RangeError("x"), lost), RangeError),
+        ]:  # fmt: skip
+            with pytest.raises(StoreError) as raised:
+                await taken(*map(FakeStream, failures))
+            assert type(raised.value) is error
+
+    run(check())
+
+
+def test_bytes_that_changed_on_their_way_are_found() -> None:
+    async def check() -> None:
+        with pytest.raises(CorruptObject):
+            await taken(FakeStream(data=DATA[:-1] + b"?"))
+        with pytest.raises(TooFewCopies, match="another length"):
+            await taken(FakeStream(data=DATA[:-1]))
+
+    run(check())
+
+
+# -- in a cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with cluster_of(tmp_path) as running:
+        yield running
+
+
+def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster: LocalCluster) -> None:
+    with connect(cluster.nodes[0].url) as client:
+        bucket = client.bucket(BUCKET)
+        for number in range(4):
+            name = f"n{number}"
+            bucket.put(name, DATA)
+            owners = cluster.owners(name)
+            flip_a_byte(file_of(cluster.service(owners[0]).store, name, BUCKET), 500_000)
+            made = bucket.copy(name, f"to/{name}")
+            for owner in cluster.owners(made.name):
+                store = cluster.service(owner).store
+                assert read(store, made.name, BUCKET, version=made.version) == DATA
+            for owner in owners[1:]:
+                flip_a_byte(file_of(cluster.service(owner).store, name, BUCKET), 500_000)
+            with pytest.raises(errors.CorruptObject):
+                bucket.copy(name, f"never/{name}")
+            with pytest.raises(errors.ObjectNotFound):
+                bucket.head(f"never/{name}")
+    assert staged_files(cluster) == 0
+
+
+def test_a_copy_is_made_from_the_holders_that_are_left(cluster: LocalCluster) -> None:
+    with connect(cluster.nodes[0].url) as client:
+        bucket = client.bucket(BUCKET)
+        names = [f"n{number}" for number in range(8)]
+        for name in names:
+            bucket.put(name, DATA)
+        cluster.nodes[3].stop(grace_s=0)
+        for name in names:
+            with contextlib.closing(bucket.open(bucket.copy(name, f"to/{name}").name)) as file:
+                assert file.read() == DATA
