@@ -17,6 +17,7 @@ from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
 from ais_loader.errors import LoaderError
 from ais_loader.object_file import ObjectFile, ObjectReader
 from ais_loader.packed import PackedBatch
+from ais_loader.promote import PromoteResult, PromoteSummary
 from ais_loader.requests import BatchOptions
 from ais_loader.timing import BatchTiming
 
@@ -44,6 +45,8 @@ __all__ = [
     "ObjectInfo",
     "ObjectReader",
     "PackedBatch",
+    "PromoteResult",
+    "PromoteSummary",
     "ShufflePlan",
     "Status",
     "connect",

@@ -22,6 +22,7 @@ _COMMANDS = {
     "cluster": "ais_loader.cli.cluster",
     "bucket": "ais_loader.cli.bucket",
     "put": "ais_loader.cli.put",
+    "promote": "ais_loader.cli.promote",
     "get": "ais_loader.cli.get",
     "ls": "ais_loader.cli.ls",
     "rm": "ais_loader.cli.rm",

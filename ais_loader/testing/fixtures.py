@@ -23,16 +23,25 @@ TRANSPORTS = ("embedded", "grpc", "cluster")
 
 
 @pytest.fixture(scope="session")
-def node() -> Iterator[NodeProcess]:
+def promote_root() -> Iterator[Path]:
+    """The folder from which the shared nodes may promote files; tests make folders of their own in it."""
+    with throwaway_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def node(promote_root: Path) -> Iterator[NodeProcess]:
     """A node that all tests share: never pause or kill it."""
-    with throwaway_folder() as folder, NodeProcess(folder / "drive") as running:
+    arguments = ["--promote-root", str(promote_root)]
+    with throwaway_folder() as folder, NodeProcess(folder / "drive", arguments=arguments) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def shared_cluster() -> Iterator[ClusterProcesses]:
+def shared_cluster(promote_root: Path) -> Iterator[ClusterProcesses]:
     """Three nodes that all tests share: never pause or kill one."""
-    with throwaway_folder() as folder, ClusterProcesses(folder, 3) as running:
+    arguments = ["--promote-root", str(promote_root)]
+    with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=arguments) as running:
         yield running
 
 

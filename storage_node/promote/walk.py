@@ -214,7 +214,7 @@ def _unfit(path: str, wanted: Wanted, error: StoreError) -> NotFit:
 
 def _shown(path: str) -> str:
     """As valid Unicode, for people."""
-    return path.encode("utf-8", "backslashreplace").decode()
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _unreadable(error: OSError) -> SourceUnreadable:

@@ -58,7 +58,7 @@ def test_help_fits_80_columns_and_explains_every_option(command: tuple[str, ...]
 
 def test_only_commands_that_exist_are_listed() -> None:
     listed = CliRunner().invoke(main, ["--help"]).stdout
-    for name in ("promote", "etl"):
+    for name in ("etl",):
         assert name not in listed
         assert CliRunner().invoke(main, [name]).exit_code == 2
 

@@ -1,0 +1,121 @@
+"""`ais-loader promote`: files that the store's own machines see become objects, without passing through this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Literal
+
+import click
+
+from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
+from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.errors import BucketNotFound
+from ais_loader.promote import Overwrite, PromoteResult, PromoteSummary
+
+_SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
+
+
+@click.command()
+@click.argument("path", metavar="PATH")
+@click.argument("dest", metavar="BUCKET[/PREFIX]", callback=parsed_by(parse_target))
+@click.option("-r", "--recursive", is_flag=True, help="Promote the files in a folder; names are relative to it.")
+@click.option("--move", is_flag=True, help="Give each file up when its object is stored.")
+@click.option("--overwrite", type=click.Choice(["changed", "always", "never"]), default="changed", show_default=True,
+              help="Whether to replace an object of the same name.")  # fmt: skip
+@click.option("--include", metavar="PATTERN", multiple=True,
+              help="Only files that this shell pattern fits: their names or, if it has a slash, their paths.")  # fmt: skip
+@click.option("--exclude", metavar="PATTERN", multiple=True, help="Not the files that this pattern fits.")
+@click.option("--shared", type=click.Choice(list(_SHARED)), default="auto", show_default=True,
+              help="Whether all nodes see the same files at PATH; then each takes its share. auto: if that is "
+              "certain.")  # fmt: skip
+@click.option("--node", metavar="HOST:PORT", help="Of a cluster, the node whose files are meant.")
+@click.option("--create-bucket", is_flag=True, help="Make the bucket if it does not exist.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per file, and one with the summary at the end.")
+@takes_store
+def promote(
+    path: str,
+    dest: Target,
+    recursive: bool,
+    move: bool,
+    overwrite: Overwrite,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    shared: str,
+    node: str | None,
+    create_bucket: bool,
+    as_json: bool,
+    store: StoreChoice,
+) -> None:
+    """Have files on the store's own machines become objects.
+
+    PATH is a file or a folder as the node sees it, within one of the folders that the node was started with
+    (`serve --promote-root`); with a store of this machine, any. What is in the bucket already is skipped: run it again
+    to go on after an interruption.
+
+    \b
+    promote -r /nfs/corpus speech/en   stores /nfs/corpus/x/y as speech/en/x/y
+    promote /nfs/a.wav speech          stores speech/a.wav
+
+    A file that cannot be promoted is reported, and the others are promoted.
+    """
+    if not store.url.startswith("grpc://"):
+        path = os.path.abspath(path)
+    prefix = dest.name if not dest.name or dest.name.endswith("/") else dest.name + "/"
+    with store.writing(create=create_bucket) as client:
+        bucket = client.bucket(dest.bucket)
+        if create_bucket:
+            client.create_bucket(dest.bucket, exist_ok=True)
+        else:
+            try:
+                bucket.info()
+            except BucketNotFound:
+                raise click.ClickException(f"bucket {dest.bucket!r} does not exist; --create-bucket makes it") from None
+        began = time.monotonic()
+        with Lines() as lines, progress(None, unit="B") as bar:
+
+            def tell(result: PromoteResult) -> None:
+                if result.status == "promoted" and result.info is not None:
+                    bar.update(result.info.size_bytes)
+                if as_json:
+                    lines.add(json.dumps(_fields(result)))
+                elif result.error is not None:
+                    fail(printable(str(result.error)))
+
+            summary = bucket.promote(
+                path, recursive=recursive, prefix=prefix, move=move, shared=_SHARED[shared], overwrite=overwrite,
+                include=include, exclude=exclude, node=node, on_error="return", on_result=tell,
+            )  # fmt: skip
+            if as_json:
+                lines.add(json.dumps(_counts(summary)))
+        _summarize(summary, dest.bucket, time.monotonic() - began)
+    if not summary.complete:
+        raise click.exceptions.Exit(1)
+
+
+def _fields(result: PromoteResult) -> dict[str, object]:
+    found: dict[str, object] = {"source": result.path, "status": result.status}
+    if result.info is not None:
+        return found | info_fields(result.info)
+    return found | {"name": result.name, "error": str(result.error), "kind": result.error.kind if result.error else ""}
+
+
+def _counts(summary: PromoteSummary) -> dict[str, object]:
+    return {
+        "summary": {
+            "promoted": summary.promoted, "promoted_bytes": summary.promoted_bytes, "skipped": summary.skipped,
+            "failed": summary.failed,
+        }
+    }  # fmt: skip
+
+
+def _summarize(summary: PromoteSummary, bucket: str, took_s: float) -> None:
+    rate = f", {size_text(summary.promoted_bytes / took_s)}/s" if took_s > 1 else ""
+    done = f"{size_text(summary.promoted_bytes)} in {took_s:.2f} s{rate}"
+    note(f"promoted {count_text(summary.promoted, 'file')} into bucket {bucket} ({done})")
+    if summary.skipped:
+        note(f"there already: {count_text(summary.skipped, 'file')}")
+    if summary.failed:
+        note(f"failed: {count_text(summary.failed, 'file')}")
