@@ -19,6 +19,7 @@ from ais_loader.object_file import ObjectFile, ObjectReader
 from ais_loader.packed import PackedBatch
 from ais_loader.promote import PromoteResult, PromoteSummary
 from ais_loader.requests import BatchOptions
+from ais_loader.snapshots import SnapshotInfo
 from ais_loader.timing import BatchTiming
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ __all__ = [
     "PromoteResult",
     "PromoteSummary",
     "ShufflePlan",
+    "SnapshotInfo",
     "Status",
     "connect",
     "errors",

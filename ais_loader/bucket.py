@@ -10,12 +10,14 @@ from ais_loader import copying, errors
 from ais_loader.batch import Batch
 from ais_loader.content import Content, Source
 from ais_loader.deleting import delete_many, delete_prefix
-from ais_loader.entry import MemberInfo, ObjectInfo
+from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.multipart import MultipartUpload, UploadInfo, begin_upload, resume_upload, sweep_uploads, uploads
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.parts import require_ordinary
+from ais_loader.pinned import pinned_bytes, pinned_head, pinned_members
 from ais_loader.promote import Overwrite, PromoteResult, PromoteSummary, Shared, promote_spec, summarize
 from ais_loader.requests import BatchOptions, requests_for_names
+from ais_loader.snapshots import SnapshotInfo
 from ais_loader.transport.base import BucketInfo, PutSpec, Transport
 
 if TYPE_CHECKING:
@@ -105,40 +107,49 @@ class Bucket:
 
     def get(
         self, name: str, *, start: int = 0, length: int | None = None, member: str | None = None,
-        verify: bool = False, timeout_s: float = 30.0,
+        version: str | None = None, verify: bool = False, timeout_s: float = 30.0,
     ) -> bytes:  # fmt: skip
         """An object's bytes, or `length` of them from `start` (None: to the end).
 
         A whole object is always compared with its stored checksum; a range when `verify` is set.
-        Raises ObjectNotFound, BucketNotFound, RangeError, CorruptObject, NodeUnavailable, SilenceTimeout.
+        Raises ObjectNotFound (also when it does not have this `version` any more), BucketNotFound, RangeError,
+        CorruptObject, NodeUnavailable, SilenceTimeout.
         """
+        if version is not None:
+            entry = Entry(self.name, name, member, start, length, version)
+            return pinned_bytes(self.client, entry, verify=verify, timeout_s=timeout_s)
         chunks = self._transport.get(
             self.name, name, start=start, length=length, member=member, verify=verify, timeout_s=timeout_s
         )
         return b"".join(chunks)
 
     def open(
-        self, name: str, *, timeout_s: float = 30.0, read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False
-    ) -> ObjectFile:
+        self, name: str, *, version: str | None = None, timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False,
+    ) -> ObjectFile:  # fmt: skip
         """An object as a read-only, seekable binary file, of the version that it has now.
 
         Args:
+            version: the one that it must have.
             timeout_s: longest silence of the store while bytes are waited for.
             read_ahead_bytes: most that is asked for ahead of a reader that goes straight on; it is held in memory.
             verify: compare what is read with the stored block checksums.
 
         Raises ObjectNotFound, BucketNotFound, InvalidRequest.
         """
+        info = pinned_head(self._transport, self.name, name, version)
         return ObjectFile(
-            self.client, self.head(name), timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify
+            self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify
         )
 
     def reader(
-        self, name: str, *, timeout_s: float = 30.0, read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False
-    ) -> ObjectReader:
+        self, name: str, *, version: str | None = None, timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False,
+    ) -> ObjectReader:  # fmt: skip
         """An object as a plain stream: forward only, in views of what arrives. Arguments and errors as `open`."""
+        info = pinned_head(self._transport, self.name, name, version)
         return ObjectReader(
-            self.client, self.head(name), timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify
+            self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify
         )
 
     def head(self, name: str) -> ObjectInfo:
@@ -229,14 +240,42 @@ class Bucket:
             raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
         return self._transport.objects(self.name, prefix=prefix, page_size=page_size)
 
-    def members(self, name: str, prefix: str = "", *, page_size: int = 1000) -> Iterator[MemberInfo]:
+    def members(
+        self, name: str, prefix: str = "", *, page_size: int = 1000, version: str | None = None
+    ) -> Iterator[MemberInfo]:
         """The members of an archive whose names begin with `prefix`, in its order; fetched page by page.
+
+        Args:
+            version: the one that the archive must have.
 
         Raises ObjectNotFound (also when the archive is replaced meanwhile), BucketNotFound, NotAnArchive, ArchiveError.
         """
         if page_size < 1:
             raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
+        if version is not None:
+            return pinned_members(self._transport, self.name, name, prefix, page_size, version)
         return self._transport.list_members(self.name, name, prefix=prefix, page_size=page_size)
+
+    def snapshot(self, name: str) -> SnapshotInfo:
+        """Keep the bucket as it is now, to be read as `client.bucket(bucket, snapshot=name)`, until it is deleted.
+
+        Every write and deletion acknowledged before the call is in it, none that begins after its return; of those in
+        between each object's is in it whole or not at all. No data is copied: what is replaced or deleted later keeps
+        its space on the drives for as long as a snapshot sees it.
+
+        Raises BucketNotFound, InvalidName, SnapshotExists, Unsupported (in a cluster), StoreReadOnly, DriveFailed.
+        After NodeUnavailable it may have been made.
+        """
+        return self._transport.snapshots("create", self.name, name)[0]
+
+    def snapshots(self) -> list[SnapshotInfo]:
+        """The bucket's snapshots, oldest first. Raises BucketNotFound, Unsupported (in a cluster)."""
+        return self._transport.snapshots("list", self.name)
+
+    def delete_snapshot(self, name: str) -> None:
+        """Let go of a snapshot and of what it alone sees. Raises SnapshotNotFound, BucketNotFound, StoreReadOnly,
+        Unsupported (in a cluster)."""
+        self._transport.snapshots("delete", self.name, name)
 
     def get_batch(self, names: Sequence[str], **options: Any) -> Batch:
         """The columnar short form of `Client.get_batch`: whole objects of this bucket, no Entry per item."""

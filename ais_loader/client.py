@@ -14,6 +14,7 @@ from ais_loader.bucket import Bucket
 from ais_loader.entry import EntryLike
 from ais_loader.object_file import ObjectFile
 from ais_loader.requests import BatchOptions, requests_for_entries
+from ais_loader.snapshots import pinned_name
 from ais_loader.transport.base import BucketInfo, Transport
 from ais_loader.urls import split_url
 
@@ -105,9 +106,12 @@ class Client:
         self._transport.create_bucket(name, copies=copies, exist_ok=exist_ok)
         return Bucket(self, name)
 
-    def bucket(self, name: str) -> Bucket:
-        """A bucket by name. Nothing is asked of the store: a missing one shows at its first use."""
-        return Bucket(self, name)
+    def bucket(self, name: str, *, snapshot: str | None = None) -> Bucket:
+        """A bucket by name, or as it was when a snapshot of it was made: then its name is `name@snapshot`.
+
+        Nothing is asked of the store: a missing one shows at its first use.
+        """
+        return Bucket(self, name if snapshot is None else pinned_name(name, snapshot))
 
     def buckets(self) -> list[BucketInfo]:
         """All buckets, by name."""

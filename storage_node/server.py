@@ -27,6 +27,7 @@ from protos import (
     ais_objects_pb2_grpc,
     ais_promote_pb2_grpc,
     ais_replica_pb2_grpc,
+    ais_snapshots_pb2_grpc,
 )
 from storage_node.background import keep_going
 from storage_node.batch.session import BatchService
@@ -45,6 +46,7 @@ from storage_node.contents_service import ContentsReplicaService, ContentsServic
 from storage_node.metrics import metrics_served, require_library
 from storage_node.promote.service import PromoteService
 from storage_node.services import BucketsService, NodeService, ObjectsService, abort
+from storage_node.snapshot_service import SnapshotsService
 from storage_node.store.drive import Drive
 from storage_node.store.errors import StoreError
 from storage_node.store.store import Store
@@ -162,6 +164,7 @@ class NodeServer:
             objects = ObjectsService(service, writes)
             ais_objects_pb2_grpc.add_ObjectsServicer_to_server(objects, server)
             ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(service, writes, objects), server)
+            ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(service), server)
             promote = PromoteService(service, self.membership, writes)
             ais_promote_pb2_grpc.add_PromoteServicer_to_server(promote, server)
             ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(service, writes), server)

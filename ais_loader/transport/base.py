@@ -14,6 +14,7 @@ from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.errors import LoaderError
 from ais_loader.promote import PromoteResult, PromoteSpec
+from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from protos import ais_batch_pb2 as pb
 from protos import ais_compose_pb2 as compose_pb
 from protos.frame import Frame
@@ -86,6 +87,9 @@ class Transport(Protocol):
     def bucket(self, name: str) -> BucketInfo: ...
     def buckets(self) -> list[BucketInfo]: ...
     def delete_bucket(self, name: str, *, force: bool) -> int: ...
+
+    def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
+        """Those that are there, or the one that was made. Raises Unsupported in a cluster."""
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo: ...
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | LoaderError]:

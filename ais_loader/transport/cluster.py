@@ -16,6 +16,7 @@ from ais_loader import errors
 from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
+from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec, Transport
 from ais_loader.transport.grpc import GrpcTransport
 from ais_loader.transport.members import HEDGE_BUDGET
@@ -109,6 +110,9 @@ class ClusterTransport:
 
     def delete_bucket(self, name: str, *, force: bool) -> int:
         return self._there().delete_bucket(name, force=force)
+
+    def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
+        return self._there().snapshots(action, bucket, name)
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
         return self._there().put(spec, source)

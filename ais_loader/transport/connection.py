@@ -18,6 +18,7 @@ from protos import ais_compose_pb2_grpc as compose_rpc
 from protos import ais_contents_pb2_grpc as contents_rpc
 from protos import ais_objects_pb2_grpc as rpc
 from protos import ais_promote_pb2_grpc as promote_rpc
+from protos import ais_snapshots_pb2_grpc as snapshots_rpc
 from protos.channel_options import CHANNEL_OPTIONS
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
@@ -39,6 +40,7 @@ class Connection:
         self.node = rpc.NodeStub(self.channel)
         self.cluster = cluster_rpc.ClusterStub(self.channel)
         self.promote = promote_rpc.PromoteStub(self.channel)
+        self.snapshots = snapshots_rpc.SnapshotsStub(self.channel)
         self._open_session = self.channel.stream_stream(_SESSION)
         self._session: Session | None = None  # guarded by lock
         self.exchange = Exchange(partial(open_stream, self.channel, _SESSION), verify_payload)

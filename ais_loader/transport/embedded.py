@@ -18,6 +18,7 @@ from ais_loader import errors
 from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
+from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from protos import ais_batch_pb2 as pb
 from protos import ais_compose_pb2 as compose_pb
@@ -103,6 +104,15 @@ class EmbeddedTransport:
     def delete_bucket(self, name: str, *, force: bool) -> int:
         with translated():
             return self._store_here().delete_bucket(name, force=force)
+
+    def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
+        with translated():
+            store = self._store_here()
+            if action == "delete":
+                store.delete_snapshot(bucket, name)
+                return []
+            found = [store.create_snapshot(bucket, name)] if action == "create" else store.snapshots(bucket)
+            return [SnapshotInfo(bucket, *snapshot) for snapshot in found]
 
     # -- objects
 

@@ -23,6 +23,7 @@ from ais_loader.content import Buffer, Source
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
+from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.compose import composed
 from ais_loader.transport.connection import Connection
@@ -35,6 +36,7 @@ from ais_loader.transport.put_calls import CALL_TIMEOUT_S, PutAnswers, put_large
 from ais_loader.transport.put_messages import put_header, put_messages
 from ais_loader.transport.put_stream import LARGE_BYTES, AnswerStream, object_info, put_many
 from ais_loader.transport.session import Session
+from ais_loader.transport.snapshot_calls import call_snapshots
 from ais_loader.transport.stream import GrpcStream, StreamPolicy
 from ais_loader.transport.text import require_bucket, require_object, require_text
 from protos import ais_batch_pb2 as batch_pb
@@ -184,6 +186,9 @@ class GrpcTransport:
         request = pb.DeleteBucketRequest(name=name, force=force)
         # No deadline: the time is that of the objects. A lost answer leaves the bucket gone.
         return int(self._call(lambda here: here.buckets.DeleteBucket(request), retry=False).deleted_objects)
+
+    def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
+        return self._call(lambda here: call_snapshots(here, action, bucket, name), retry=action == "list")
 
     # -- objects
 

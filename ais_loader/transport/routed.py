@@ -17,6 +17,7 @@ from ais_loader.content import Buffer, Source
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
+from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.contents import delete_by_any
 from ais_loader.transport.download import Call, download
@@ -158,6 +159,9 @@ class RoutedTransport:
         deleted = self._any(lambda node: node.delete_bucket(name, force=force), again=False)
         self.members.refresh(force=True)
         return deleted
+
+    def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
+        return self._any(lambda node: node.snapshots(action, bucket, name), again=False)
 
     # -- objects
 

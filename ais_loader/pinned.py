@@ -1,0 +1,67 @@
+"""Reading an object in one version and no other, through whatever reads its current one.
+
+A version that has been replaced or deleted is gone, with ObjectNotFound: other bytes are never delivered in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ais_loader.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.errors import ItemTooLarge, ObjectNotFound
+from ais_loader.transport.base import Transport
+
+if TYPE_CHECKING:
+    from ais_loader.client import Client
+
+_PART_BYTES = 64 << 20
+"""Of an object that is too large for one entry of a batch."""
+
+
+def pinned_head(transport: Transport, bucket: str, name: str, version: str | None) -> ObjectInfo:
+    """As the store describes the object, if it has this version (None: any). Raises ObjectNotFound, BucketNotFound."""
+    info = transport.head(bucket, name)
+    if version is not None and info.version != version:
+        raise _gone(bucket, name, version, info.version)
+    return info
+
+
+def pinned_bytes(client: Client, entry: Entry, *, verify: bool, timeout_s: float) -> bytes:
+    """What the entry, which has a version, stands for. Raises what a batch raises."""
+    try:
+        [item] = client.get_batch([entry], verify_ranges=verify, timeout_s=timeout_s)
+        return item.tobytes()
+    except ItemTooLarge:
+        if entry.member is not None:
+            raise
+    info = pinned_head(client._transport, entry.bucket, entry.name, entry.version)
+    length = info.size_bytes - entry.start if entry.length is None else entry.length
+    whole = entry.start == 0 and length == info.size_bytes
+    stop = entry.start + length
+    parts = [
+        replace(entry, start=start, length=min(_PART_BYTES, stop - start))
+        for start in range(entry.start, stop, _PART_BYTES)
+    ]
+    # A whole object is always verified, and parts of one version are one object.
+    return b"".join(item.data for item in client.get_batch(parts, verify_ranges=verify or whole, timeout_s=timeout_s))
+
+
+def pinned_members(
+    transport: Transport, bucket: str, name: str, prefix: str, page_size: int, version: str
+) -> Iterator[MemberInfo]:
+    """The members that the archive has in this version. Raises ObjectNotFound, and what listing members raises."""
+    pinned_head(transport, bucket, name, version)
+    listed = False
+    for member in transport.list_members(bucket, name, prefix=prefix, page_size=page_size):
+        if member.version != version:  # all pages are of one version
+            raise _gone(bucket, name, version, member.version)
+        listed = True
+        yield member
+    if not listed:
+        pinned_head(transport, bucket, name, version)  # it may be another one that has no such members
+
+
+def _gone(bucket: str, name: str, version: str, there: str) -> ObjectNotFound:
+    return ObjectNotFound(f"{bucket}/{name}: version {version} is gone, the store has {there}")
