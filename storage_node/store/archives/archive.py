@@ -111,7 +111,7 @@ class Archive:
         self.source, self.index, self.limits = source, index, limits
         self._view: View | None = None
         if index.kind is ArchiveKind.TAR_GZ:
-            self._view = GzipPoints(source, index.plan, index.content_bytes, limits)
+            self._view = GzipPoints(source, index.plan, index.content_bytes)
         elif index.kind.is_compressed_tar:
             self._view = FramesView(source, index.kind, index.plan, index.content_bytes, limits)
         elif index.content_bytes != source.size_bytes:

@@ -1,9 +1,12 @@
 """Reading in the middle of a gzip file, from restart points kept in a member index.
 
 Deflate refers to the 32 KiB before, and blocks begin at any bit, so a point is three things: a place in the file, how
-many bits of the octet before it belong to it, and the history. The library indexed_gzip finds them, once; reading needs
-zlib alone: the history is a preset dictionary, and the bits are brought into place by empty blocks in front of them.
-Histories stay in the mapped index until they are wanted.
+many bits of the octet before it belong to it, and what is needed of the history (gzip_histories.py). The library
+indexed_gzip finds them, once; reading needs zlib alone: the history is a preset dictionary, and the bits are brought
+into place by empty blocks in front of them. Histories stay in the mapped index until they are wanted.
+
+Where a read ended, another often begins: members are asked for in the order of the archive as a rule. So a view keeps
+a few inflaters as they were left, and goes on with the one that is nearest.
 
 Threads: a view may be used from any number of threads at once.
 
@@ -14,28 +17,37 @@ from __future__ import annotations
 
 import io
 import struct
+import threading
 import zlib
+from array import array
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from storage_node.store.archives.errors import ArchiveDamaged, IndexDamaged, LibraryMissing
-from storage_node.store.archives.inflating import PIECE_BYTES, GzipDecoder
-from storage_node.store.archives.member import Limits
+from storage_node.store.archives.gzip_histories import HISTORY_BYTES, packed_history, unpacked_history
+from storage_node.store.archives.inflating import PIECE_BYTES
 from storage_node.store.archives.source import ByteSource, SourceFile, read_exactly
 
-GAP_BYTES = 1 << 20
+GAP_BYTES = 128 << 10
+"""Between points: reading a member costs half of it on average. A history takes a few KiB of text, less of sound."""
 MAX_GAP_BYTES = 16 << 20
-POINTS = 2048
-"""64 MiB of history. From 2 GiB of tar on, points lie further apart; from 32 GiB on there are more of them instead."""
+POINTS = 16 << 10
+"""From 2 GiB of tar on, points lie further apart; from 256 GiB on there are more of them instead."""
+KEPT_STREAMS = 2
+"""Inflaters that a view keeps where they stopped: about 100 KiB each."""
 
+_POINTS_AT_ONCE = 512
+"""The library holds the whole history of each point that it has found: it is asked for so many at a time."""
 _MAGIC = b"GZIDX\x01\0"
 _HEAD = struct.Struct("<7sQQIII")
-_POINT = np.dtype([("packed_at", "<u8"), ("content_at", "<u8"), ("bits", "u1"), ("has_history", "u1")])
-_MAX_HISTORY_BYTES = 32 << 10
-_READ_BYTES = 128 << 10
+_POINT = struct.Struct("<QQBB")
+_COUNT = struct.Struct("<Q")
+_READ_BYTES = 64 << 10
 _TRAILER_BYTES = 8
+_GZIP_MEMBER = zlib.MAX_WBITS | 16
 
 # Deflate blocks that hold nothing, as (bits, how many): by fixed codes, and by codes that make the number odd.
 _FIXED = (0b010, 10)
@@ -47,105 +59,202 @@ _ODD_PARTS = (
 )  # fmt: skip
 
 
+class _Point(NamedTuple):
+    packed_at: int
+    content_at: int
+    bits: int
+    history: bytes
+    """Empty where a gzip member's deflate data begins."""
+
+
 def build_gzip_points(source: ByteSource, content_bytes: int) -> bytes:
-    """Restart points of a gzip file that a pass has found sound. Raises LibraryMissing, ArchiveDamaged."""
+    """Restart points of a gzip file that a pass has found sound: the plan, see FORMAT.md.
+
+    Raises LibraryMissing, ArchiveDamaged.
+    """
+    gap = min(max(GAP_BYTES, content_bytes // POINTS), MAX_GAP_BYTES)
+    packed_at, content_at, ends = array("Q"), array("Q"), array("Q")
+    bits, histories = bytearray(), bytearray()
+    for point in _found_points(source, content_bytes, gap):
+        if point.history:
+            histories += packed_history(point.history, partial(_read_on, source, point))
+        packed_at.append(point.packed_at)
+        content_at.append(point.content_at)
+        ends.append(len(histories))
+        bits.append(point.bits)
+    columns = (np.array(column, "<u8").tobytes() for column in (packed_at, content_at, ends))
+    return b"".join([_COUNT.pack(len(bits)), *columns, bits, histories])
+
+
+def _read_on(source: ByteSource, point: _Point, history: bytes) -> bytes:
+    stream = _Stream(source, point.packed_at, point.content_at, point.bits, history)
+    parts, left = [], HISTORY_BYTES
+    while left and stream.is_first and (piece := stream.read(left)):
+        parts.append(piece)
+        left -= len(piece)
+    return b"".join(parts)
+
+
+def _found_points(source: ByteSource, content_bytes: int, gap: int) -> Iterator[_Point]:
     try:
         import indexed_gzip  # type: ignore[import-untyped]
     except ImportError as error:
         raise LibraryMissing(
             "gzip archives need the package indexed_gzip: pip install 'ais-loader[archives]'"
         ) from error
-    gap = min(max(GAP_BYTES, content_bytes // POINTS), MAX_GAP_BYTES)
-    exported = io.BytesIO()
-    try:
-        with indexed_gzip.IndexedGzipFile(fileobj=SourceFile(source), spacing=gap) as file:
-            file.build_full_index()
-            file.export_index(fileobj=exported)
-    except (OSError, ValueError) as error:
-        raise ArchiveDamaged(f"no restart points can be made for the gzip file: {error}") from None
-    return exported.getvalue()
+    last: _Point | None = None
+    reached, span = 0, _POINTS_AT_ONCE * gap
+    while reached < content_bytes:
+        reached = min(reached + span, content_bytes)
+        exported = io.BytesIO()
+        try:
+            with indexed_gzip.IndexedGzipFile(fileobj=SourceFile(source), spacing=gap) as file:
+                if last is not None:
+                    file.import_index(fileobj=io.BytesIO(_exchange_file(source, content_bytes, gap, last)))
+                file.seek(reached - 1)  # finds the points on the way
+                file.export_index(fileobj=exported)
+        except (OSError, ValueError) as error:
+            raise ArchiveDamaged(f"no restart points can be made for the gzip file: {error}") from None
+        behind = -1 if last is None else last.content_at
+        # One at the end would have nothing to be read from it.
+        found = [point for point in _points_of(exported.getvalue()) if behind < point.content_at < content_bytes]
+        yield from found
+        # One deflate block may be as long as the file: what has no point is not gone through again and again.
+        span = _POINTS_AT_ONCE * gap if found else 2 * span
+        last = found[-1] if found else last
+
+
+def _exchange_file(source: ByteSource, content_bytes: int, gap: int, point: _Point) -> bytes:
+    """The library's own file of one point, for it to go on from there."""
+    head = _HEAD.pack(_MAGIC, source.size_bytes, content_bytes, gap, HISTORY_BYTES, 1)
+    return head + _POINT.pack(point.packed_at, point.content_at, point.bits, bool(point.history)) + point.history
+
+
+def _points_of(exchanged: bytes) -> Iterator[_Point]:
+    *_, history_bytes, count = _HEAD.unpack_from(exchanged)
+    history_at = _HEAD.size + _POINT.size * count
+    for number in range(count):
+        packed_at, content_at, bits, has_history = _POINT.unpack_from(exchanged, _HEAD.size + _POINT.size * number)
+        history = exchanged[history_at : history_at + history_bytes] if has_history else b""
+        history_at += len(history)
+        yield _Point(packed_at, content_at, bits, history)
+
+
+class _Stream:
+    """Inflates on from a point, across the gzip members that follow. Belongs to one thread at a time."""
+
+    def __init__(self, source: ByteSource, packed_at: int, content_at: int, bits: int, history: bytes) -> None:
+        self.content_at = content_at
+        """Of the byte that is read next."""
+        self.is_first = True
+        """Whether it is in the gzip member in which it began, whose header it has not seen."""
+        self._source, self._at = source, packed_at
+        self._data = _aligned(bits, read_exactly(source, 1, packed_at - 1)[0]) if bits else b""
+        self._inflater: zlib._Decompress | None = zlib.decompressobj(-zlib.MAX_WBITS, zdict=history)
+
+    def read(self, most: int) -> bytes:
+        """Up to `most` bytes; none only at the end of the last member. Raises ArchiveDamaged."""
+        while True:
+            if self._inflater is None and not self._next_member():
+                return b""
+            assert self._inflater is not None
+            try:
+                # Without input, too: a full piece may have left more inside.
+                piece = self._inflater.decompress(self._data, most)
+            except zlib.error as error:
+                raise ArchiveDamaged(f"before byte {self._at}: not the gzip data that it should be: {error}") from None
+            if self._inflater.eof:
+                self._data = self._inflater.unused_data
+                if self.is_first:
+                    self._skip_trailer()
+                self._inflater, self.is_first = None, False
+            else:
+                self._data = self._inflater.unconsumed_tail
+                if not piece and not self._data and not self._fill():
+                    raise ArchiveDamaged(f"byte {self._at}: the gzip file ends within its data")
+            if piece:
+                self.content_at += len(piece)
+                return piece
+
+    def _fill(self) -> bool:
+        self._data = self._source.pread(_READ_BYTES, self._at)
+        self._at += len(self._data)
+        return bool(self._data)
+
+    def _skip_trailer(self) -> None:
+        self._at += max(0, _TRAILER_BYTES - len(self._data))
+        self._data = self._data[_TRAILER_BYTES:]
+
+    def _next_member(self) -> bool:
+        """Zeros may lie between members, and behind the last."""
+        self._data = self._data.lstrip(b"\0")
+        while not self._data:
+            if not self._fill():
+                return False
+            self._data = self._data.lstrip(b"\0")
+        self._inflater = zlib.decompressobj(_GZIP_MEMBER)
+        return True
 
 
 class GzipPoints:
-    def __init__(self, source: ByteSource, plan: memoryview, content_bytes: int, limits: Limits) -> None:
+    def __init__(self, source: ByteSource, plan: memoryview, content_bytes: int) -> None:
         """Raises IndexDamaged when `plan` cannot be of this file."""
         self._source, self._content_bytes = source, content_bytes
-        self._limits = replace(limits, free_bytes=max(1, content_bytes))  # found to be no bomb when it was indexed
-        if len(plan) < _HEAD.size or plan[: len(_MAGIC)] != _MAGIC:
-            raise IndexDamaged("the restart points of a tar.gz are in no format that this version reads")
-        _, _, _, _, history_bytes, count = _HEAD.unpack_from(plan)
-        if _HEAD.size + _POINT.itemsize * count > len(plan) or not count:
+        count = _COUNT.unpack_from(plan)[0] if len(plan) >= _COUNT.size else 0
+        if not count or _COUNT.size + 25 * count > len(plan):
             raise IndexDamaged(f"{count} restart points of a tar.gz do not fit into {len(plan)} bytes")
-        points = np.frombuffer(plan, _POINT, count, _HEAD.size)
-        self._packed_at, self._content_at = points["packed_at"].copy(), points["content_at"].copy()
-        self._bits, has_history = points["bits"].copy(), points["has_history"] != 0
-        self._history_bytes = history_bytes
-        # Where each history ends: those without one take nothing.
-        self._history_end = np.cumsum(has_history, dtype=np.int64) * history_bytes
-        self._has_history = has_history
-        self._histories = plan[_HEAD.size + _POINT.itemsize * count :]
+        self._packed_at, self._content_at, ends = (
+            np.frombuffer(plan, "<u8", count, _COUNT.size + 8 * count * column) for column in range(3)
+        )
+        self._bits = np.frombuffer(plan, "u1", count, _COUNT.size + 24 * count)
+        self._histories = plan[_COUNT.size + 25 * count :]
+        self._history_at = np.concatenate([np.zeros(1, np.uint64), ends])
         content = np.append(self._content_at, np.uint64(content_bytes))
         if (
-            history_bytes > _MAX_HISTORY_BYTES
-            or int(self._history_end[-1]) != len(self._histories)
-            or content[0] != 0
+            content[0] != 0
             or (content[1:] < content[:-1]).any()
             or (self._packed_at[1:] < self._packed_at[:-1]).any()
             or (self._packed_at > source.size_bytes).any()
-            or (self._bits > 7).any()
             or (self._packed_at < 1).any()
+            or (self._bits > 7).any()
+            or (self._history_at[1:] < self._history_at[:-1]).any()
+            or int(self._history_at[-1]) != len(self._histories)
         ):
             raise IndexDamaged("the restart points of a tar.gz are not in order, or outside of it")
         self.stretch_bytes = int(np.diff(content).max())
+        self._kept: list[_Stream] = []
+        self._lock = threading.Lock()
 
     def pieces(self, start: int, stop: int) -> Iterator[bytes]:
         """Bytes start .. stop-1 of the tar, in pieces of at most PIECE_BYTES. Raises ArchiveDamaged."""
         if start >= stop:
             return
-        row = int(np.searchsorted(self._content_at, np.uint64(start), "right")) - 1
-        at = self._content_at.item(row)
-        for piece in self._inflated(row, stop):
-            if at + len(piece) > start:
-                yield piece[max(0, start - at) : stop - at]
-            at += len(piece)
-            if at >= stop:
-                return
-        raise ArchiveDamaged(f"the gzip file unpacks to {at} bytes, not to the {stop} that are asked for")
+        stream = self._stream_to(start)
+        while (at := stream.content_at) < stop:
+            piece = stream.read(min(PIECE_BYTES, stop - at))
+            if not piece:
+                raise ArchiveDamaged(f"the gzip file unpacks to {at} bytes, not to the {stop} that are asked for")
+            if stream.content_at > start:
+                yield piece[max(0, start - at) :]
+        with self._lock:
+            self._kept = [*self._kept[-KEPT_STREAMS + 1 :], stream]
 
-    def _inflated(self, row: int, stop: int) -> Iterator[bytes]:
-        """What follows a point, in pieces that end at `stop` where they can."""
-        left = stop - self._content_at.item(row)
-        at = self._packed_at.item(row)
-        history = b""
-        if self._has_history[row]:
-            end = int(self._history_end[row])
-            history = bytes(self._histories[end - self._history_bytes : end])
-        bits = self._bits.item(row)
-        data = _aligned(bits, read_exactly(self._source, 1, at - 1)[0]) if bits else b""
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS, zdict=history)
+    def _stream_to(self, start: int) -> _Stream:
+        """The nearest before `start`: one that was left there, or a new one from the last point."""
+        row = int(np.searchsorted(self._content_at, np.uint64(start), "right")) - 1
+        point_at = self._content_at.item(row)
+        with self._lock:
+            near = [stream for stream in self._kept if point_at < stream.content_at <= start]
+            if near:
+                nearest = max(near, key=lambda stream: stream.content_at)
+                self._kept.remove(nearest)
+                return nearest
+        packed = self._histories[self._history_at.item(row) : self._history_at.item(row + 1)]
         try:
-            while not inflater.eof:
-                if not data:
-                    data = self._source.pread(_READ_BYTES, at)
-                    at += len(data)
-                    if not data:
-                        raise ArchiveDamaged(f"byte {at}: the gzip file ends within its data")
-                piece = inflater.decompress(data, max(1, min(PIECE_BYTES, left)))
-                while piece:
-                    yield piece
-                    left -= len(piece)
-                    # A full piece may leave more inside, also when all input is in.
-                    most = max(1, min(PIECE_BYTES, left))
-                    piece = inflater.decompress(inflater.unconsumed_tail, most) if not inflater.eof else b""
-                data = inflater.unconsumed_tail
+            history = unpacked_history(packed)
         except zlib.error as error:
-            raise ArchiveDamaged(f"before byte {at}: not the gzip data that it should be: {error}") from None
-        # The next gzip member, if there is one.
-        at += _TRAILER_BYTES - len(inflater.unused_data)
-        decoder = GzipDecoder(self._limits)
-        while data := self._source.pread(_READ_BYTES, at):
-            at += len(data)
-            yield from decoder.feed(data)
+            raise ArchiveDamaged(f"restart point {row} of a tar.gz: {error}") from None
+        return _Stream(self._source, self._packed_at.item(row), point_at, self._bits.item(row), history)
 
 
 def _bits_of(*parts: tuple[int, int]) -> tuple[int, int]:

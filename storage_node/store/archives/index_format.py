@@ -21,7 +21,7 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
 
 MAGIC = b"AISMIDX\n"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 HEADER_BYTES = 128
 
 _HEADER = struct.Struct("<8sIIIIQQIIQQQQQQQ20xI")

@@ -149,7 +149,9 @@ class TarIndexer:
                 self._end_extended()
             return
         records = {**self._global, **self._local} if self._global or self._local else {}
-        name = records.get(b"path", b"").rstrip(b"/") or self._long_name or header.name
+        name = records.get(b"path", b"").rstrip(b"/")
+        if not name:
+            name = header.name if self._long_name is None else self._long_name
         size = header.size_bytes
         if header.type not in NO_CONTENT and records.get(b"size"):
             size = parse_pax_size(records[b"size"], at)

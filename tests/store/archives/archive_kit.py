@@ -45,9 +45,11 @@ def tar_members(data: bytes) -> dict[str, bytes]:
     """What `tarfile` finds by name: regular files, and hard links to them."""
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
         found: dict[str, bytes] = {}
-        for name in {member.name for member in tar.getmembers()}:
-            member = tar.getmember(name)
-            if member.isreg() or member.islnk():
+        for name, member in {member.name: member for member in tar.getmembers()}.items():
+            linked = member
+            while linked.islnk():
+                linked = tar._find_link_target(linked)  # type: ignore[attr-defined]
+            if linked.isreg():
                 file = tar.extractfile(member)
                 assert file is not None
                 found[our_name(name)] = file.read()

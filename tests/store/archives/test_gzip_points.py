@@ -5,15 +5,17 @@ from __future__ import annotations
 import gzip
 import random
 import struct
+import threading
 import zlib
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_node.store.archives import gzip_points
 from storage_node.store.archives.errors import ArchiveDamaged, IndexDamaged
 from storage_node.store.archives.gzip_points import GzipPoints, _aligned, build_gzip_points
-from storage_node.store.archives.member import DEFAULT_LIMITS
 from storage_node.store.archives.source import BytesSource
 from tests.store.archives.archive_kit import content
 
@@ -29,12 +31,12 @@ CONTENT = text(1, 5_000_000) + content(2, 3_000_000) + bytes(3_000_000) + text(3
 THIRD = len(CONTENT) // 3
 PACKED = b"".join(gzip.compress(CONTENT[at : at + THIRD], 1) for at in range(0, len(CONTENT), THIRD)) + bytes(20)
 PLAN = build_gzip_points(BytesSource(PACKED), len(CONTENT))
-HEAD_BYTES, POINT_BYTES = 35, 18
-POINTS = struct.unpack_from("<I", PLAN, HEAD_BYTES - 4)[0]
+POINTS = struct.unpack_from("<Q", PLAN)[0]
+COLUMNS_BYTES = 8 + 25 * POINTS
 
 
 def points(plan: bytes = PLAN, packed: bytes = PACKED) -> GzipPoints:
-    return GzipPoints(BytesSource(packed), memoryview(plan), len(CONTENT), DEFAULT_LIMITS)
+    return GzipPoints(BytesSource(packed), memoryview(plan), len(CONTENT))
 
 
 @pytest.mark.parametrize("bits", range(1, 8))
@@ -47,7 +49,7 @@ def test_data_that_begins_at_any_bit_is_brought_into_place(bits: int) -> None:
 
 
 def test_points_begin_at_odd_and_even_bits_and_lie_near_each_other() -> None:
-    bits = {PLAN[HEAD_BYTES + POINT_BYTES * number + 16] for number in range(POINTS)}
+    bits = set(PLAN[COLUMNS_BYTES - POINTS : COLUMNS_BYTES])
     assert {octet % 2 for octet in bits} == {0, 1}
     assert points().stretch_bytes < 4 << 20  # points lie between blocks, and zeros make long ones
 
@@ -55,9 +57,82 @@ def test_points_begin_at_odd_and_even_bits_and_lie_near_each_other() -> None:
 def test_what_begins_at_a_point_is_read_from_there() -> None:
     view = points()
     for number in range(POINTS):
-        at = struct.unpack_from("<Q", PLAN, HEAD_BYTES + POINT_BYTES * number + 8)[0]
+        at = struct.unpack_from("<Q", PLAN, 8 + 8 * (POINTS + number))[0]
         for start in (max(0, at - 1), at, min(at + 1, len(CONTENT))):
-            assert b"".join(view.pieces(start, min(start + 50, len(CONTENT)))) == CONTENT[start : start + 50]
+            # Behind 32 KiB nothing reaches what was before the point.
+            assert b"".join(view.pieces(start, min(start + 40_000, len(CONTENT)))) == CONTENT[start : start + 40_000]
+
+
+def test_a_point_keeps_only_what_is_needed_of_the_bytes_before_it() -> None:
+    sound = content(7, 4 << 20)
+    plan = build_gzip_points(BytesSource(gzip.compress(sound, 6)), len(sound))
+    assert len(plan) < 8 + 26 * struct.unpack_from("<Q", plan)[0]  # nothing in it repeats
+    assert len(PLAN) < POINTS * (16 << 10)
+
+
+@settings(max_examples=12)
+@given(
+    copies=st.lists(
+        st.tuples(st.integers(3, 32_768), st.integers(3, 300), st.integers(0, 400)), min_size=1, max_size=60
+    ),
+    level=st.integers(1, 9),
+)
+def test_histories_hold_whatever_the_data_refers_to(copies: list[tuple[int, int, int]], level: int) -> None:
+    """Copies from any distance, of any length, with fresh bytes between; small gaps, so that there are many points."""
+    data = bytearray(content(5, 33_000))
+    while len(data) < 250_000:
+        for distance, length, fresh in copies:
+            data += data[-distance:][:length] + content(len(data), fresh)
+    whole = bytes(data)
+    packed = gzip.compress(whole, level)
+    with patch.object(gzip_points, "GAP_BYTES", 33 << 10):
+        plan = build_gzip_points(BytesSource(packed), len(whole))
+    view = GzipPoints(BytesSource(packed), memoryview(plan), len(whole))
+    count = struct.unpack_from("<Q", plan)[0]
+    for at in struct.unpack_from(f"<{count}Q", plan, 8 + 8 * count):
+        stop = min(at + 40_000, len(whole))
+        assert b"".join(view.pieces(at, stop)) == whole[at:stop]
+
+
+def test_points_are_the_same_however_many_are_looked_for_at_once() -> None:
+    with patch.object(gzip_points, "_POINTS_AT_ONCE", 5):
+        assert build_gzip_points(BytesSource(PACKED), len(CONTENT)) == PLAN
+
+
+class CountingSource(BytesSource):
+    read_bytes = 0
+
+    def pread(self, length: int, offset: int) -> bytes:
+        data = super().pread(length, offset)
+        self.read_bytes += len(data)
+        return data
+
+
+def test_what_is_asked_for_in_order_is_unpacked_once() -> None:
+    source = CountingSource(PACKED)
+    view = GzipPoints(source, memoryview(PLAN), len(CONTENT))
+    for at in range(0, len(CONTENT), 10_000):
+        stop = min(at + 9_000, len(CONTENT))
+        assert b"".join(view.pieces(at, stop)) == CONTENT[at:stop]
+    assert source.read_bytes < 1.1 * len(PACKED)
+
+
+def test_readers_who_go_on_where_others_stopped_read_the_same() -> None:
+    view = points()
+    chosen = random.Random(4)
+    ats = [at for start in (0, THIRD - 40_000, 12_000_000) for at in range(start, start + 90_000, 3_000)]
+    failures: list[int] = []
+
+    def read(mine: list[int]) -> None:
+        failures.extend(at for at in mine if b"".join(view.pieces(at, at + 3_500)) != CONTENT[at : at + 3_500])
+
+    threads = [threading.Thread(target=read, args=(chosen.sample(ats, len(ats)) + ats,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+        assert not thread.is_alive()
+    assert failures == []
 
 
 @settings(max_examples=30, deadline=None)
@@ -75,7 +150,7 @@ def test_a_file_that_ends_too_early_is_told() -> None:
     with pytest.raises(IndexDamaged):
         points(packed=PACKED[: len(PACKED) // 2])
     view = points()
-    view._source = BytesSource(PACKED[: len(PACKED) // 2])
+    view._source = BytesSource(PACKED[: len(PACKED) // 2])  # as a file that has shrunk since
     with pytest.raises(ArchiveDamaged, match="ends"):
         list(view.pieces(len(CONTENT) - 10, len(CONTENT)))
     with pytest.raises(ArchiveDamaged, match="ends within its data"):
@@ -85,7 +160,9 @@ def test_a_file_that_ends_too_early_is_told() -> None:
 @settings(max_examples=100, deadline=None)
 @given(
     flips=st.lists(
-        st.tuples(st.integers(0, HEAD_BYTES + POINT_BYTES * POINTS - 1), st.integers(1, 255)), min_size=1, max_size=3
+        st.tuples(st.integers(0, COLUMNS_BYTES - 1) | st.integers(0, len(PLAN) - 1), st.integers(1, 255)),
+        min_size=1,
+        max_size=3,
     ),
     start=st.integers(0, len(CONTENT) - 1000),
 )
