@@ -8,15 +8,16 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from ais_loader import Bucket, Client, Item
+from ais_loader import Bucket, Item, connect
 from ais_loader.checksum import crc32c
-from ais_loader.testing import NodeProcess, eventually, rss_bytes, seeded_bytes
+from ais_loader.testing import NodeProcess, eventually, rss_bytes, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from protos import ais_replica_pb2 as pb
 from protos import ais_replica_pb2_grpc as rpc
@@ -28,6 +29,8 @@ OBJECTS = {**SMALL, **LARGE}
 MIXED = [*list(SMALL)[:60], "l/0", *list(SMALL)[60:120], "l/1", "l/2", *list(SMALL)[120:]]
 """39 MB: of every node more than it may send ahead."""
 MODES = [("direct", True), ("direct", False), ("target", True), ("target", False)]
+BUCKETS = {"one": 1, "two": 2}
+"""How many copies of each object there are in them."""
 BATCH_DEADLINE_S = 90.0
 """No batch may take longer, whatever happens to it. For a batch that meets with a fault as long as `retry_s`."""
 
@@ -79,9 +82,18 @@ def read(
     assert time.monotonic() - began_s < BATCH_DEADLINE_S
 
 
-def fill(client: Client, *buckets: str) -> None:
-    for name in buckets:
-        assert len(list(client.bucket(name).put_many(OBJECTS.items()))) == len(OBJECTS)
+def fill(url: str) -> None:
+    with connect(url) as client:
+        for name in BUCKETS:
+            assert len(list(client.bucket(name).put_many(OBJECTS.items()))) == len(OBJECTS)
+
+
+@contextmanager
+def three_nodes() -> Iterator[ClusterProcesses]:
+    """With all objects in both buckets."""
+    with throwaway_folder() as folder, ClusterProcesses(folder, 3, buckets=BUCKETS, metrics=True) as cluster:
+        fill(cluster.url)
+        yield cluster
 
 
 def designated(cluster: ClusterProcesses) -> int:

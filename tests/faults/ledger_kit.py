@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 
@@ -346,3 +347,29 @@ def join(cluster: ClusterProcesses, node: NodeProcess, host: str) -> None:
     answer = ask_nodes(endpoints([node]))[endpoints([node])[0]]
     member = cluster_pb.MapNode(uuid=bytes.fromhex(answer.uuid), host=host, endpoint=endpoints([node])[0], weight=1.0)
     change_map(endpoints(cluster.nodes), add_node(member), timeout_s=TIMEOUT_S)
+
+
+@contextmanager
+def joining(cluster: ClusterProcesses, *nodes: NodeProcess) -> Iterator[None]:
+    """They join a cluster of three at once, and beside what is done meanwhile."""
+    hosts = [f"host-{at}" for at in range(3, 3 + len(nodes))]
+    threads = [
+        threading.Thread(target=join, args=(cluster, *each), daemon=True) for each in zip(nodes, hosts, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def filled(
+    root: Path, keys: Sequence[str], *, nodes: int = 3, copies: int = 2
+) -> Iterator[tuple[ClusterProcesses, Bucket, Ledger]]:
+    """A cluster with these keys in its bucket."""
+    with ClusterProcesses(root, nodes, buckets={BUCKET: copies}) as cluster, connect(cluster.url) as client:
+        bucket, ledger = client.bucket(BUCKET), Ledger()
+        put(bucket, ledger, keys)
+        yield cluster, bucket, ledger

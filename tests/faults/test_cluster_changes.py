@@ -15,19 +15,18 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Batch, Client, Item, connect
-from ais_loader.testing import NodeProcess, eventually, throwaway_folder
+from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
 from storage_node.cluster.change import change_map
 from storage_node.cluster.edits import begin_leave
 from tests.faults.changing_process import STEPS
-from tests.faults.fault_kit import MIXED, MODES, Kind, check, fill, nothing_held, read, serve_all
+from tests.faults.fault_kit import BUCKETS, MIXED, MODES, Kind, check, nothing_held, read, serve_all, three_nodes
 from tests.faults.ledger_kit import endpoints, join, settled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # everything moves, and is awaited
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 90.0
-BUCKETS = {"one": 1, "two": 2}
 TAKEN_BEFORE = 20
 
 
@@ -51,12 +50,7 @@ class Held:
 
 @pytest.fixture
 def cluster() -> Iterator[ClusterProcesses]:
-    with (
-        throwaway_folder() as folder,
-        ClusterProcesses(folder, 3, buckets=BUCKETS, metrics=True) as running,
-    ):
-        with connect(running.url) as client:
-            fill(client, *BUCKETS)
+    with three_nodes() as running:
         yield running
         nothing_held(running)
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 import pytest
 
 from ais_loader import Client, connect, errors
-from ais_loader.testing import seeded_bytes, throwaway_folder
+from ais_loader.testing import seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
 from tests.faults.fault_kit import (
     MIXED,
@@ -25,10 +25,10 @@ from tests.faults.fault_kit import (
     Leftovers,
     check,
     designated,
-    fill,
     nothing_held,
     read,
     serve_all,
+    three_nodes,
 )
 
 RETRY_S = 60.0
@@ -40,13 +40,8 @@ QUICK = (("two", ("direct", True)),)
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[ClusterProcesses]:
-    """Each test leaves the three nodes running. "two" has two copies of each object, "one" has one."""
-    with (
-        throwaway_folder() as folder,
-        ClusterProcesses(folder, 3, buckets={"one": 1, "two": 2}, metrics=True) as cluster,
-    ):
-        with connect(cluster.url) as client:
-            fill(client, "one", "two")
+    """Each test leaves the three nodes running."""
+    with three_nodes() as cluster:
         yield cluster
 
 

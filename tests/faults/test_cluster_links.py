@@ -22,6 +22,7 @@ from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.machines import Machines
 from protos.cluster_map import ClusterView
 from tests.faults.fault_kit import (
+    BUCKETS,
     MIXED,
     MODES,
     OBJECTS,
@@ -44,7 +45,6 @@ SILENCE_S = 2.0
 LONG_SILENCE_S = 40.0
 """For a client of a node that itself waits for a silent one."""
 GROWN_BYTES = 64 * MiB
-BUCKETS = {"one": 1, "two": 2}
 
 
 class Switch:
@@ -103,8 +103,7 @@ Net = Switch | Proxies
 def built(request: pytest.FixtureRequest) -> Iterator[Net]:
     with throwaway_folder() as folder, ExitStack() as held:
         net: Net = request.param(folder, held)
-        with connect(net.url) as client:
-            fill(client, *BUCKETS)
+        fill(net.url)
         yield net
 
 

@@ -7,14 +7,14 @@ version returns, no deleted object rises; in the end all copies are where they b
 from __future__ import annotations
 
 import random
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ais_loader import connect, errors
 from ais_loader.testing import NodeProcess, eventually
-from ais_loader.testing.cluster import ClusterProcesses
 from protos import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.change import change_map
 from storage_node.cluster.edits import add_node, begin_leave
@@ -23,13 +23,16 @@ from tests.faults.ledger_kit import (
     BUCKET,
     TIMEOUT_S,
     Ledger,
+    Writers,
     assert_content,
     content,
     current_map,
     delete,
     endpoints,
     equal,
+    filled,
     join,
+    joining,
     put,
     reading,
     settled,
@@ -42,43 +45,40 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # real processes, kil
 KEYS = [f"k{at:03}" for at in range(240)]
 
 
+@contextmanager
+def all_changing(url: str, ledger: Ledger, seed: int) -> Iterator[Writers]:
+    """Readers and writers of all keys, beside whatever is done; what they met with is judged in the end."""
+    with reading(url, ledger) as clients, writing(url, ledger, KEYS, seed=seed) as writers:
+        yield writers
+        writers.round()
+        writers.stop()
+        clients.round()
+        clients.check(all_answered=False)
+    assert writers.faults == []
+
+
 @pytest.mark.parametrize("victim", [0, 3], ids=["a-source-is-down", "the-new-node-is-down"])
 def test_all_keys_change_while_a_node_joins_and_one_is_down_and_back(tmp_path: Path, victim: int) -> None:
     with (
-        ClusterProcesses(tmp_path / "cluster", 3, buckets={BUCKET: 2}) as cluster,
+        filled(tmp_path / "cluster", KEYS) as (cluster, _, ledger),
         NodeProcess([tmp_path / "fourth"]) as fourth,
-        connect(cluster.url) as client,
     ):
-        nodes, ledger = [*cluster.nodes, fourth], Ledger()
-        put(client.bucket(BUCKET), ledger, KEYS)
-        with (
-            reading(cluster.url, ledger) as clients,
-            writing(cluster.url, ledger, KEYS, seed=victim) as writers,
-        ):
+        nodes = [*cluster.nodes, fourth]
+        with all_changing(cluster.url, ledger, seed=victim) as writers:
             join(cluster, fourth, "host-3")
             nodes[victim].kill()
             writers.round()
             nodes[victim].start()
             writers.round()
             eventually(lambda: settled(nodes, 4), 2 * TIMEOUT_S, interval_s=0.2)
-            writers.round()
-            writers.stop()
-            clients.round()
-            clients.check(all_answered=False)
-        assert writers.faults == []
         eventually(lambda: equal(nodes, ledger), TIMEOUT_S, interval_s=0.2)
         assert_content(cluster.url, ledger)
 
 
 @pytest.mark.parametrize("victim", [1, 2], ids=["the-leaving-node-restarts", "another-node-restarts"])
 def test_all_keys_change_while_a_node_leaves_and_one_restarts(tmp_path: Path, victim: int) -> None:
-    with ClusterProcesses(tmp_path, 4, buckets={BUCKET: 2}) as cluster, connect(cluster.url) as client:
-        ledger = Ledger()
-        put(client.bucket(BUCKET), ledger, KEYS)
-        with (
-            reading(cluster.url, ledger) as clients,
-            writing(cluster.url, ledger, KEYS, seed=victim) as writers,
-        ):
+    with filled(tmp_path, KEYS, nodes=4) as (cluster, _, ledger):
+        with all_changing(cluster.url, ledger, seed=victim) as writers:
             change_map(endpoints(cluster.nodes), begin_leave(cluster.uuid_of(1)), timeout_s=TIMEOUT_S)
             cluster.nodes[victim].restart()
             writers.round()
@@ -86,44 +86,25 @@ def test_all_keys_change_while_a_node_leaves_and_one_restarts(tmp_path: Path, vi
             eventually(lambda: settled(left, 3), 2 * TIMEOUT_S, interval_s=0.2)
             assert versions(cluster.nodes[1], cluster.map.bucket[0]) == {}
             cluster.nodes[1].stop()
-            writers.round()
-            writers.stop()
-            clients.round()
-            clients.check(all_answered=False)
-        assert writers.faults == []
         eventually(lambda: equal(left, ledger), TIMEOUT_S, interval_s=0.2)
         assert_content(left[0].url, ledger)
 
 
 def test_two_nodes_join_at_once_and_one_leaves_while_all_keys_change(tmp_path: Path) -> None:
     with (
-        ClusterProcesses(tmp_path / "cluster", 3, buckets={BUCKET: 2}) as cluster,
+        filled(tmp_path / "cluster", KEYS) as (cluster, _, ledger),
         NodeProcess([tmp_path / "fourth"]) as fourth,
         NodeProcess([tmp_path / "fifth"]) as fifth,
-        connect(cluster.url) as client,
     ):
-        nodes, ledger = [*cluster.nodes, fourth, fifth], Ledger()
-        put(client.bucket(BUCKET), ledger, KEYS)
-        with reading(cluster.url, ledger) as clients, writing(cluster.url, ledger, KEYS, seed=7) as writers:
-            joining = [
-                threading.Thread(target=join, args=(cluster, fourth, "host-3"), daemon=True),
-                threading.Thread(target=join, args=(cluster, fifth, "host-4"), daemon=True),
-            ]
-            for thread in joining:
-                thread.start()
-            for thread in joining:
-                thread.join(TIMEOUT_S)
-                assert not thread.is_alive()
+        nodes = [*cluster.nodes, fourth, fifth]
+        with all_changing(cluster.url, ledger, seed=7) as writers:
+            with joining(cluster, fourth, fifth):
+                writers.round()
             change_map(endpoints(nodes), begin_leave(cluster.uuid_of(0)), timeout_s=TIMEOUT_S)
             fifth.restart()
             writers.round()
             eventually(lambda: settled(nodes[1:], 4), 2 * TIMEOUT_S, interval_s=0.2)
             cluster.nodes[0].stop()
-            writers.round()
-            writers.stop()
-            clients.round()
-            clients.check(all_answered=False)
-        assert writers.faults == []
         eventually(lambda: equal(nodes[1:], ledger), TIMEOUT_S, interval_s=0.2)
         assert_content(fourth.url, ledger)
 
@@ -145,9 +126,8 @@ def moved(member: cluster_pb.MapNode, state: cluster_pb.MapNode.State) -> Edit:
 def test_the_only_copies_stay_readable_while_a_node_leaves_and_returns_again_and_again(tmp_path: Path) -> None:
     """By each map other nodes may let go of what they have, and the map changes just when they do."""
     draw = random.Random(5)
-    with ClusterProcesses(tmp_path, 3, buckets={BUCKET: 1}) as cluster, connect(cluster.url) as client:
-        ledger, nodes, bucket = Ledger(), cluster.nodes, cluster.map.bucket[0]
-        put(client.bucket(BUCKET), ledger, KEYS)
+    with filled(tmp_path, KEYS, copies=1) as (cluster, _, ledger):
+        nodes, bucket = cluster.nodes, cluster.map.bucket[0]
         member = cluster.map.node[1]
         with reading(cluster.url, ledger) as clients:
             for turn in range(12):
@@ -170,10 +150,8 @@ def test_the_only_copies_stay_readable_while_a_node_leaves_and_returns_again_and
 
 
 def test_of_a_bucket_deleted_and_made_again_a_node_that_was_down_brings_back_nothing(tmp_path: Path) -> None:
-    with ClusterProcesses(tmp_path, 3, buckets={BUCKET: 2}) as cluster, connect(cluster.url) as client:
-        before, ledger = Ledger(), Ledger(first=1000)
-        bucket = client.bucket(BUCKET)
-        put(bucket, before, KEYS)
+    with filled(tmp_path, KEYS) as (cluster, bucket, before):
+        client, ledger = bucket.client, Ledger(first=1000)
         delete(bucket, before, KEYS[200:])
         cluster.nodes[1].kill()
         client.delete_bucket(BUCKET, force=True)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ais_loader import Bucket, connect
 from ais_loader.testing import NodeProcess, eventually
-from ais_loader.testing.cluster import ClusterProcesses
 from storage_node.cluster.change import change_map
 from storage_node.cluster.edits import begin_leave
 from tests.faults.ledger_kit import (
-    BUCKET,
     TIMEOUT_S,
-    Ledger,
     delete,
     endpoints,
     equal,
+    filled,
     join,
+    joining,
     put,
     reading,
     settled,
@@ -33,16 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # real processes, kil
 KEYS = [f"k{at:03}" for at in range(60)]
 
 
-@contextmanager
-def three(root: Path) -> Iterator[tuple[ClusterProcesses, Bucket, Ledger]]:
-    with ClusterProcesses(root, 3, buckets={BUCKET: 2}) as cluster, connect(cluster.url) as client:
-        bucket, ledger = client.bucket(BUCKET), Ledger()
-        put(bucket, ledger, KEYS)
-        yield cluster, bucket, ledger
-
-
 def test_a_node_that_was_killed_brings_back_nothing_old(tmp_path: Path) -> None:
-    with three(tmp_path) as (cluster, bucket, ledger), reading(cluster.url, ledger) as clients:
+    with filled(tmp_path, KEYS) as (cluster, bucket, ledger), reading(cluster.url, ledger) as clients:
         clients.round()
         cluster.nodes[1].kill()
         put(bucket, ledger, KEYS[:20])
@@ -60,7 +47,7 @@ def test_a_node_that_was_killed_brings_back_nothing_old(tmp_path: Path) -> None:
 
 def test_a_node_joins_while_clients_read_and_write(tmp_path: Path) -> None:
     with (
-        three(tmp_path / "cluster") as (cluster, bucket, ledger),
+        filled(tmp_path / "cluster", KEYS) as (cluster, bucket, ledger),
         NodeProcess([tmp_path / "fourth"]) as fourth,
         reading(cluster.url, ledger) as clients,
     ):
@@ -76,7 +63,7 @@ def test_a_node_joins_while_clients_read_and_write(tmp_path: Path) -> None:
 
 
 def test_a_node_leaves_while_clients_read_and_write(tmp_path: Path) -> None:
-    with three(tmp_path) as (cluster, bucket, ledger), reading(cluster.url, ledger) as clients:
+    with filled(tmp_path, KEYS) as (cluster, bucket, ledger), reading(cluster.url, ledger) as clients:
         change_map(endpoints(cluster.nodes), begin_leave(cluster.uuid_of(1)), timeout_s=TIMEOUT_S)
         put(bucket, ledger, KEYS[:30])
         delete(bucket, ledger, KEYS[30:45])
@@ -93,7 +80,7 @@ def test_a_node_leaves_while_clients_read_and_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_node_is_killed_while_objects_move(tmp_path: Path, victim: int) -> None:
     with (
-        three(tmp_path / "cluster") as (cluster, bucket, ledger),
+        filled(tmp_path / "cluster", KEYS) as (cluster, bucket, ledger),
         NodeProcess([tmp_path / "fourth"]) as fourth,
         reading(cluster.url, ledger) as clients,
     ):
@@ -112,22 +99,14 @@ def test_a_node_is_killed_while_objects_move(tmp_path: Path, victim: int) -> Non
 
 def test_two_nodes_join_at_once(tmp_path: Path) -> None:
     with (
-        three(tmp_path / "cluster") as (cluster, bucket, ledger),
+        filled(tmp_path / "cluster", KEYS) as (cluster, bucket, ledger),
         NodeProcess([tmp_path / "fourth"]) as fourth,
         NodeProcess([tmp_path / "fifth"]) as fifth,
         reading(cluster.url, ledger) as clients,
     ):
-        joining = [
-            threading.Thread(target=join, args=(cluster, fourth, "host-3"), daemon=True),
-            threading.Thread(target=join, args=(cluster, fifth, "host-4"), daemon=True),
-        ]
-        for thread in joining:
-            thread.start()
-        put(bucket, ledger, KEYS[:30])
-        delete(bucket, ledger, KEYS[30:45])
-        for thread in joining:
-            thread.join(TIMEOUT_S)
-            assert not thread.is_alive()
+        with joining(cluster, fourth, fifth):
+            put(bucket, ledger, KEYS[:30])
+            delete(bucket, ledger, KEYS[30:45])
         nodes = [*cluster.nodes, fourth, fifth]
         eventually(lambda: settled(nodes, 5), TIMEOUT_S, interval_s=0.2)
         clients.round()

@@ -14,7 +14,7 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.entry import Status
-from ais_loader.testing import NodeProcess, eventually, throwaway_folder
+from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
 from protos.cluster_map import ClusterView
 from tests.faults.fault_kit import (
@@ -24,14 +24,14 @@ from tests.faults.fault_kit import (
     OBJECTS,
     Kind,
     designated,
-    fill,
     nothing_held,
     read,
     serve_all,
+    three_nodes,
 )
-from tests.faults.ledger_kit import BUCKET, TIMEOUT_S, delete, equal, put, reading
-from tests.faults.test_cluster_repair import KEYS, three
+from tests.faults.ledger_kit import BUCKET, TIMEOUT_S, delete, equal, filled, put, reading
 
+KEYS = [f"k{at:03}" for at in range(60)]
 RETRY_S = 60.0
 IMPATIENT_S = 3.0
 _TGKILL = {"x86_64": 234, "aarch64": 131}
@@ -39,7 +39,7 @@ _TGKILL = {"x86_64": 234, "aarch64": 131}
 
 @pytest.mark.slow
 def test_a_node_that_stood_still_serves_nothing_old_when_it_goes_on(tmp_path: Path) -> None:
-    with three(tmp_path) as (cluster, bucket, ledger):
+    with filled(tmp_path, KEYS) as (cluster, bucket, ledger):
         view = ClusterView(cluster.map)
         owners = {key: view.owners(view.buckets[BUCKET], key) for key in KEYS}
         # It has copies of these, and another node coordinates their writes.
@@ -61,12 +61,7 @@ def test_a_node_that_stood_still_serves_nothing_old_when_it_goes_on(tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[ClusterProcesses]:
-    with (
-        throwaway_folder() as folder,
-        ClusterProcesses(folder, 3, buckets={"one": 1, "two": 2}, metrics=True) as cluster,
-    ):
-        with connect(cluster.url) as client:
-            fill(client, "one", "two")
+    with three_nodes() as cluster:
         yield cluster
 
 
