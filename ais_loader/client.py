@@ -91,6 +91,7 @@ class Client:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self.closed = False
 
     @property
     def url(self) -> str:
@@ -214,6 +215,7 @@ class Client:
 
     def close(self) -> None:
         """Let go of the store or the connection. Batches in flight end with an error; may be called again."""
+        self.closed = True
         self._transport.close()
 
     def __enter__(self) -> Client:

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, cast
 
 from fsspec.spec import AbstractFileSystem
 
-import ais_loader
 from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
 from ais_loader.object_file import READ_AHEAD_BYTES
+from integrations.fsspec.clients import shared_client
 from integrations.fsspec.listing import Row, file_row, folder_row, rows_below
 from integrations.fsspec.naming import missing, no_writing, split
 from integrations.fsspec.writing import ObjectWriter
@@ -42,7 +42,7 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     ) -> None:
         super().__init__(**storage_options)
         self._url = store or os.environ.get("AIS_LOADER_URL")
-        self._client: Client = ais_loader.connect(self._url, **(connect_options or {}))
+        self._client: Client = shared_client(self._url, connect_options or {})
 
     @property
     def fsid(self) -> str:

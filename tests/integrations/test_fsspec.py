@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -175,6 +176,13 @@ def test_another_content_has_another_key(files: AISFileSystem) -> None:
     files.pipe_file("b/a", b"one")
     assert files.ukey("b/a") != before
     assert files.modified("b/a").year >= 2024
+
+
+def test_threads_that_ask_for_a_file_system_share_one_client(files: AISFileSystem, url: str) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: fsspec.filesystem("ais", store=url), range(16)))
+        assert all(other._client is files._client for other in found)
+        assert set(threads.map(lambda other: other.cat_file("ais://b/a/b"), found)) == {b"two"}
 
 
 def test_it_goes_to_another_process_as_its_address(files: AISFileSystem) -> None:
