@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ais_loader import copying, errors
@@ -11,14 +11,15 @@ from ais_loader.batch import Batch
 from ais_loader.content import Content, Source
 from ais_loader.deleting import delete_many, delete_prefix
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.metadata import set_metadata
 from ais_loader.multipart import MultipartUpload, UploadInfo, begin_upload, resume_upload, sweep_uploads, uploads
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
-from ais_loader.parts import require_ordinary
 from ais_loader.pinned import pinned_bytes, pinned_head, pinned_members
 from ais_loader.promote import Overwrite, PromoteResult, PromoteSummary, Shared, promote_spec, summarize
+from ais_loader.put_spec import ToPut, check_version, put_spec, put_specs
 from ais_loader.requests import BatchOptions, requests_for_names
 from ais_loader.snapshots import SnapshotInfo
-from ais_loader.transport.base import BucketInfo, PutSpec, Transport
+from ais_loader.transport.base import BucketInfo, Transport
 
 if TYPE_CHECKING:
     from ais_loader.client import Client
@@ -43,31 +44,44 @@ class Bucket:
         return self._transport.bucket(self.name)
 
     def put(
-        self, name: str, data: Content, *, metadata: dict[str, str] | None = None, checksum: int | None = None
-    ) -> ObjectInfo:
+        self, name: str, data: Content, *, metadata: Mapping[str, str] | None = None, checksum: int | None = None,
+        if_absent: bool = False, if_version: str | None = None,
+    ) -> ObjectInfo:  # fmt: skip
         """Store an object, replacing one of the same name; visible whole, or not at all.
 
         Args:
             name: 1 to 1,024 bytes of UTF-8, see README.
             data: bytes-like, a path (the file's contents), or a binary file object. Never a str.
-            metadata: at most 4 KiB of strings.
+            metadata: strings by strings, 4 KiB of UTF-8 at most, keys and values together. No control characters, but
+                tabs and line ends in values.
             checksum: CRC-32C that the bytes must have.
+            if_absent: store it only if there is no object of this name.
+            if_version: store it only in place of this version (`ObjectInfo.version`). Of several writers with the same
+                condition, wherever they are, one wins, and the others get VersionConflict. One whose connection broke
+                tries again and knows what it has stored itself; docs/cluster.md has what a cluster guarantees.
 
-        Raises InvalidName, BucketNotFound, ContentMismatch, DriveFull, StoreReadOnly, NodeUnavailable, TypeError.
+        Raises InvalidName, InvalidRequest, BucketNotFound, ContentMismatch, VersionConflict, DriveFull, StoreReadOnly,
+        NodeUnavailable, TypeError.
         """
         source = Source(data)
-        return self._transport.put(_put_spec(self.name, name, source, metadata, checksum), source)
+        spec = put_spec(
+            self.name, name, source, metadata=metadata, checksum=checksum, if_absent=if_absent, if_version=if_version
+        )
+        return self._transport.put(spec, source)
 
     def put_many(
-        self, objects: Iterable[tuple[str, Content]], *, on_error: Literal["raise", "yield"] = "raise"
+        self, objects: Iterable[ToPut], *, if_absent: bool = False, on_error: Literal["raise", "yield"] = "raise"
     ) -> Iterator[ObjectInfo]:
         """Store many objects with few requests. Yields their infos in order, each when it is stored.
 
         Lazy: iterate it (or call `list`) or nothing happens. With on_error="raise" the first failure raises, and what
         was sent with it may have been stored; with "yield" the error is yielded in the failed object's place.
+
+        Args:
+            objects: (name, data) or (name, data, metadata), as `put` takes them.
+            if_absent: as for `put`, of each object by itself: VersionConflict in the place of those that are there.
         """
-        pairs = ((_put_spec(self.name, name, source, None, None), source) for name, source in _sources(objects))
-        for result in self._transport.put_many(pairs):
+        for result in self._transport.put_many(put_specs(self.name, objects, if_absent=if_absent)):
             if isinstance(result, errors.LoaderError) and on_error == "raise":
                 raise result
             yield result  # type: ignore[misc]  # errors only where the caller asked for them
@@ -156,9 +170,28 @@ class Bucket:
         """Raises ObjectNotFound, BucketNotFound."""
         return self._transport.head(self.name, name)
 
-    def delete(self, name: str) -> None:
-        """Raises ObjectNotFound, BucketNotFound, StoreReadOnly."""
-        self._transport.delete(self.name, name)
+    def set_metadata(
+        self, name: str, metadata: Mapping[str, str], *, if_version: str | None = None
+    ) -> ObjectInfo:
+        """Give an object these metadata in place of those that it has: a new version of it, with the same bytes.
+
+        The store copies the bytes for it; they do not pass through this process. What others put meanwhile keeps its
+        bytes. `if_version`: only if it has this version.
+
+        Raises ObjectNotFound, BucketNotFound, InvalidRequest, VersionConflict, DriveFull, NodeUnavailable.
+        """
+        if if_version is not None:
+            check_version(if_version)
+        return set_metadata(self._transport, self.name, name, metadata, if_version)
+
+    def delete(self, name: str, *, if_version: str | None = None) -> None:
+        """`if_version`: delete it only if it has this version.
+
+        Raises ObjectNotFound, BucketNotFound, StoreReadOnly, VersionConflict, NodeUnavailable (it may be done then).
+        """
+        if if_version is not None:
+            check_version(if_version)
+        self._transport.delete(self.name, name, if_version=if_version)
 
     def copy(self, name: str, to: str, *, to_bucket: str | None = None) -> ObjectInfo:
         """Copy an object, with its metadata, in this bucket or to another one. The store does it: no bytes come here.
@@ -281,19 +314,3 @@ class Bucket:
         """The columnar short form of `Client.get_batch`: whole objects of this bucket, no Entry per item."""
         chosen = BatchOptions(**options)
         return self.client._batch(names, requests_for_names(self.name, names, chosen), chosen, self.name)
-
-
-def _put_spec(
-    bucket: str, name: str, source: Source, metadata: dict[str, str] | None, checksum: int | None
-) -> PutSpec:
-    if not isinstance(name, str):
-        raise TypeError(f"an object's name is a str, got {type(name).__name__}")
-    require_ordinary(name)
-    return PutSpec(
-        bucket=bucket, name=name, metadata=dict(metadata or {}), size_bytes=source.size_bytes, checksum=checksum
-    )
-
-
-def _sources(objects: Iterable[tuple[str, Content]]) -> Iterator[tuple[str, Source]]:
-    for name, data in objects:
-        yield name, Source(data)

@@ -15,6 +15,7 @@ from typing import NoReturn, Protocol
 import grpc
 
 from protos import ais_objects_pb2 as pb
+from storage_node.batch.own_run import StaleMap
 from storage_node.batch.session import BatchService
 from storage_node.cluster.bucket_changes import ClusterBuckets
 from storage_node.cluster.replicate import Replication
@@ -31,7 +32,7 @@ from storage_node.store.archives.errors import (
     NotAnArchive,
 )
 from storage_node.store.batch_read import IMPLEMENTATION
-from storage_node.store.conditions import Condition, parse_condition
+from storage_node.store.conditions import condition_of, parse_condition
 from storage_node.store.doubts import CopyInDoubt
 from storage_node.store.format import Record
 from storage_node.store.member_listing import list_members
@@ -73,6 +74,7 @@ _STATUS = {
     ArchiveTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
     LibraryMissing: grpc.StatusCode.FAILED_PRECONDITION,
     CopyInDoubt: grpc.StatusCode.UNAVAILABLE,
+    StaleMap: grpc.StatusCode.ABORTED,
 }
 
 
@@ -160,10 +162,9 @@ class ObjectsService:
             first = await anext(messages, None)
             if first is not None:
                 if first.HasField("header") and (target := self._writes.target(first.header.bucket)) is not None:
-                    if first.header.HasField("condition"):
-                        raise errors.InvalidRequest("no conditions in clusters yet")
                     return await self._writes.put(target, first.header, messages)
-                await self._service.read(put.take, first)
+                if (record := await self._service.read(put.take, first)) is not None:
+                    return _info(put.header.bucket, put.header.name, record)
             async for request in messages:
                 if (record := await self._service.read(put.take, request)) is not None:
                     return _info(put.header.bucket, put.header.name, record)
@@ -247,7 +248,7 @@ class ObjectsService:
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
         try:
             if (target := self._writes.target(request.bucket)) is not None:
-                await self._writes.delete(target, request.name)
+                await self._writes.delete(target, request.name, parse_condition(False, request.if_version))
             else:
                 condition = parse_condition(False, request.if_version)
                 delete = functools.partial(self._store.delete, condition=condition)
@@ -300,7 +301,7 @@ class _Put:
         self.upload: Upload | None = None
 
     def take(self, request: pb.PutRequest) -> Record | None:
-        """The committed object's record when this was the last message. Raises StoreError."""
+        """The committed object's record when this was the last message, or not the first try. Raises StoreError."""
         part = request.WhichOneof("part")
         if part == "header":
             if self.upload is not None:
@@ -309,8 +310,7 @@ class _Put:
             condition = condition_of(self.header)
             self.upload = self._store.begin_put(self.header.bucket, self.header.name, dict(self.header.metadata))
             self.upload.require(condition)
-            self.upload.check()
-            return None
+            return self.upload.settled()
         if self.upload is None:
             raise errors.InvalidRequest("a PUT begins with its header")
         if part == "data":
@@ -352,12 +352,6 @@ class NodeService:
             reserved_bytes=self._service.reserved_bytes,
             limits=self._service.limits(),
         )  # fmt: skip
-
-
-def condition_of(request: pb.PutHeader | pb.SmallObject) -> Condition | None:
-    """What a PUT requires of what is there. Raises InvalidRequest."""
-    condition = request.condition
-    return parse_condition(condition.if_absent, condition.if_version, condition.write_id)
 
 
 def _bucket(name: str, record: BucketRecord) -> pb.Bucket:

@@ -139,8 +139,8 @@ class ClusterTransport:
     def head(self, bucket: str, name: str) -> ObjectInfo:
         return self._there().head(bucket, name)
 
-    def delete(self, bucket: str, name: str) -> None:
-        self._there().delete(bucket, name)
+    def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
+        self._there().delete(bucket, name, if_version=if_version)
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
         return self._there().delete_names(bucket, names)

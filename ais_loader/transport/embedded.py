@@ -20,6 +20,7 @@ from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
+from ais_loader.transport.text import require_metadata
 from protos import ais_batch_pb2 as pb
 from protos import ais_compose_pb2 as compose_pb
 from protos.frame import Frame
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from storage_node.store.batch import StoreBatch
     from storage_node.store.format import Record
     from storage_node.store.record import BucketRecord
-    from storage_node.store.store import Store
+    from storage_node.store.store import Store, Upload
 
 # More threads than cores do not read faster, and more than a few only take from the trainer.
 _READ_PARTS = min(4, len(os.sched_getaffinity(0)))
@@ -117,37 +118,23 @@ class EmbeddedTransport:
     # -- objects
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
-        from storage_node.store.writes import stage_object
-
         with translated():
-            upload = stage_object(
-                self._store_here(),
-                spec.bucket,
-                spec.name,
-                source.chunks(),
-                spec.metadata,
-                spec.size_bytes,
-                spec.checksum,
-            )
-            return _object_info(spec.bucket, spec.name, upload.commit())
+            return _object_info(spec.bucket, spec.name, _staged(self._store_here(), spec, source).commit())
 
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
         from storage_node.store.errors import StoreError
         from storage_node.store.store import Upload
-        from storage_node.store.writes import stage_object
 
         store = self._store_here()
-        group: list[tuple[PutSpec, Upload | StoreError]] = []
+        group: list[tuple[PutSpec, Upload | StoreError | errors.LoaderError]] = []
         group_bytes = 0
         try:
             for spec, source in objects:
                 try:
-                    upload = stage_object(
-                        store, spec.bucket, spec.name, source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
-                    )
+                    upload = _staged(store, spec, source)
                     group_bytes += upload.size_bytes
                     group.append((spec, upload))
-                except StoreError as error:
+                except (StoreError, errors.LoaderError) as error:
                     group.append((spec, error))
                 if len(group) >= _COMMIT_TOGETHER or group_bytes >= _COMMIT_TOGETHER_BYTES:
                     yield from _commit_group(store, group)
@@ -192,9 +179,11 @@ class EmbeddedTransport:
         with translated():
             return _object_info(bucket, name, self._store_here().head(bucket, name))
 
-    def delete(self, bucket: str, name: str) -> None:
+    def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
+        from storage_node.store.conditions import parse_condition
+
         with translated():
-            self._store_here().delete(bucket, name)
+            self._store_here().delete(bucket, name, condition=parse_condition(False, if_version or ""))
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
         with translated():
@@ -300,6 +289,18 @@ def translated() -> Iterator[None]:
         yield
     except StoreError as error:
         raise errors.from_kind(error.kind, str(error)) from error
+
+
+def _staged(store: Store, spec: PutSpec, source: Source) -> Upload:
+    """Raises StoreError, LoaderError."""
+    from storage_node.store.conditions import parse_condition
+    from storage_node.store.writes import stage_object
+
+    require_metadata(spec.metadata)
+    return stage_object(
+        store, spec.bucket, spec.name, source.chunks(), spec.metadata, spec.size_bytes, spec.checksum,
+        parse_condition(spec.if_absent, spec.if_version or "", spec.write_id),
+    )  # fmt: skip
 
 
 def _commit_group(store: Store, group: list[Any]) -> Iterator[ObjectInfo | errors.LoaderError]:

@@ -291,10 +291,10 @@ class GrpcTransport:
         request = pb.HeadRequest(bucket=bucket, name=name)
         return object_info(self._call(lambda here: here.objects.Head(request, timeout=timeout_s)))
 
-    def delete(self, bucket: str, name: str) -> None:
+    def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         require_object(bucket, name)
-        request = pb.DeleteRequest(bucket=bucket, name=name)
-        # Not retried: a first try whose answer was lost would make the second say "not found".
+        request = pb.DeleteRequest(bucket=bucket, name=name, if_version=if_version or "")
+        # Not retried: a first try whose answer was lost would make the second say "not found", or another version.
         self._call(lambda here: here.objects.Delete(request, timeout=CALL_TIMEOUT_S), retry=False)
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:

@@ -9,7 +9,7 @@ from ais_loader import errors
 from ais_loader.content import Source
 from ais_loader.entry import ObjectInfo
 from ais_loader.transport.base import PutSpec
-from ais_loader.transport.put_messages import small_object
+from ais_loader.transport.put_messages import small_object, spec_of
 from ais_loader.transport.put_stream import (
     GROUP_BYTES,
     GROUP_OBJECTS,
@@ -133,7 +133,11 @@ class _Puts:
     def _receive(self, node: _Node, step: Callable[[], Iterator[Result]]) -> None:
         try:
             for result in step():
-                self.results[node.sent.popleft()[0]] = result
+                place, small = node.sent.popleft()
+                if isinstance(result, errors.StaleMap):
+                    self._alone(place, spec_of(small), Source(small.data))  # to its first owner by a newer map
+                else:
+                    self.results[place] = result
         except errors.Closed:
             raise
         except errors.LoaderError as error:
@@ -151,11 +155,7 @@ class _Puts:
             if gone is not None:
                 self.results[place] = gone  # one that nobody took has shown that waiting does not help
                 continue
-            spec = PutSpec(
-                bucket=small.bucket, name=small.name, metadata=dict(small.metadata), size_bytes=len(small.data),
-                checksum=small.checksum,
-            )  # fmt: skip
-            gone = self._alone(place, spec, Source(small.data))
+            gone = self._alone(place, spec_of(small), Source(small.data))
 
     def _alone(self, place: int, spec: PutSpec, source: Source) -> errors.LoaderError | None:
         """Returns the error of an object that nobody took."""

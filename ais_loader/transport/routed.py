@@ -21,6 +21,7 @@ from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.contents import delete_by_any
 from ais_loader.transport.download import Call, download
+from ais_loader.transport.first_owner import write_first
 from ais_loader.transport.grpc import GrpcTransport
 from ais_loader.transport.member_pages import listed_members
 from ais_loader.transport.members import HEDGE_BUDGET, Members
@@ -110,12 +111,25 @@ class RoutedTransport:
         """The answer of the first owner that has one; `again` says whether the call can be made twice."""
         return self._first(lambda: self._owners(bucket, name), call, again=again)
 
+    def _write_first(
+        self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool, replay: bool | None = None
+    ) -> T:
+        return write_first(
+            self.members, lambda: self._ranked_owners(bucket, name)[0], call, retry_s=self._retry_s, again=again,
+            replay=again if replay is None else replay,
+        )  # fmt: skip
+
     def _owners(self, bucket: str, name: str) -> list[bytes]:
+        members = self.members
+        return members.by_trust(self._ranked_owners(bucket, name)) if members.knows(bucket) else members.anybody()[:1]
+
+    def _ranked_owners(self, bucket: str, name: str) -> list[bytes]:
+        """Best first, whether they answer or not."""
         members = self.members
         if not members.knows(bucket):
             return members.anybody()[:1]
         view = members.view
-        return members.by_trust([view.nodes[at].uuid for at in view.owners(view.buckets[bucket], name)])
+        return [view.nodes[at].uuid for at in view.owners(view.buckets[bucket], name)]
 
     def _any(self, call: Callable[[GrpcTransport], T], *, again: bool = True) -> T:
         """The answer of whichever node has one."""
@@ -168,7 +182,8 @@ class RoutedTransport:
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
         require_bucket(spec.bucket)
         require_text(spec.name, errors.InvalidName, "object name")
-        return self._write(spec.bucket, spec.name, lambda node: node.put(spec, source), again=source.replayable)
+        write = self._write_first if spec.is_conditional else self._write
+        return write(spec.bucket, spec.name, lambda node: node.put(spec, source), again=source.replayable)
 
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
         return put_many(objects, self._owner_of, lambda node: self.members.transport(node).open_puts, self.put)
@@ -177,13 +192,15 @@ class RoutedTransport:
         self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None
     ) -> ObjectInfo:
         made = request.object
-        return self._write(made.bucket, made.name, lambda node: node.compose(request, moved), again=True)
+        write = self._write_first if made.HasField("condition") else self._write
+        return write(made.bucket, made.name, lambda node: node.compose(request, moved), again=True)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         return self._read(request.bucket, request.name, lambda node, _: node.tar_end(request))
 
     def _owner_of(self, spec: PutSpec) -> bytes:
-        return self._owners(spec.bucket, spec.name)[0]
+        owners = self._ranked_owners if spec.is_conditional else self._owners
+        return owners(spec.bucket, spec.name)[0]
 
     def get(
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
@@ -273,8 +290,14 @@ class RoutedTransport:
         require_object(bucket, name)
         return self._read(bucket, name, lambda node, timeout_s: node.head(bucket, name, timeout_s=timeout_s))
 
-    def delete(self, bucket: str, name: str) -> None:
+    def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         require_object(bucket, name)
+        if if_version is not None:
+            # Once: a first try whose answer was lost would make the second find another version, or none.
+            self._write_first(
+                bucket, name, lambda node: node.delete(bucket, name, if_version=if_version), again=False, replay=True
+            )
+            return
         failure: errors.NodeUnavailable | None = None
         for node in self._owners(bucket, name):
             try:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Mapping
+
 from ais_loader import errors
+
+MAX_METADATA_BYTES = 4096
+"""Of keys and values in UTF-8, together: the nodes' limit."""
 
 
 def require_text(text: str, refusal: type[errors.LoaderError], what: str) -> None:
@@ -13,6 +19,28 @@ def require_text(text: str, refusal: type[errors.LoaderError], what: str) -> Non
         text.encode()
     except UnicodeEncodeError:
         raise refusal(f"{what} {text!r}: not valid Unicode (a lone surrogate has no UTF-8 form)") from None
+
+
+def require_metadata(metadata: Mapping[str, str]) -> None:
+    """Raises InvalidRequest unless it maps strings to strings, without control characters, and is small.
+
+    Values may have tabs and line ends, keys may not.
+    """
+    size_bytes = 0
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise errors.InvalidRequest(f"metadata maps str to str, got {key!r}: {value!r}")
+        for text, where, allowed in ((key, "key", ""), (value, "value", "\t\n\r")):
+            require_text(text, errors.InvalidRequest, f"metadata, {where}")
+            size_bytes += len(text.encode())
+            if not text.isprintable():
+                for char in text:
+                    if unicodedata.category(char) == "Cc" and char not in allowed:
+                        raise errors.InvalidRequest(f"metadata {key!r}: control character {char!r} in its {where}")
+    if size_bytes > MAX_METADATA_BYTES:
+        raise errors.InvalidRequest(
+            f"metadata has {size_bytes:,} bytes, keys and values together; {MAX_METADATA_BYTES:,} are allowed"
+        )
 
 
 def require_bucket(name: str) -> None:

@@ -75,7 +75,8 @@ class Deletions:
         done: dict[str, StoreError | None] = {}
         for first in range(0, len(different), AT_ONCE):
             group = different[first : first + AT_ONCE]
-            done.update(zip(group, await self._delete(target, group), strict=True))
+            async with self._commits.names.hold((target.bucket.uuid, name) for name in group):
+                done.update(zip(group, await self._delete(target, group), strict=True))
         missing = {name: ObjectNotFound(not_found_message(target.bucket.name, name)) for name in set(names)}
         return [done.pop(name, missing[name]) for name in names]
 

@@ -94,9 +94,12 @@ class Nodes:
         self.channels.answered(endpoint)
         return found
 
-    async def bury(self, target: Target, node: int, name: str, version: wire.ObjectVersion) -> wire.BuryResponse:
-        """Have the node keep a tombstone. Raises CopyLost."""
-        request = wire.BuryRequest(bucket=_ref(target), name=name, version=version)
+    async def bury(
+        self, target: Target, node: int, name: str, version: wire.ObjectVersion,
+        not_above: wire.ObjectVersion | None = None,
+    ) -> wire.BuryResponse:  # fmt: skip
+        """Have the node keep a tombstone, if it has nothing newer than `not_above`. Raises CopyLost."""
+        request = wire.BuryRequest(bucket=_ref(target), name=name, version=version, not_above=not_above)
         if node == target.position:
             return await self._here(replica.bury, request)
         endpoint = target.endpoint(node)

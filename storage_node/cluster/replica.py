@@ -6,10 +6,12 @@ Runs on reader threads; a coordinator that is itself an owner uses it without a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
 from storage_node.store import errors
+from storage_node.store.conditions import Condition
 from storage_node.store.errors import StoreError
 from storage_node.store.format import Record, Version
 from storage_node.store.store import Store, Upload
@@ -69,7 +71,9 @@ class HeldWrite:
         put = header.object
         try:
             require_bucket(self._store, put.bucket, header.bucket_uuid)
-            return self._store.begin_put(put.bucket, put.name, dict(put.metadata))
+            upload = self._store.begin_put(put.bucket, put.name, dict(put.metadata))
+            upload.require(Condition(write_id=put.condition.write_id))
+            return upload
         except StoreError as error:
             return error
 
@@ -102,8 +106,9 @@ class HeldWrite:
         try:
             require_bucket(self._store, small.bucket, group.bucket_uuid[small.bucket])
             return stage_object(
-                self._store, small.bucket, small.name, [small.data], dict(small.metadata), checksum=checksum
-            )
+                self._store, small.bucket, small.name, [small.data], dict(small.metadata), checksum=checksum,
+                condition=Condition(write_id=small.condition.write_id),
+            )  # fmt: skip
         except StoreError as error:
             return error
 
@@ -137,6 +142,8 @@ class HeldWrite:
                 continue
             if isinstance(upload, Upload):
                 upload.assign(from_wire(chosen.version), chosen.modified_ns)
+                if chosen.HasField("not_above"):
+                    upload.require(replace(upload.condition or Condition(), not_above=from_wire(chosen.not_above)))
             wanted.append(upload)
         committed = wire.Committed()
         for result in self._store.commit_many(wanted):
@@ -176,7 +183,10 @@ def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> w
 
 def bury(store: Store, request: wire.BuryRequest, known_map: Callable[[], int] = lambda: 0) -> wire.BuryResponse:
     require_bucket(store, request.bucket.name, request.bucket.uuid)
-    left = store.delete(request.bucket.name, request.name, from_wire(request.version), keep_tombstone=True)
+    condition = Condition(not_above=from_wire(request.not_above)) if request.HasField("not_above") else None
+    left = store.delete(
+        request.bucket.name, request.name, from_wire(request.version), keep_tombstone=True, condition=condition
+    )
     assert left is not None
     return wire.BuryResponse(version=to_wire(left.version), map_version=known_map())
 

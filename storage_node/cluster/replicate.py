@@ -21,17 +21,22 @@ from storage_node.cluster.absent import map_version, tell_absent, tell_missed, t
 from storage_node.cluster.ahead import Ahead
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
+from storage_node.cluster.deciding import decide, misplaced
 from storage_node.cluster.deletions import Deletions
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.nodes import Nodes, close_all, outcome
 from storage_node.cluster.replica import HeldWrite, from_wire, to_wire
-from storage_node.cluster.staged import Commits, Result, Staged
+from storage_node.cluster.staged import Commits, Result, Staged, landed_info
 from storage_node.cluster.targets import Candidates, Target, TooFewCopies
+from storage_node.store.conditions import Condition, condition_of
 from storage_node.store.errors import InvalidRequest, ObjectNotFound, StoreError
 from storage_node.store.format import Version
 from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.store import not_found_message
 from storage_node.store.upload import checked_metadata
+
+_LOOK_BEFORE_BYTES = 1 << 20
+"""Of an object to be stored on a condition: from this size on its condition is looked at before its bytes come, too."""
 
 
 class Replication:
@@ -82,6 +87,9 @@ class Replication:
         check_object_name(header.name)
         staged = Staged(target, header.name, target.rankings([header.name])[0])
         staged.metadata = checked_metadata(dict(header.metadata))
+        staged.condition = condition_of(header)
+        if staged.condition is not None and (done := await self._decided(target, header, staged.condition)) is not None:
+            return done
         copies: list[Copy] = []
         try:
             await self._open(staged, header, copies, held)
@@ -103,6 +111,17 @@ class Replication:
         if isinstance(result, StoreError):
             raise result
         return result
+
+    async def _decided(self, target: Target, header: pb.PutHeader, condition: Condition) -> pb.ObjectInfo | None:
+        """Look beforehand, where many bytes may come in vain; what an earlier try has stored. Raises StoreError."""
+        if (misfit := misplaced(self._nodes, target, header.name)) is not None:
+            raise misfit
+        if header.HasField("size_bytes") and header.size_bytes < _LOOK_BEFORE_BYTES:
+            return None
+        decided = (await decide(self._nodes, target, [(header.name, condition)]))[0]
+        if isinstance(decided, StoreError):
+            raise decided
+        return landed_info(target, header.name, decided.landed) if decided.landed is not None else None
 
     async def _open(
         self, staged: Staged, header: pb.PutHeader, copies: list[Copy], held: HeldWrite | None
@@ -177,6 +196,9 @@ class Replication:
             try:
                 check_object_name(small.name)
                 entry.metadata = checked_metadata(dict(small.metadata))
+                entry.condition = condition_of(small)
+                if entry.condition is not None:
+                    entry.fault = misplaced(self._nodes, entry.target, small.name)
             except StoreError as error:
                 entry.fault = error
         for target in {id(target): target for target in targets}.values():
@@ -218,10 +240,26 @@ class Replication:
 
     # -- deleting
 
-    async def delete(self, target: Target, name: str) -> None:
-        """Leave a tombstone on all owners. Raises ObjectNotFound when none of the nodes asked had the object."""
+    async def delete(self, target: Target, name: str, condition: Condition | None = None) -> None:
+        """Leave a tombstone on all owners. Raises ObjectNotFound when none of the nodes asked had the object,
+        VersionConflict."""
         if object_name_fault(name):
             raise ObjectNotFound(not_found_message(target.bucket.name, name))
+        in_use = self._membership.in_use
+        in_use.hold(target.epoch)
+        try:
+            async with self._commits.names.hold([(target.bucket.uuid, name)]):
+                not_above: Version | None = None
+                if condition is not None:
+                    decided = (await decide(self._nodes, target, [(name, condition)]))[0]
+                    if isinstance(decided, StoreError):
+                        raise decided
+                    not_above = decided.there.version
+                await self._delete(target, name, not_above)
+        finally:
+            in_use.end(target.epoch)
+
+    async def _delete(self, target: Target, name: str, not_above: Version | None) -> None:
         asked = Candidates(target, name, target.rankings([name])[0])
         found: dict[int, wire.ObjectState] = {}
         clock = 0
@@ -242,12 +280,13 @@ class Replication:
         await asyncio.gather(*(ask(node) for node in target.former(name) if node not in found))
         states = [state for state in found.values() if state.HasField("version")]
         newest = max(states, key=lambda state: from_wire(state.version), default=None)
-        existed = newest is not None and not newest.is_tombstone
+        existed = not_above is not None or (newest is not None and not newest.is_tombstone)
         # An owner that could not be asked may have the object: it finds the tombstone when it comes back.
         if existed or not all(node in found for node in asked.owners):
             having = [node for node, state in found.items() if node in asked.taking or state.HasField("version")]
             rest = [node for node in found if node not in having]
-            await self._bury(asked, having, rest, [from_wire(state.version) for state in states], clock)
+            seen = [from_wire(state.version) for state in states] + ([not_above] if not_above is not None else [])
+            await self._bury(asked, having, rest, seen, clock, not_above)
         if not existed:
             raise ObjectNotFound(not_found_message(target.bucket.name, name))
 
@@ -256,17 +295,21 @@ class Replication:
         return await self._deletions.delete(target, names)
 
     async def _bury(
-        self, asked: Candidates, nodes: Sequence[int], rest: Sequence[int], seen: list[Version], clock: int
-    ) -> None:
-        """Leave tombstones on these nodes; the `rest`, which owned the object once, have nothing that needs one."""
+        self, asked: Candidates, nodes: Sequence[int], rest: Sequence[int], seen: list[Version], clock: int,
+        not_above: Version | None,
+    ) -> None:  # fmt: skip
+        """Leave tombstones on these nodes; the `rest`, which owned the object once, have nothing that needs one.
+
+        `not_above`: see `Staged.not_above`.
+        """
         target = asked.target
         store = self._service.store
         clock = max(store.clock, clock) + self._ahead.leap([asked])
         chosen = await self._service.read(store.next_version, target.number, target.epoch, seen, clock)
         version = to_wire(chosen)
 
-        async def bury(node: int) -> int | None:
-            result = await outcome(self._nodes.bury(target, node, asked.name, version))
+        async def bury(node: int, limit: wire.ObjectVersion | None = None) -> int | None:
+            result = await outcome(self._nodes.bury(target, node, asked.name, version, limit))
             if isinstance(result, CopyLost):
                 asked.lose(result)
                 return None
@@ -276,9 +319,15 @@ class Replication:
             by_map = map_version(self._nodes)
             told = [*nodes, *rest]
             telling = (tell_missed(self._nodes, target, node, {asked.name: chosen}) for node in rest)
+            first: list[int] = []
+            if not_above is not None:
+                if target.position not in asked.taking or await bury(target.position, to_wire(not_above)) is None:
+                    raise asked.without_its_first_owner()
+                first = [target.position]
+            left = [node for node in nodes if node not in first]
             absent = tell_absent(self._nodes, [asked], [chosen], [told])
-            found = await asyncio.gather(*map(bury, nodes), absent, *telling)
-            buried = [node for node in found if node is not None]
+            found = await asyncio.gather(*map(bury, left), absent, *telling)
+            buried = first + [node for node in found if node is not None]
             there = [*buried, *rest]
             lost = Candidates(target, asked.name, asked.ranking, taking=told)
             if not buried:

@@ -13,11 +13,14 @@ from protos import ais_replica_pb2 as wire
 from storage_node.cluster.absent import map_version, outdated, tell_absent, tell_of_commits
 from storage_node.cluster.ahead import Ahead
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
+from storage_node.cluster.deciding import decide
+from storage_node.cluster.name_locks import NameLocks
 from storage_node.cluster.nodes import Nodes, close_all, outcome
 from storage_node.cluster.replica import from_wire, to_wire
 from storage_node.cluster.targets import Candidates, Target
+from storage_node.store.conditions import Condition
 from storage_node.store.errors import StoreError
-from storage_node.store.format import Version
+from storage_node.store.format import Record, Version
 
 Result: TypeAlias = pb.ObjectInfo | StoreError
 """What became of one object."""
@@ -35,6 +38,12 @@ class Staged(Candidates):
     seen: list[Version] = field(default_factory=list)
     """What the nodes have of the name."""
     clock: int = 0
+    condition: Condition | None = None
+    """Of what is there, besides what `not_above` says."""
+    not_above: Version | None = None
+    """The condition has been found to hold of this: nothing newer may have come to this node when it commits."""
+    settled: Result | None = None
+    """What became of it before, or in place of, its commit."""
 
     def take(self, copy: Copy, place: int, answer: wire.WriteResponse | CopyLost) -> None:
         """Note what a node said to the object's bytes."""
@@ -59,6 +68,8 @@ class Commits:
     def __init__(self, nodes: Nodes, ahead: Ahead) -> None:
         self._nodes = nodes
         self._ahead = ahead
+        self.names = NameLocks()
+        """Held by whoever changes one of them."""
         self._running: set[asyncio.Future[Any]] = set()
 
     async def settle(self) -> None:
@@ -86,14 +97,63 @@ class Commits:
         if membership is not None:
             membership.in_use.hold(version)
         try:
-            shortages = [entry.shortage() or outdated(self._nodes, entry) for entry in entries]
-            going = [entry for entry, shortage in zip(entries, shortages, strict=True) if shortage is None]
-            done = iter(await self._commit_all(going, copies) if going else [])
-            return [next(done) if shortage is None else shortage for shortage in shortages]
+            async with self.names.hold((entry.target.bucket.uuid, entry.name) for entry in entries):
+                for entry in entries:
+                    entry.settled = entry.shortage() or outdated(self._nodes, entry)
+                await self._decide([entry for entry in entries if entry.settled is None])
+                going = [entry for entry in entries if entry.settled is None]
+                done = iter(await self._commit_all(going, copies) if going else [])
+                ended = {id(entry) for entry in going}
+                return [next(done) if id(entry) in ended else entry.settled or entry.unfinished(0) for entry in entries]
         finally:
             if membership is not None:
                 membership.in_use.end(version)
             await close_all(copies)
+
+    async def _decide(self, entries: Sequence[Staged]) -> None:
+        """Look whether the conditions hold of those that have one, and settle those of which they do not."""
+        by_target: dict[int, list[tuple[Staged, Condition]]] = {}
+        for entry in entries:
+            if entry.condition is not None:
+                by_target.setdefault(id(entry.target), []).append((entry, entry.condition))
+        for mine in by_target.values():
+            target = mine[0][0].target
+            wanted = [(entry.name, condition) for entry, condition in mine]
+            for (entry, _), decided in zip(mine, await decide(self._nodes, target, wanted), strict=True):
+                if isinstance(decided, StoreError):
+                    entry.settled = decided
+                elif decided.landed is not None:
+                    entry.settled = landed_info(target, entry.name, decided.landed)
+                elif target.position not in entry.taking:
+                    entry.settled = entry.without_its_first_owner()
+                else:
+                    entry.not_above = decided.there.version
+                    entry.seen.append(decided.there.version)
+                    entry.clock = max(entry.clock, decided.there.clock)
+
+    async def _commit_here_first(
+        self, entries: Sequence[Staged], requests: dict[int, list[wire.CommitObject]]
+    ) -> dict[int, wire.WriteResponse | CopyLost]:
+        """Where entries have a condition: commit them on this node, and give up those of which it does not hold by now.
+
+        Returns the answers, by the copies' ids; none where no entry has one.
+        """
+        deciding = [entry for entry in entries if entry.not_above is not None]
+        copies = {
+            id(copy): copy for entry in deciding for copy, _ in entry.copies if copy.node == entry.target.position
+        }
+        answers: dict[int, wire.WriteResponse | CopyLost] = {}
+        for key, copy in copies.items():
+            commit = wire.WriteCommit(object=requests[key])
+            answers[key] = await outcome(copy.ask(wire.WriteRequest(commit=commit), STEP_TIMEOUT_S))
+        for entry in deciding:
+            for copy, place in entry.copies:
+                if (answer := answers.get(id(copy))) is not None:
+                    entry.settled = _refusal(entry, answer, place)
+            if entry.settled is not None:
+                for copy, place in entry.copies:
+                    requests[id(copy)][place] = wire.CommitObject()
+        return answers
 
     async def _commit_all(self, entries: Sequence[Staged], copies: Sequence[Copy]) -> list[Result]:
         await self._ask_former(entries)
@@ -107,29 +167,40 @@ class Commits:
         for entry, version in zip(entries, versions, strict=True):
             for copy, place in entry.copies:
                 one = wire.CommitObject(version=to_wire(version), modified_ns=modified_ns)
+                if entry.not_above is not None and copy.node == entry.target.position:
+                    one.not_above.CopyFrom(to_wire(entry.not_above))
                 requests[id(copy)][place] = one
         by_map = map_version(self._nodes)
         await tell_absent(self._nodes, entries, versions, [entry.taking for entry in entries])
+        by_copy = await self._commit_here_first(entries, requests)
+        rest = {key: copy for key, copy in parts.items() if key not in by_copy}
         answers = await asyncio.gather(
             *(
                 outcome(copy.ask(wire.WriteRequest(commit=wire.WriteCommit(object=requests[key])), STEP_TIMEOUT_S))
-                for key, copy in parts.items()
+                for key, copy in rest.items()
             )
         )
-        by_copy = dict(zip(parts, answers, strict=True))
-        for copy, answer in zip(parts.values(), answers, strict=True):
+        by_copy |= dict(zip(rest, answers, strict=True))
+        for key, copy in parts.items():
+            answer = by_copy[key]
             if not isinstance(answer, CopyLost):
                 self._nodes.heard_of_map(entries[0].target.endpoint(copy.node), answer.committed.map_version)
-        done = [_committed(entry, by_copy) for entry in entries]
+        done = [[] if entry.settled is not None else _committed(entry, by_copy) for entry in entries]
         told = not any(done) or await tell_of_commits(self._nodes, entries, versions, done, by_map=by_map)
         return [
-            _result(entry, version, modified_ns, len(there), told)
+            entry.settled or _result(entry, version, modified_ns, len(there), told)
             for entry, version, there in zip(entries, versions, done, strict=True)
         ]
 
     def _choose(self, entries: Sequence[Staged], leap: int) -> list[Version]:
         store = self._nodes.service.store
         clock = max([store.clock, *(entry.clock for entry in entries)]) + leap
+        membership = self._nodes.service.membership
+        for entry in entries:
+            if membership is not None and membership.view is not entry.target.view:
+                # Begun by an older map: what was committed by the newer one must not outrank it, if it came before.
+                here = store.newest_entry(entry.target.bucket.uuid, entry.name)
+                entry.seen += [here.version] if here is not None else []
         return [store.next_version(entry.target.number, entry.target.epoch, entry.seen, clock) for entry in entries]
 
     async def _ask_former(self, entries: Sequence[Staged]) -> None:
@@ -165,6 +236,22 @@ def _committed(entry: Staged, answers: dict[int, wire.WriteResponse | CopyLost])
         else:
             committed.append(copy.node)
     return committed
+
+
+def _refusal(entry: Staged, answer: wire.WriteResponse | CopyLost, place: int) -> StoreError | None:
+    """Why this node did not commit an entry."""
+    if isinstance(answer, CopyLost):
+        return answer.refusal or entry.unfinished(0)
+    one = answer.committed.object[place]
+    return refused(entry.target.endpoint(entry.target.position), one.error).refusal if one.HasField("error") else None
+
+
+def landed_info(target: Target, name: str, record: Record) -> pb.ObjectInfo:
+    """Of what another try of a write has stored."""
+    return pb.ObjectInfo(
+        bucket=target.bucket.name, name=name, size_bytes=record.size_bytes, version=str(record.version),
+        checksum=record.checksum, modified_ns=record.modified_ns, metadata=record.metadata,
+    )  # fmt: skip
 
 
 def _result(entry: Staged, version: Version, modified_ns: int, committed: int, told: bool) -> Result:

@@ -123,6 +123,12 @@ class Candidates:
             return type(self.refusal)(message)
         return TooFewCopies(message)
 
+    def without_its_first_owner(self) -> StoreError:
+        """Why a write on a condition cannot go on, which this node decides about and has no part in."""
+        kind = type(self.refusal) if self.refusal is not None else TooFewCopies
+        why = "; ".join(dict.fromkeys(self.problems))
+        return kind(f"{self.target.bucket.name}/{self.name}: its first owner cannot take it now ({why})")
+
     def unfinished(self, count: int) -> StoreError:
         """What a client is told when too few nodes of those that took part have said that they are done."""
         return TooFewCopies(f"{self._sentence(count)}; others may be changed already, trying again makes them equal")

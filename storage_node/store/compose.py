@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from protos import ais_compose_pb2 as pb
 from protos import ais_objects_pb2 as objects
-from storage_node.store.conditions import parse_condition
+from storage_node.store.conditions import condition_of
 from storage_node.store.errors import InvalidRequest
 from storage_node.store.format import Record
 from storage_node.store.reads import ObjectReader, open_object
@@ -51,9 +51,7 @@ def compose_object(
         store, header.bucket, header.name, _chunks(store, request, moved), metadata,
         header.size_bytes if header.HasField("size_bytes") else None,
         header.checksum if header.HasField("checksum") else None,
-        condition=parse_condition(
-            header.condition.if_absent, header.condition.if_version, header.condition.write_id
-        ),
+        condition_of(header),
     )  # fmt: skip
     return upload.commit()
 

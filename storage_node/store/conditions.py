@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from protos import ais_objects_pb2 as pb
 from storage_node.store.errors import InvalidRequest, VersionConflict
 from storage_node.store.format import Record, Version
 
@@ -74,6 +75,12 @@ def parse_condition(if_absent: bool, if_version: str, write_id: bytes = b"") -> 
     return Condition(if_absent, parse_version(if_version) if if_version else None, write_id=write_id)
 
 
+def condition_of(request: pb.PutHeader | pb.SmallObject) -> Condition | None:
+    """What a PUT requires of what is there. Raises InvalidRequest."""
+    condition = request.condition
+    return parse_condition(condition.if_absent, condition.if_version, condition.write_id)
+
+
 def parse_version(text: str) -> Version:
     """Of what `str` makes of a version. Raises InvalidRequest."""
     parts = text.split(".")
@@ -101,7 +108,9 @@ class LandedWrites:
     ) -> Record | VersionConflict | None:
         """What becomes of a write that is not to be committed: an earlier try of it was, or its condition fails."""
         fault = condition.fault(label, before) if condition is not None else None
-        return None if condition is None or fault is None else self.find(condition.write_id, before) or fault
+        if condition is None or fault is None or condition.not_above is not None:
+            return fault  # who says what must not be there any more has looked for earlier tries
+        return self.find(condition.write_id, before) or fault
 
     def find(self, write_id: bytes, before: Record | None) -> Record | None:
         """What an earlier try of a write has stored; `before` is what there is of its name now."""

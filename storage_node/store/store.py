@@ -172,6 +172,11 @@ class Store(Snapshots):
         self._require_open()
         return self._set.newest(bucket_uuid, name).record
 
+    def landed(self, bucket_uuid: bytes, name: str, write_id: bytes, before: Record | None) -> Record | None:
+        """What another try of a write has stored; `before` is what there is of the name. Raises DriveFailed."""
+        self._require_open()
+        return self._set.at(self._set.placement.owner(bucket_uuid, name)).landed(write_id, before)
+
     def look_again(self, bucket_uuid: bytes, name: str, cut: int | None = None) -> Located:
         """Straight from the catalogs, after the file of an object was not there; with a `cut` as a snapshot sees it.
 

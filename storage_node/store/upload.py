@@ -101,19 +101,23 @@ class Upload:
         """
         self._open.condition = condition
 
-    def check(self) -> None:
-        """Raise VersionConflict if the condition does not hold already; nothing is left staged then."""
+    @property
+    def condition(self) -> Condition | None:
+        return self._open.condition
+
+    def settled(self) -> Record | None:
+        """What another try of this write has committed: this one need not go on. None where it may.
+
+        Raises VersionConflict where the condition does not hold by now, and what `newest` raises.
+        """
         condition = self._open.condition
-        if condition is None:
-            return
-        try:
-            before = self.newest()
-            fault = condition.fault(self.label, before)
-            if fault is not None and self.drive.landed(condition.write_id, before) is None:
-                raise fault
-        except BaseException:
-            self.abort()
-            raise
+        before = self.newest() if condition is not None else None
+        if condition is None or (fault := condition.fault(self.label, before)) is None:
+            return None
+        landed = self.drive.landed(condition.write_id, before)
+        if landed is None:
+            raise fault
+        return landed
 
     def commit(self) -> Record:
         """Make the object visible, whole, replacing one of the same name; what counts now.

@@ -29,7 +29,7 @@ def stage_object(
     upload = store.begin_put(bucket, name, metadata)
     try:
         upload.require(condition)
-        upload.check()
+        upload.settled()  # too late is better known before the bytes have come
         for chunk in chunks:
             upload.write(chunk)
         check_content(upload, size_bytes, checksum)

@@ -180,11 +180,9 @@ def test_nothing_is_staged_for_a_write_that_is_too_late_when_it_begins(tmp_path:
         def endless() -> bytes:
             raise AssertionError("no byte is asked for")
 
-        upload = store.begin_put(BUCKET, "a")
-        upload.require(ABSENT)
-        with pytest.raises(VersionConflict):
-            upload.check()
-        assert staged(store) == []
+        with store.begin_put(BUCKET, "a") as upload, pytest.raises(VersionConflict):
+            upload.require(ABSENT)
+            upload.settled()
         with pytest.raises(VersionConflict):
             stage_object(store, BUCKET, "a", iter(endless, b""), {}, condition=ABSENT)
         assert staged(store) == []
