@@ -10,7 +10,7 @@ from ais_loader.cli.show import Lines, count_text, note
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
 from ais_loader.client import Client
-from ais_loader.errors import BucketExists, BucketNotEmpty, InvalidRequest
+from ais_loader.errors import BucketExists, BucketHasSnapshots, BucketNotEmpty, InvalidRequest
 
 
 @click.group()
@@ -71,6 +71,8 @@ def rm(name: Target, force: bool, store: StoreChoice) -> None:
     with store.writing(create=False) as client:
         try:
             deleted = client.delete_bucket(name.bucket, force=force)
+        except BucketHasSnapshots:
+            raise
         except BucketNotEmpty:
             raise click.ClickException(f"bucket {name.bucket!r} holds objects; --force deletes them with it") from None
     if deleted:

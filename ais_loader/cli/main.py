@@ -26,6 +26,7 @@ _COMMANDS = {
     "get": "ais_loader.cli.get",
     "ls": "ais_loader.cli.ls",
     "rm": "ais_loader.cli.rm",
+    "snapshot": "ais_loader.cli.snapshot",
     "batch": "ais_loader.cli.batch",
     "doctor": "ais_loader.cli.doctor",
 }

@@ -1,0 +1,85 @@
+"""`ais-loader snapshot`: keep a bucket as it is, list what is kept, let go of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import click
+
+from ais_loader.cli.show import Lines, count_text, note, size_text, time_text
+from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.errors import InvalidRequest
+from ais_loader.snapshots import SNAPSHOT_MARK, SnapshotInfo
+
+
+@click.group()
+def snapshot() -> None:
+    """Keep a bucket as it is, whatever is put and deleted later.
+
+    What a bucket was is read as BUCKET@SNAPSHOT: in `ls`, `get` and `batch`, and as ais://BUCKET@SNAPSHOT/NAME
+    wherever a URL is taken. A cluster has no snapshots.
+    """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Pinned:
+    bucket: str
+    snapshot: str
+
+
+def _parse_bucket(text: str) -> Target:
+    target = parse_target(text)
+    if target.name or SNAPSHOT_MARK in target.bucket:
+        raise InvalidRequest(f"{text!r}: need a bucket alone")
+    return target
+
+
+def _parse_pinned(text: str) -> _Pinned:
+    target = parse_target(text)
+    bucket, _, name = target.bucket.partition(SNAPSHOT_MARK)
+    if target.name or not bucket or not name:
+        raise InvalidRequest(f"{text!r}: need BUCKET{SNAPSHOT_MARK}SNAPSHOT")
+    return _Pinned(bucket, name)
+
+
+@snapshot.command()
+@click.argument("made", metavar="BUCKET@SNAPSHOT", callback=parsed_by(_parse_pinned))
+@takes_store
+def create(made: _Pinned, store: StoreChoice) -> None:
+    """Keep BUCKET as it is now.
+
+    No data is copied. What is replaced or deleted from now on keeps its space until the last snapshot that sees it is
+    deleted. SNAPSHOT has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot.
+    """
+    with store.writing(create=False) as client:
+        info = client.bucket(made.bucket).snapshot(made.snapshot)
+    note(f"made {info.pinned}: {count_text(info.objects, 'object')}, {size_text(info.size_bytes)}")
+
+
+@snapshot.command(name="ls")
+@click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
+@click.option("-l", "--long", "as_long", is_flag=True, help="Show objects, bytes, local time of making, and name.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@takes_store
+def list_(name: Target, as_long: bool, as_json: bool, store: StoreChoice) -> None:
+    """List a bucket's snapshots, oldest first."""
+    with store.reading() as client, Lines() as lines:
+        for info in client.bucket(name.bucket).snapshots():
+            lines.add(json.dumps(dataclasses.asdict(info)) if as_json else _line(info, as_long=as_long))
+
+
+@snapshot.command()
+@click.argument("gone", metavar="BUCKET@SNAPSHOT", callback=parsed_by(_parse_pinned))
+@takes_store
+def rm(gone: _Pinned, store: StoreChoice) -> None:
+    """Let go of a snapshot, and of what it alone keeps. Objects of the bucket stay as they are."""
+    with store.writing(create=False) as client:
+        client.bucket(gone.bucket).delete_snapshot(gone.snapshot)
+
+
+def _line(info: SnapshotInfo, *, as_long: bool) -> str:
+    if not as_long:
+        return info.pinned
+    return f"{info.objects:>10}  {info.size_bytes:>14}  {time_text(info.created_ns)}  {info.pinned}"
