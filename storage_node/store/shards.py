@@ -135,7 +135,7 @@ class Shards:
             fd = self._files.open(record.path)
             held.callback(os.close, fd)
             source = FdSource(fd, record.size_bytes)
-            archive = Archive(source, self._index(source, record, name))
+            archive = self._indexed(source, record, name)
             if archive.needs_copy:
                 content_bytes = archive.index.content_bytes
                 copy = held.enter_context(
@@ -152,16 +152,18 @@ class Shards:
 
     # -- indexes
 
-    def _index(self, source: FdSource, record: Record, name: str) -> MemberIndex:
+    def _indexed(self, source: FdSource, record: Record, name: str) -> Archive:
         self._sweep()
         path, state = self._path(record.path), _state(record)
         try:
-            return MemberIndex.open(path, state)
+            return Archive(source, MemberIndex.open(path, state))
         except FileNotFoundError:
             pass
         except (IndexDamaged, IndexStale) as error:
             log.warning("%s; it is made anew", error)
-        return self._save(index_shard(source, name), path, state)
+        except OSError as error:  # the shard itself may well be readable
+            log.warning("%s: the index cannot be read and is made anew: %s", path, error)
+        return Archive(source, self._save(index_shard(source, name), path, state))
 
     def _save(self, index: MemberIndex, path: Path, state: ShardState) -> MemberIndex:
         """Returns it as it is in the file, which costs no memory of ours."""

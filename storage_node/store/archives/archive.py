@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from storage_node.store.archives.errors import ArchiveDamaged, MemberCorrupt
+from storage_node.store.archives.errors import ArchiveDamaged, IndexDamaged, MemberCorrupt
 from storage_node.store.archives.gzip_points import GzipPoints, build_gzip_points
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.inflating import decoder_for, unpacked
@@ -115,7 +115,7 @@ class Archive:
         elif index.kind.is_compressed_tar:
             self._view = FramesView(source, index.kind, index.plan, index.content_bytes, limits)
         elif index.content_bytes != source.size_bytes:
-            raise ArchiveDamaged(f"the shard has {source.size_bytes} bytes, its index is of {index.content_bytes}")
+            raise IndexDamaged(f"the shard has {source.size_bytes} bytes, its index is of {index.content_bytes}")
 
     @property
     def kind(self) -> ArchiveKind:

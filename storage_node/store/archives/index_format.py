@@ -7,6 +7,7 @@ checked once, when the file is opened, so that a look-up afterwards checks only 
 
 from __future__ import annotations
 
+import codecs
 import struct
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from storage_node.store.format import Version
 MAGIC = b"AISMIDX\n"
 FORMAT_VERSION = 2
 HEADER_BYTES = 128
+_TEXT_BYTES = 1 << 20
 
 _HEADER = struct.Struct("<8sIIIIQQIIQQQQQQQ20xI")
 assert _HEADER.size == HEADER_BYTES
@@ -151,6 +153,7 @@ def _check(head: Head, body: Body) -> None:
         "names overlap or leave gaps": body.name_at[0] != 0
         or body.name_at[-1] != head.names_bytes
         or (body.name_at[1:] < body.name_at[:-1]).any(),
+        "a name is no text": not _is_text(body),
         "the listing does not list every member once": not listed.all(),
         "a method is unknown": not (stored | (body.methods == DEFLATED)).all(),
         "a stored member's sizes differ": (body.packed[stored] != body.sizes[stored]).any(),
@@ -158,6 +161,22 @@ def _check(head: Head, body: Body) -> None:
     for lie, found in lies.items():
         if found:
             raise IndexDamaged(f"a member index with matching checksums, but {lie}")
+
+
+def _is_text(body: Body) -> bool:
+    """Whether all names are UTF-8 and none begins within a character. Checked in pieces: there may be a GiB of them."""
+    octets = np.frombuffer(body.names, "u1")
+    begins = body.name_at[:-1][body.name_at[:-1] < body.name_at[1:]]
+    if len(begins) and int(begins.max()) < len(octets) and (octets[begins] & 0xC0 == 0x80).any():
+        return False
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for at in range(0, len(octets), _TEXT_BYTES):
+            decoder.decode(body.names[at : at + _TEXT_BYTES])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _align(length: int) -> int:

@@ -177,14 +177,15 @@ def _headers(tar: bytes) -> list[int]:
 
 def is_plain_speech(tar: bytes) -> bool:
     """Whether no header is one that `tarfile` reads otherwise than GNU tar and we do: with a long name of another size
-    than its header says (it reads on to the end of the block), or bytes in a GNU header where ustar has a prefix."""
+    than its header says (it reads on to the end of the block), bytes in a GNU header where ustar has a prefix,
+    or a hard link to a file without a name."""
     for at in _headers(tar):
         if tar[at + 156] in b"LK":
             size = tar[at + 124 : at + 136].strip(b" \0")
             name = tar[at + BLOCK_BYTES :].partition(b"\0")[0]
             if not size.isdigit() or int(size, 8) != len(name) + 1:
                 return False
-        if tar[at + 262] and tar[at + 345]:
+        if (tar[at + 262] and tar[at + 345]) or (tar[at + 156] == ord("1") and not tar[at + 157]):
             return False
     return True
 
