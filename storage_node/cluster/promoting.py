@@ -81,8 +81,9 @@ class ClusterPromotion:
             answers = await self._put_small(list(small.values()))
             for at, answer in zip(small, answers, strict=True):
                 outcomes[at] = _outcome(files[at], answer)
-            for at, source in sources.items():
-                outcomes[at] = _outcome(files[at], await self._put_large(target, source))
+            async with asyncio.TaskGroup() as several:
+                puts = {at: several.create_task(self._put_large(target, source)) for at, source in sources.items()}
+            outcomes.update({at: _outcome(files[at], put.result()) for at, put in puts.items()})
         finally:
             for source in sources.values():
                 source.close()

@@ -1,0 +1,283 @@
+"""Promotion by nodes: only from their roots, each file once and on its owners, whoever promotes it and whoever dies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader import connect, errors
+from ais_loader.promote import PromoteResult, PromoteSpec
+from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.testing.node import NodeProcess
+from ais_loader.transport import promote_shares
+from protos import ais_promote_pb2 as wire
+from protos.cluster_map import ClusterView
+from storage_node.cluster import promoting
+from storage_node.config import ServerConfig
+from storage_node.promote.job import open_unless_there
+from storage_node.promote.service import StaleMap, _share
+from storage_node.promote.source import SourceFile
+from storage_node.server import NodeServer
+from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.write_kit import cluster_of, copies_of, held, staged_files
+
+LARGE = (1 << 20) + 4321
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, bytes]:
+    """Below tmp_path/files."""
+    made = {f"{at % 7}/{at:03d}": seeded_bytes(100 + at, seed=at) for at in range(300)}
+    made |= {f"large{at}": seeded_bytes(LARGE + at, seed=1000 + at) for at in range(6)}
+    for name, data in made.items():
+        path = tmp_path / "files" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return made
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with cluster_of(tmp_path / "nodes", 3, copies=2, promote_roots=(str(tmp_path / "files"),)) as running:
+        yield running
+
+
+def assert_stored(cluster: LocalCluster, files: dict[str, bytes]) -> None:
+    """Every object on its two owners, in one version, and nothing else anywhere."""
+    here = [held(cluster.service(number).store) for number in range(len(cluster.nodes))]
+    for name, data in files.items():
+        found = {number: objects[name] for number, objects in enumerate(here) if name in objects}
+        assert sorted(found) == sorted(cluster.owners(name))
+        assert len(set(found.values())) == 1
+        assert next(iter(found.values()))[1] == data
+    assert {name for objects in here for name in objects} == set(files)
+    assert staged_files(cluster) == 0
+
+
+def coordinator(result: PromoteResult) -> int:
+    """The position of the node that coordinated the write."""
+    assert result.info is not None
+    return int(result.info.version.split(".")[2]) - 1
+
+
+# -- from where
+
+
+def test_a_node_promotes_from_its_roots_alone(tmp_path: Path) -> None:
+    (tmp_path / "files" / "in").mkdir(parents=True)
+    (tmp_path / "files" / "in" / "a").write_bytes(b"a")
+    (tmp_path / "files" / "out").symlink_to("/etc")
+    config = ServerConfig(port=0, promote_roots=(str(tmp_path / "files"),))
+    with NodeServer([tmp_path / "drive"], config) as node, connect(node.url) as client:
+        bucket = client.create_bucket("b")
+        for path in ("/etc", tmp_path, tmp_path / "files" / ".." / "files", tmp_path / "files" / "out" / "hosts"):
+            with pytest.raises(errors.SourceRefused):
+                bucket.promote(path)
+        with pytest.raises(errors.InvalidRequest, match="absolute"):
+            bucket.promote("files/in")
+        assert list(bucket.objects()) == []
+        assert bucket.promote(tmp_path / "files" / "in").promoted == 1
+
+
+def test_a_node_without_roots_says_what_to_set(tmp_path: Path) -> None:
+    with NodeServer([tmp_path / "drive"], ServerConfig(port=0)) as node, connect(node.url) as client:
+        bucket = client.create_bucket("b")
+        with pytest.raises(errors.SourceRefused, match="--promote-root"):
+            bucket.promote(tmp_path)
+
+
+@pytest.mark.parametrize("root", ["relative", "/a/../b", ""])
+def test_roots_are_absolute_paths(root: str) -> None:
+    with pytest.raises(ValueError, match="promote_roots"):
+        ServerConfig(promote_roots=(root,))
+
+
+# -- by whom
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_nodes_that_see_the_same_files_take_their_share_and_each_file_is_stored_once(
+    cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes], move: bool
+) -> None:
+    results: list[PromoteResult] = []
+    with connect(cluster.nodes[0].url) as client:
+        bucket = client.bucket(BUCKET)
+        assert bucket.promote(tmp_path / "files", move=move, on_result=results.append).promoted == len(files)
+        assert sorted(one.name for one in results) == sorted(files)
+        assert [coordinator(one) for one in results] == [cluster.owners(one.name)[0] for one in results]
+        assert_stored(cluster, files)
+        again = bucket.promote(tmp_path / "files", move=move)
+        assert (again.promoted, again.skipped) == (0, 0 if move else len(files))
+    assert sum(path.is_file() for path in (tmp_path / "files").rglob("*")) == (0 if move else len(files))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_one_node_promotes_for_all_owners(
+    cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes], by_name: bool
+) -> None:
+    endpoint = cluster.map.node[2].endpoint
+    results: list[PromoteResult] = []
+    with connect(cluster.nodes[0].url) as client:
+        node = endpoint if by_name else None
+        client.bucket(BUCKET).promote(tmp_path / "files", shared=False, node=node, on_result=results.append)
+        assert client.bucket(BUCKET).promote(tmp_path / "files", shared=True).skipped == len(files)
+    assert len({coordinator(one) for one in results}) == 1
+    assert not by_name or coordinator(results[0]) == 2
+    assert_stored(cluster, files)
+
+
+def test_a_node_that_does_not_see_the_files_gets_its_objects_from_those_that_do(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    seeing = {number: {"promote_roots": (str(tmp_path / "files"),)} for number in (0, 1)}
+    with cluster_of(tmp_path / "nodes", 3, copies=2, configs=seeing) as cluster:
+        with connect(cluster.nodes[2].url) as client:
+            results: list[PromoteResult] = []
+            client.bucket(BUCKET).promote(tmp_path / "files", on_result=results.append)
+        assert sorted(one.name for one in results) == sorted(files)
+        assert {coordinator(one) for one in results} == {0, 1}
+        assert_stored(cluster, files)
+
+
+def test_a_file_that_changes_while_it_is_copied_is_stored_nowhere(
+    cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changing(*arguments: object) -> SourceFile | None:
+        source = open_unless_there(*arguments)  # type: ignore[arg-type]
+        if source is not None and source.found.path in ("large1", "0/007"):
+            with (tmp_path / "files" / source.found.path).open("r+b") as file:
+                file.write(b"changed")
+        return source
+
+    monkeypatch.setattr(promoting, "open_unless_there", changing)
+    with connect(cluster.nodes[0].url) as client:
+        summary = client.bucket(BUCKET).promote(tmp_path / "files", on_error="return")
+    assert {one.path: type(one.error) for one in summary.failures} == {
+        "large1": errors.SourceChanged, "0/007": errors.SourceChanged,
+    }  # fmt: skip
+    assert copies_of(cluster, "large1") == copies_of(cluster, "0/007") == {}
+    assert_stored(cluster, {name: data for name, data in files.items() if name not in ("large1", "0/007")})
+
+
+def test_large_files_that_are_moved_are_linked_where_they_belong_and_copied_elsewhere(
+    cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    inodes = {name: (tmp_path / "files" / name).stat().st_ino for name in files if name.startswith("large")}
+    with connect(cluster.nodes[0].url) as client:
+        client.bucket(BUCKET).promote(tmp_path / "files", move=True)
+    assert_stored(cluster, files)
+    for name, inode in inodes.items():
+        drive, record = cluster.service(cluster.owners(name)[0]).store.locate(BUCKET, name)
+        found = (drive.root / "objects" / os.fsdecode(record.path)).stat()
+        assert (found.st_ino, found.st_nlink) == (inode, 1)
+
+
+# -- who takes what
+
+
+def test_a_share_is_taken_by_one_version_of_the_map_alone(cluster: LocalCluster) -> None:
+    names = [f"n{at}" for at in range(200)]
+    uuids = [bytes(node.uuid) for node in cluster.map.node]
+
+    def share(number: int, taking: list[bytes], version: int = 1) -> set[str]:
+        target = promoting.Target(cluster.view, cluster.view.buckets[BUCKET], number)
+        mine = _share(target, wire.PromoteRequest(participant=taking, map_version=version))
+        return {name for name in names if mine(name)}
+
+    for taking in ([0, 1, 2], [0, 2], [1]):
+        shares = [share(number, [uuids[at] for at in taking]) for number in taking]
+        assert sum(map(len, shares)) == len(names) and set().union(*shares) == set(names)
+    for refused in (lambda: share(0, uuids, 2), lambda: share(0, uuids[1:])):
+        with pytest.raises(StaleMap):
+            refused()
+
+
+def test_nodes_of_one_host_leave_no_name_to_nobody(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 4) as cluster:
+        for at, node in enumerate(cluster.map.node):
+            node.host = f"host-{at // 2}"
+        view = ClusterView(cluster.map)
+        taking = [bytes(cluster.map.node[at].uuid) for at in (0, 2)]
+        request = wire.PromoteRequest(participant=taking, map_version=1)
+        shares = [_share(promoting.Target(view, view.buckets[BUCKET], number), request) for number in (0, 2)]
+        assert all(sum(mine(f"n{at}") for mine in shares) == 1 for at in range(300))
+
+
+def test_files_that_may_be_different_ones_are_not_promoted_before_it_is_said_whose(cluster: LocalCluster) -> None:
+    with connect(cluster.nodes[0].url) as client:
+        client.buckets()
+        members = client._transport._there().members  # type: ignore[attr-defined]
+    uuids = [bytes(node.uuid) for node in cluster.map.node]
+    here = {uuids[at]: wire.LookResponse(machine=f"machine {at}", device=1, inode=2) for at in range(3)}
+    spec = PromoteSpec(bucket=BUCKET, path="/data")
+    for shared in ("auto", False):
+        with pytest.raises(errors.InvalidRequest, match="several nodes"):
+            promote_shares._choose(members, PromoteSpec(bucket=BUCKET, path="/data", shared=shared), here, {})  # type: ignore[arg-type]
+    said = PromoteSpec(bucket=BUCKET, path="/data", shared=True)
+    assert promote_shares._choose(members, said, here, {}) == sorted(uuids)
+    named = PromoteSpec(bucket=BUCKET, path="/data", node=uuids[1].hex())
+    assert promote_shares._choose(members, named, here, {}) == [uuids[1]]
+    one_machine = {uuid: wire.LookResponse(machine="same", device=1, inode=2) for uuid in uuids}
+    assert promote_shares._choose(members, spec, one_machine, {}) == sorted(uuids)
+    with pytest.raises(errors.InvalidRequest, match="there is none"):
+        promote_shares._choose(members, PromoteSpec(bucket=BUCKET, path="/data", node="x:1"), here, {})
+
+
+# -- who dies
+
+
+def test_a_node_that_is_killed_goes_on_when_it_is_asked_again(tmp_path: Path, files: dict[str, bytes]) -> None:
+    arguments = ["--promote-root", str(tmp_path / "files")]
+    with throwaway_folder() as folder:
+        dying = NodeProcess(folder, arguments=arguments, environment={"AIS_LOADER_FAILPOINT": "promote.staged:2"})
+        with dying as node, connect(node.url, retry_s=0.0) as client:
+            bucket = client.create_bucket("b")
+            with pytest.raises(errors.NodeUnavailable):
+                bucket.promote(tmp_path / "files")
+        with NodeProcess(folder, arguments=arguments) as node, connect(node.url) as client:
+            bucket = client.bucket("b")
+            there = len(list(bucket.objects()))
+            assert there < len(files)
+            again = bucket.promote(tmp_path / "files")
+            assert (again.promoted, again.skipped) == (len(files) - there, there)
+            assert {info.name: bucket.get(info.name) for info in bucket.objects()} == files
+
+
+@pytest.mark.slow
+def test_others_go_on_when_a_node_dies_and_the_rest_is_promoted_without_it(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    arguments = ["--promote-root", str(tmp_path / "files")]
+    with (
+        throwaway_folder() as folder,
+        ClusterProcesses(folder, 3, buckets={BUCKET: 2}, arguments=arguments) as cluster,
+        connect(cluster.url) as client,
+    ):
+        bucket = client.bucket(BUCKET)
+        told: dict[str, PromoteResult] = {}
+
+        def kill_one(result: PromoteResult) -> None:
+            if not told:
+                cluster.nodes[2].kill()
+            told[result.name] = result
+
+        first = bucket.promote(tmp_path / "files", on_error="return", on_result=kill_one)
+        view = ClusterView(cluster.map)
+        lost = {name for name in files if view.owners(view.buckets[BUCKET], name)[0] == 2}
+        assert set(told) - {""} >= set(files) - lost  # what was being committed with the dead one may have failed
+        assert first.promoted == len(files) or {one.error.retryable for one in first.failures if one.error} == {True}
+        assert lost <= set(told) or [one.path for one in first.failures].count("") == 1
+
+        def promoted() -> int:
+            summary = bucket.promote(tmp_path / "files", on_error="return")
+            return summary.complete and summary.promoted + summary.skipped
+
+        assert eventually(promoted, 90) == len(files)
+        assert {name: bucket.get(name) for name in files} == files
+        cluster.start()
+        assert eventually(promoted, 90) == len(files)
+        assert {name: bucket.get(name) for name in files} == files
