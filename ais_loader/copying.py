@@ -1,11 +1,13 @@
 """Copies and renames of objects, done by the store: bytes do not pass through this process.
 
 A prefix is copied object by object, and what is at its new place with the same bytes and metadata is left alone: who
-was interrupted does the same again, and only the rest is copied.
+was interrupted does the same again, and only the rest is copied. A rename is a copy and then the deletion of what was
+copied, in the version that was copied: between the two the object has both names, and renaming again ends it.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,33 +19,57 @@ from ais_loader.entry import ObjectInfo
 from ais_loader.parts import require_ordinary
 from ais_loader.transport.base import Transport
 
+Copied: TypeAlias = ObjectInfo | errors.LoaderError
+"""What came of one object of many."""
 IN_FLIGHT = 4
 """Objects of a prefix that are copied at once."""
 _PAGE_SIZE = 1000
 
 
 def copy_object(
-    transport: Transport, bucket: str, name: str, to_bucket: str, to: str, *, version: str = "",
-    moved: Callable[[int], None] | None = None,
-) -> ObjectInfo:  # fmt: skip
-    """Copy an object, as it is or in this version of it, with its metadata."""
+    transport: Transport, bucket: str, name: str, to_bucket: str, to: str, *, version: str = "", if_absent: bool = False
+) -> ObjectInfo:
+    """Copy an object with its metadata, as it is or in this version of it. See Bucket.copy."""
     require_ordinary(to)
     if (bucket, name) == (to_bucket, to):
-        raise errors.InvalidRequest(f"{bucket}/{name} cannot be copied to itself")
+        raise errors.InvalidRequest(f"{bucket}/{name} is already where it is to go")
     request = make_request(to_bucket, to, [make_range(bucket, name, version)])
-    return transport.compose(request, moved)
+    if if_absent:
+        request.object.condition.if_absent, request.object.condition.write_id = True, os.urandom(16)
+    return transport.compose(request)
 
 
-Copied: TypeAlias = ObjectInfo | errors.LoaderError
+def rename_object(
+    transport: Transport, bucket: str, name: str, to_bucket: str, to: str, *, if_absent: bool = False
+) -> ObjectInfo:
+    """See Bucket.rename."""
+    before = transport.head(bucket, name)
+    try:
+        made = copy_object(transport, bucket, name, to_bucket, to, version=before.version, if_absent=if_absent)
+    except errors.VersionConflict:
+        made = transport.head(to_bucket, to)
+        if not _is_equal(before, made):
+            raise
+    _delete_copied(transport, before)
+    return made
+
+
+def _delete_copied(transport: Transport, before: ObjectInfo) -> None:
+    """Raises VersionConflict when it was replaced meanwhile: the newer one stays."""
+    try:
+        transport.delete(before.bucket, before.name, if_version=before.version)
+    except errors.ObjectNotFound:
+        return  # somebody else deleted it; what was copied is at its new place
 
 
 def copy_prefix(
-    transport: Transport, bucket: str, prefix: str, to_bucket: str, to: str, *,
-    on_error: Literal["raise", "yield"], moved: Callable[[ObjectInfo], None] | None = None,
+    transport: Transport, bucket: str, prefix: str, to_bucket: str, to: str, *, remove: bool,
+    on_error: Literal["raise", "yield"], seen: Callable[[ObjectInfo], None] = lambda source: None,
 ) -> Iterator[Copied]:  # fmt: skip
-    """Objects whose names begin with `prefix`, in order, copied to where `to` takes its place; see Bucket.copy_prefix.
+    """Objects whose names begin with `prefix`, in order, copied to names in which `to` takes its place.
 
-    `moved` hears of each object of the source that is done with, copied or equal already.
+    Yields what was copied, or with `remove` renamed. `seen` hears of each object of the source that is done with, also
+    where nothing was to do. See Bucket.copy_prefix.
     """
     if bucket == to_bucket and (prefix.startswith(to) or to.startswith(prefix)):
         raise errors.InvalidRequest(
@@ -51,12 +77,14 @@ def copy_prefix(
         )
 
     def one(source: ObjectInfo, there: ObjectInfo | None) -> ObjectInfo | None:
-        made: ObjectInfo | None = None
-        if there is None or not _is_equal(source, there):
-            made = copy_object(
-                transport, bucket, source.name, to_bucket, to + source.name[len(prefix) :], version=source.version
-            )
-        return made
+        if there is not None and _is_equal(source, there):
+            made = there
+        else:
+            there, name = None, to + source.name[len(prefix) :]
+            made = copy_object(transport, bucket, source.name, to_bucket, name, version=source.version)
+        if remove:
+            _delete_copied(transport, source)
+        return made if remove or there is None else None
 
     waiting: deque[tuple[ObjectInfo, Future[ObjectInfo | None]]] = deque()
 
@@ -66,11 +94,11 @@ def copy_prefix(
             made = running.result()
         except errors.LoaderError as error:
             if on_error == "raise" or error.retryable:
-                raise
+                raise  # also a store that nobody reaches: the next one would fare no better
+            seen(source)
             yield error
             return
-        if moved is not None:
-            moved(source)
+        seen(source)
         if made is not None:
             yield made
 

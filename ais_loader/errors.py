@@ -103,6 +103,12 @@ class ContentMismatch(InvalidRequest):
     kind = "content-mismatch"
 
 
+class MemberExists(InvalidRequest):
+    """The archive that a member is to be added to has one of that name."""
+
+    kind = "member-exists"
+
+
 class VersionConflict(LoaderError):
     """`if_absent` or `if_version` does not hold; the message says what is there. Nothing was changed."""
 

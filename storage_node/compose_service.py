@@ -46,7 +46,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
                 if composing.moved_bytes > told_bytes:  # silence means that nothing moves
                     told_bytes = composing.moved_bytes
                     yield pb.ComposeResponse(moved_bytes=told_bytes)
-            info = await self._settled(request, writing)
+            info = await writing
             yield pb.ComposeResponse(moved_bytes=composing.moved_bytes, info=info)
         except StoreError as error:
             await abort(context, error)
@@ -54,20 +54,31 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
             writing.cancel()
             await asyncio.wait([writing])
 
-    async def _settled(
-        self, request: pb.ComposeRequest, writing: asyncio.Future[objects.ObjectInfo]
-    ) -> objects.ObjectInfo:
+    async def _write(self, composing: Composing) -> objects.ObjectInfo:
         """What was stored, be it by an earlier try, whose answer was lost. Raises StoreError."""
         try:
-            return await writing
+            return await self._store(composing)
         except ObjectNotFound:
-            if not request.object.condition.write_id:
+            # An object that is made of its own former version has taken that away: a second try finds no source.
+            header = composing.request.object
+            if not header.condition.write_id:
                 raise
-            header = request.object
             record = await self._service.read(landed, self._service.store, header)
             if record is None:
                 raise
-            return object_info(header.bucket, header.name, record)
+            again = pb.ComposeRequest(object=header, inherit_metadata=True)
+            again.part.add().range.CopyFrom(
+                pb.ComposeRange(bucket=header.bucket, name=header.name, version=str(record.version))
+            )
+            try:
+                # It may not be on enough nodes yet. What it was checked against has been, when it was made.
+                return await self._store(Composing(again, self._sources))
+            except ObjectNotFound:
+                return object_info(header.bucket, header.name, record)  # and replaced since
+
+    async def _store(self, composing: Composing) -> objects.ObjectInfo:
+        async with aclosing(composing.messages()) as messages:
+            return await self._objects.store_messages(messages)
 
     @counted("head")
     async def TarEnd(self, request: pb.TarEndRequest, context: Context) -> pb.TarEndResponse:
@@ -76,16 +87,12 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
         except StoreError as error:
             await abort(context, error)
 
-    async def _write(self, composing: Composing) -> objects.ObjectInfo:
-        async with aclosing(composing.messages()) as messages:
-            return await self._objects.store_messages(messages)
-
 
 class Composing:
     """The messages of the PUT that a request amounts to."""
 
     def __init__(self, request: pb.ComposeRequest, sources: Sources) -> None:
-        self._request = request
+        self.request = request
         self._sources = sources
         self._checksum = 0
         self._open: Source | None = None
@@ -93,7 +100,7 @@ class Composing:
 
     async def messages(self) -> AsyncGenerator[objects.PutRequest, None]:
         """Raises StoreError, CorruptObject of a source that is damaged wherever it is."""
-        request = self._request
+        request = self.request
         try:
             header = objects.PutHeader()
             header.CopyFrom(request.object)

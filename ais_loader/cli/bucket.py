@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import click
 
-from ais_loader.cli.show import Lines, count_text, note
+from ais_loader.cli.show import Lines, count_text, note, printable, size_text, time_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
 from ais_loader.client import Client
@@ -77,3 +78,30 @@ def rm(name: Target, force: bool, store: StoreChoice) -> None:
             raise click.ClickException(f"bucket {name.bucket!r} holds objects; --force deletes them with it") from None
     if deleted:
         note(f"deleted bucket {name.bucket} and {count_text(deleted, 'object')} in it")
+
+
+_DAY_S = 24 * 3600
+
+
+@bucket.command()
+@click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
+@click.option("--abort-older-than", "days", metavar="DAYS", type=click.FloatRange(min=0),
+              help="Abort those of which nothing was stored for so long.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@takes_store
+def uploads(name: Target, days: float | None, as_json: bool, store: StoreChoice) -> None:
+    """List uploads in parts that were neither completed nor aborted.
+
+    Their parts take room, and no list of objects shows them. With --abort-older-than those that are old go, and they
+    are what is listed.
+    """
+    with store.reading() if days is None else store.writing(create=False) as client:
+        found = client.bucket(name.bucket)
+        old = found.uploads() if days is None else found.sweep_uploads(days * _DAY_S)
+        with Lines() as lines:
+            for one in old:
+                if as_json:
+                    lines.add(json.dumps(dataclasses.asdict(one)))
+                else:
+                    size = f"{count_text(one.parts, 'part')}, {size_text(one.size_bytes)}"
+                    lines.add(f"{one.id}  {time_text(one.modified_ns)}  {size}  {printable(one.name)}")

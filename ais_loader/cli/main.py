@@ -25,6 +25,8 @@ _COMMANDS = {
     "promote": "ais_loader.cli.promote",
     "get": "ais_loader.cli.get",
     "ls": "ais_loader.cli.ls",
+    "cp": "ais_loader.cli.cp",
+    "mv": "ais_loader.cli.cp",
     "rm": "ais_loader.cli.rm",
     "snapshot": "ais_loader.cli.snapshot",
     "batch": "ais_loader.cli.batch",

@@ -42,6 +42,8 @@ def compose_object(
     """
     check_parts(request)
     header = request.object
+    if header.condition.write_id and (record := landed(store, header)) is not None:
+        return record
     metadata = dict(header.metadata)
     if request.inherit_metadata:
         with contextlib.closing(_opened(store, request.part[0].range)) as first:
@@ -63,7 +65,7 @@ def landed(store: Store, header: objects.PutHeader) -> Record | None:
     """
     bucket_uuid = store.bucket(header.bucket).uuid_bytes
     before = store.newest_entry(bucket_uuid, header.name)
-    return store.drive_at(store.drive_index(bucket_uuid, header.name)).landed(header.condition.write_id, before)
+    return store.landed(bucket_uuid, header.name, header.condition.write_id, before)
 
 
 def _chunks(store: Store, request: pb.ComposeRequest, moved: Callable[[int], None]) -> Iterator[bytes]:

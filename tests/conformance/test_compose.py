@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import google_crc32c
 import pytest
 from conformance_kit import MiB, fill
 
 from ais_loader import Bucket, Client, errors
-from ais_loader.composing import make_range, make_request
+from ais_loader.composing import INLINE_BYTES, make_range, make_request
+from ais_loader.parts import PREFIX
 from ais_loader.testing import seeded_bytes
 from protos import ais_compose_pb2 as pb
 
@@ -79,7 +81,7 @@ def test_a_copy_has_the_same_bytes_and_metadata(bucket: Bucket, other: Bucket, s
 
 def test_copies_that_cannot_be_are_refused(bucket: Bucket) -> None:
     bucket.put("a", b"x")
-    with pytest.raises(errors.InvalidRequest, match="itself"):
+    with pytest.raises(errors.InvalidRequest, match="already where"):
         bucket.copy("a", "a")
     with pytest.raises(errors.InvalidName):
         bucket.copy("a", "a//b")
@@ -110,3 +112,98 @@ def test_a_prefix_is_copied_and_done_again_copies_only_the_rest(bucket: Bucket, 
     assert list(bucket.copy_prefix("en/", "de/")) == []
     assert len(list(bucket.copy_prefix("", "", to_bucket=other.name))) == 62
     assert other.get("end") == b"not below"
+
+
+def test_appending_keeps_what_was_there_and_its_metadata(bucket: Bucket) -> None:
+    assert bucket.get(bucket.append("new", b"first").name) == b"first"
+    bucket.put("a", b"", metadata={"k": "v"})
+    large = seeded_bytes(INLINE_BYTES + 1)
+    for data, whole in [(b"one", b"one"), (b"", b"one"), (large, b"one" + large), (b"end", b"one" + large + b"end")]:
+        info = bucket.append("a", data)
+        assert bucket.get("a") == whole
+        assert (info.checksum, info.metadata) == (google_crc32c.value(whole), {"k": "v"})
+        assert bucket.head("a") == info
+    assert list(bucket.objects(PREFIX)) == []
+    with pytest.raises(errors.BucketNotFound):
+        bucket.client.bucket("no-such-bucket").append("a", b"x")
+    with pytest.raises(errors.InvalidName):
+        bucket.append("a//b", b"x")
+
+
+def test_of_several_who_append_at_once_nobody_loses_anything(bucket: Bucket) -> None:
+    def write(writer: int) -> list[str]:
+        return [bucket.append("log", b"%d.%d\n" % (writer, at), timeout_s=300).version for at in range(5)]
+
+    with ThreadPoolExecutor(4) as pool:
+        versions = [version for made in pool.map(write, range(4)) for version in made]
+    lines = bucket.get("log").decode().splitlines()
+    assert sorted(lines) == sorted(f"{writer}.{at}" for writer in range(4) for at in range(5))
+    for writer in range(4):
+        assert [line for line in lines if line[0] == str(writer)] == [f"{writer}.{at}" for at in range(5)]
+    assert len(set(versions)) == 20
+
+
+def test_a_reader_beside_appends_sees_whole_appends(bucket: Bucket) -> None:
+    record = seeded_bytes(1000)
+    bucket.put("log", record)
+    with ThreadPoolExecutor(1) as pool:
+        appending = pool.submit(lambda: [bucket.append("log", record) for _ in range(10)])
+        while not appending.done():
+            seen = bucket.get("log")
+            assert seen == record * (len(seen) // len(record))
+        appending.result()
+    assert bucket.get("log") == record * 11
+
+
+def test_a_rename_leaves_the_new_name_alone(bucket: Bucket, other: Bucket) -> None:
+    bucket.put("a", DATA, metadata={"k": "v"})
+    there = bucket.rename("a", "b")
+    assert (bucket.get("b"), there.metadata) == (DATA, {"k": "v"})
+    assert [info.name for info in bucket.objects()] == ["b"]
+    assert other.get(bucket.rename("b", "c", to_bucket=other.name).name) == DATA
+    assert list(bucket.objects()) == []
+    with pytest.raises(errors.ObjectNotFound):
+        bucket.rename("b", "c")
+    with pytest.raises(errors.InvalidRequest):
+        other.rename("c", "c")
+    assert other.get("c") == DATA
+
+
+def test_if_absent_keeps_what_is_there_and_lets_a_rename_end(bucket: Bucket) -> None:
+    bucket.put("a", b"source")
+    bucket.put("b", b"another")
+    for call in (bucket.copy, bucket.rename):
+        with pytest.raises(errors.VersionConflict):
+            call("a", "b", if_absent=True)
+    assert (bucket.get("a"), bucket.get("b")) == (b"source", b"another")
+    bucket.copy("a", "c", if_absent=True)  # what a rename leaves that was interrupted after its copy
+    assert bucket.rename("a", "c", if_absent=True).name == "c"
+    assert [info.name for info in bucket.objects()] == ["b", "c"]
+
+
+def test_a_prefix_is_renamed_and_done_again_ends_it(bucket: Bucket, other: Bucket) -> None:
+    objects = {f"en/{at:03d}": seeded_bytes(100 + at, seed=at) for at in range(20)}
+    fill(bucket, objects)
+    bucket.copy("en/003", "en/003", to_bucket=other.name)
+    renaming = bucket.rename_prefix("en/", "en/", to_bucket=other.name)
+    next(renaming)
+    renaming.close()  # type: ignore[attr-defined]
+    left = [info.name for info in bucket.objects()]
+    assert 0 < len(left) < 20
+    assert [info.name for info in bucket.rename_prefix("en/", "en/", to_bucket=other.name)] == left  # type: ignore[union-attr]
+    assert list(bucket.objects()) == []
+    assert {info.name: other.get(info.name) for info in other.objects()} == objects
+
+
+def test_a_second_try_of_an_append_whose_answer_was_lost_appends_nothing(bucket: Bucket) -> None:
+    before = bucket.put("log", b"old")
+    parts = [make_range(bucket.name, "log", before.version, 0, 3), pb.ComposePart(data=b"new")]
+    request = make_request(bucket.name, "log", parts)
+    request.object.condition.if_version, request.object.condition.write_id = before.version, b"0123456789abcdef"
+    first = bucket._transport.compose(request)
+    second = bucket._transport.compose(request)
+    assert bucket.get("log") == b"oldnew"
+    assert (second.size_bytes, second.checksum) == (first.size_bytes, first.checksum)
+    bucket.append("log", b"er")
+    assert bucket._transport.compose(request).version in (first.version, second.version)
+    assert bucket.get("log") == b"oldnewer"

@@ -1,0 +1,141 @@
+"""`ais-loader cp` and `ais-loader mv`: objects copied and renamed by the store, without a byte coming here."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import click
+
+from ais_loader import copying
+from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
+from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.client import Client
+from ais_loader.entry import ObjectInfo
+from ais_loader.errors import LoaderError
+
+_ARGUMENTS = "ais://BUCKET/NAME, or BUCKET/NAME"
+
+
+@dataclass(slots=True)
+class _Done:
+    objects: int = 0
+    size_bytes: int = 0
+    equal: int = 0
+    failed: int = 0
+
+
+@click.command()
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, callback=parsed_by(parse_target))
+@click.argument("dest", metavar="DEST", callback=parsed_by(parse_target))
+@click.option("-r", "--recursive", is_flag=True, help="SOURCE is BUCKET or BUCKET/FOLDER: copy the objects below it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per object copied.")
+@takes_store
+def cp(sources: tuple[Target, ...], dest: Target, recursive: bool, as_json: bool, store: StoreChoice) -> None:
+    """Copy objects of a store to other names or buckets of it.
+
+    \b
+    cp speech/a.wav speech/b.wav       one object
+    cp speech/a.wav speech/en/         speech/en/a.wav
+    cp -r speech/en archive/2026       speech/en/x.wav as archive/2026/x.wav
+
+    With -r, what is there already with the same bytes and metadata is left alone: an interrupted copy goes on when it
+    is run again. An object that cannot be copied is reported, and the others are copied.
+    """
+    _run(sources, dest, store, recursive=recursive, as_json=as_json, move=False)
+
+
+@click.command()
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, callback=parsed_by(parse_target))
+@click.argument("dest", metavar="DEST", callback=parsed_by(parse_target))
+@click.option("-r", "--recursive", is_flag=True, help="SOURCE is BUCKET or BUCKET/FOLDER: rename the objects below it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per object renamed.")
+@takes_store
+def mv(sources: tuple[Target, ...], dest: Target, recursive: bool, as_json: bool, store: StoreChoice) -> None:
+    """Rename objects of a store, or move them to another bucket of it.
+
+    Names as with `ais-loader cp`. Each object is copied, then deleted in the version that was copied. Interrupted in
+    between, it has both names, and running the same again ends it.
+    """
+    _run(sources, dest, store, recursive=recursive, as_json=as_json, move=True)
+
+
+def _run(
+    sources: Sequence[Target], dest: Target, store: StoreChoice, *, recursive: bool, as_json: bool, move: bool
+) -> None:
+    prefix = dest.name
+    if recursive and prefix and not prefix.endswith("/"):
+        prefix += "/"
+    if len(sources) > 1 and not recursive and prefix and not prefix.endswith("/"):
+        raise click.UsageError(f"several sources need a bucket or a prefix to go to: {dest}/ rather than {dest}")
+    for source in sources:
+        if not source.name and not recursive:
+            raise click.UsageError(f"{source} is a bucket: -r takes the objects in it")
+        if not recursive and source.name.endswith("/"):
+            raise click.UsageError(f"{source} is no object's name: -r takes the objects below it")
+    done = _Done()
+    began = time.monotonic()
+    with store.writing(create=False) as client:
+        client.bucket(dest.bucket).info()
+        try:
+            with Lines() as lines, progress(None, unit=" objects") as bar:
+                for source in sources:
+                    step = _below if recursive else _one
+                    for result in step(client, source, Target(dest.bucket, prefix), done, move):
+                        bar.update()
+                        if isinstance(result, LoaderError):
+                            done.failed += 1
+                            fail(printable(str(result)))
+                            continue
+                        done.objects += 1
+                        done.size_bytes += result.size_bytes
+                        if as_json:
+                            lines.add(json.dumps(info_fields(result)))
+        finally:
+            _summarize(done, "renamed" if move else "copied", time.monotonic() - began)
+    if done.failed:
+        raise click.exceptions.Exit(1)
+
+
+def _one(client: Client, source: Target, dest: Target, done: _Done, move: bool) -> Iterator[copying.Copied]:
+    name = dest.name
+    if not name or name.endswith("/"):
+        name += source.name.rpartition("/")[2]
+    bucket = client.bucket(source.bucket)
+    try:
+        yield (bucket.rename if move else bucket.copy)(source.name, name, to_bucket=dest.bucket)
+    except LoaderError as error:
+        if error.retryable:
+            raise  # it has been tried again and again: the next one would fare no better
+        yield error
+
+
+def _below(client: Client, source: Target, dest: Target, done: _Done, move: bool) -> Iterator[copying.Copied]:
+    folder = source.name if not source.name or source.name.endswith("/") else source.name + "/"
+    seen = 0
+
+    def look(_: ObjectInfo) -> None:
+        nonlocal seen
+        seen += 1
+
+    copied = 0
+    for result in copying.copy_prefix(
+        client._transport, source.bucket, folder, dest.bucket, dest.name, remove=move, on_error="yield", seen=look
+    ):
+        copied += isinstance(result, ObjectInfo)
+        yield result
+    if not seen:
+        raise click.ClickException(f"no objects below {printable(str(source))}")
+    done.equal += seen - copied if not move else 0
+
+
+def _summarize(done: _Done, what: str, took_s: float) -> None:
+    rate = f", {size_text(done.size_bytes / took_s)}/s" if took_s > 1 else ""
+    note(f"{what} {count_text(done.objects, 'object')} ({size_text(done.size_bytes)} in {took_s:.2f} s{rate})")
+    if done.equal:
+        note(f"there already, and equal: {count_text(done.equal, 'object')}")
+    if done.failed:
+        note(f"failed: {count_text(done.failed, 'object')}")
