@@ -15,6 +15,7 @@ from ais_loader.bucket import Bucket
 from ais_loader.client import Client, connect
 from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
 from ais_loader.errors import LoaderError
+from ais_loader.multipart import MultipartUpload, PartInfo, UploadInfo
 from ais_loader.object_file import ObjectFile, ObjectReader
 from ais_loader.packed import PackedBatch
 from ais_loader.promote import PromoteResult, PromoteSummary
@@ -42,15 +43,18 @@ __all__ = [
     "LoaderError",
     "MapDataset",
     "MemberInfo",
+    "MultipartUpload",
     "ObjectFile",
     "ObjectInfo",
     "ObjectReader",
     "PackedBatch",
+    "PartInfo",
     "PromoteResult",
     "PromoteSummary",
     "ShufflePlan",
     "SnapshotInfo",
     "Status",
+    "UploadInfo",
     "connect",
     "errors",
 ]
