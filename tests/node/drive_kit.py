@@ -18,7 +18,7 @@ from storage_node.server import NodeServer
 from storage_node.store.copies import StoredVersion
 from storage_node.store.store import Store
 
-TIMEOUT_S = 40.0
+TIMEOUT_S = 90.0
 
 
 @dataclass
