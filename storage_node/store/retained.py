@@ -26,6 +26,7 @@ from storage_node.store.catalog import Catalog, WriteBatch
 from storage_node.store.errors import StoreError
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Identity, Record
+from storage_node.store.names import PARTS_PREFIX
 from storage_node.store.raw_files import RawFiles
 
 _TRIM_AT_ONCE = 500
@@ -80,10 +81,9 @@ class Retention:
         """Add to a commit what becomes of objects that it ends: key, record and end of each."""
         outcome = Ended([], [])
         for key, record, ended in ending:
-            bucket_uuid = fmt.bucket_of_key(key)
             generation = record.generation
-            if self._cuts and self.is_seen(bucket_uuid, record.counter, ended):
-                kept = Retained(fmt.retained_key(bucket_uuid, fmt.name_of_key(key), ended), record)
+            if self._cuts and self._is_kept(key, record, ended):
+                kept = Retained(fmt.retained_key(fmt.bucket_of_key(key), fmt.name_of_key(key), ended), record)
                 batch.put(kept.key, fmt.encode_record(record))
                 batch.put(
                     fmt.generation_key(fmt.MARK_PREFIX, generation), ended.to_bytes(8, "big") + record.path
@@ -93,6 +93,11 @@ class Retention:
                 batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, generation), record.path)
                 outcome.dead.append(record)
         return outcome
+
+    def _is_kept(self, key: bytes, record: Record, ended: int) -> bool:
+        # Parts of objects to come are in no list, and nobody asks a snapshot for them.
+        is_part = key.startswith(PARTS_PREFIX.encode(), 17)
+        return not is_part and self.is_seen(fmt.bucket_of_key(key), record.counter, ended)
 
     def mark(self, kept: Sequence[Retained]) -> None:
         """After the commit: have the files say so. What fails is done at the next start."""
