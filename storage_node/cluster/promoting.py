@@ -17,13 +17,13 @@ from storage_node.cluster.copies import CopyLost, reporting
 from storage_node.cluster.replica import HeldWrite, require_bucket
 from storage_node.cluster.replicate import Replication
 from storage_node.cluster.targets import Target
-from storage_node.promote.here import find, give_up, stage
+from storage_node.promote.here import find_many, give_up, stage
 from storage_node.promote.job import Job, Outcome, Stored, failed, is_small, open_unless_there, stamp_metadata
 from storage_node.promote.source import SourceFile, Stamp
 from storage_node.promote.walk import Found, FoundFile, NotFit
 from storage_node.store import errors
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import BucketNotFound, StoreError
+from storage_node.store.errors import BucketNotFound, DriveFailed, StoreError
 from storage_node.store.filling import read_source
 from storage_node.store.store import Store, Upload
 
@@ -134,7 +134,10 @@ class ClusterPromotion:
     async def _ask(self, target: Target, node: int, names: Sequence[str]) -> dict[str, Stored]:
         request = wire.HaveRequest(bucket=target.bucket.name, name=names)
         if node == target.position:
-            answer = await self._work(have, self._store, request)
+            try:
+                answer = await self._work(have, self._store, request)
+            except DriveFailed:
+                return {}
         else:
             endpoint, channels = target.endpoint(node), self._writes.channels
             stub = ais_promote_pb2_grpc.PromoteStub(channels.to(endpoint))
@@ -206,11 +209,10 @@ class ClusterPromotion:
 
 def have(store: Store, request: wire.HaveRequest) -> wire.HaveResponse:
     """What this node has of these names. Raises BucketNotFound, DriveFailed, FormatError, StoreClosed."""
-    answer = wire.HaveResponse()
-    for name in request.name:
-        stored = find(store, request.bucket, name)
-        answer.object.append(pb.ObjectInfo() if stored is None else info_of(request.bucket, name, stored))
-    return answer
+    found = zip(request.name, find_many(store, request.bucket, request.name), strict=True)
+    return wire.HaveResponse(
+        object=[pb.ObjectInfo() if stored is None else info_of(request.bucket, name, stored) for name, stored in found]
+    )
 
 
 def info_of(bucket: str, name: str, stored: Stored) -> pb.ObjectInfo:

@@ -21,7 +21,14 @@ from storage_node.promote.job import (
 from storage_node.promote.source import SourceFile, Stamp, remove
 from storage_node.promote.walk import Folder, Found, FoundFile, NotFit, Walk, Wanted, groups
 from storage_node.store.doubts import CopyInDoubt
-from storage_node.store.errors import ObjectNotFound, SourceRefused, SourceUnreadable, StoreError, StoreReadOnly
+from storage_node.store.errors import (
+    DriveFailed,
+    ObjectNotFound,
+    SourceRefused,
+    SourceUnreadable,
+    StoreError,
+    StoreReadOnly,
+)
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record
 from storage_node.store.store import Store, Upload
@@ -37,6 +44,17 @@ def find(store: Store, bucket: str, name: str) -> Stored | None:
         return stored_of(store.head(bucket, name))
     except (ObjectNotFound, CopyInDoubt):
         return None
+
+
+def find_many(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | None]:
+    """As `find`, of many. Raises StoreError, DriveFailed also for one of them."""
+    bucket_uuid = store.bucket(bucket).uuid_bytes
+    found: list[Stored | None] = []
+    for name, record in zip(names, store.newest(bucket, names), strict=True):
+        gone = record is None or record.is_tombstone
+        doubtful = not gone and store.doubts.any and store.in_doubt(bucket_uuid, name, record)
+        found.append(None if record is None or gone or doubtful else stored_of(record))
+    return found
 
 
 def own_folders(store: Store) -> frozenset[tuple[int, int]]:
@@ -74,6 +92,7 @@ def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[
 def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcome]:
     """Store these files; one outcome for each, in order. Sources that are given up go when their objects last."""
     outcomes: dict[int, Outcome] = {}
+    known = _known(store, job, group)
     staged: dict[int, tuple[FoundFile, Stamp, Upload]] = {}
     given_up: list[tuple[int, FoundFile, Stamp]] = []
     try:
@@ -82,7 +101,7 @@ def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcom
                 outcomes[at] = failed(found, found.error)
                 continue
             try:
-                there = find(store, job.bucket, found.name)
+                there = find(store, job.bucket, found.name) if known is None else known[found.name]
                 source = open_unless_there(job, found, there)
                 if source is None:
                     outcomes[at] = Outcome(found.path, found.name, there, skipped=True)
@@ -109,6 +128,15 @@ def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcom
     if job.move:
         outcomes.update(give_up(store, [(at, outcomes[at], found, stamp) for at, found, stamp in given_up]))
     return [outcomes[at] for at in range(len(group))]
+
+
+def _known(store: Store, job: Job, group: Sequence[Found]) -> dict[str, Stored | None] | None:
+    """None where each file has to be asked for by itself: a drive is missing."""
+    names = [found.name for found in group if isinstance(found, FoundFile)]
+    try:
+        return dict(zip(names, find_many(store, job.bucket, names), strict=True))
+    except DriveFailed:
+        return None
 
 
 def stage(store: Store, job: Job, source: SourceFile) -> Upload:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,7 @@ from storage_node.cluster.targets import Target
 from storage_node.promote.beneath import FOLDER, root_of
 from storage_node.promote.here import own_folders, promote_group
 from storage_node.promote.job import Job, Outcome
-from storage_node.promote.walk import Folder, Found, NotFit, Walk, Wanted, groups
+from storage_node.promote.walk import Folder, Found, Walk, Wanted, groups
 from storage_node.services import Context, abort
 from storage_node.store.errors import SourceUnreadable, StoreClosed, StoreError
 
@@ -76,7 +76,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
     async def Look(self, request: wire.LookRequest, context: Context) -> wire.LookResponse:
         answer = wire.LookResponse(machine=_machine(), map_version=self._known_map())
         try:
-            walk = await self._work(self._walk, request.path, Wanted(recursive=request.recursive))
+            walk = await self._work(self._walk, request.path, Wanted(recursive=request.recursive), _everything)
         except StoreError as error:
             answer.error.CopyFrom(pb.Error(kind=error.kind, message=str(error)))
         else:
@@ -125,19 +125,23 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
     async def _groups_of(self, request: wire.PromoteRequest, target: Target | None) -> _Groups:
         """Raises StoreError: the path is none of this node's, or the share is by another map."""
         wanted = Wanted(request.prefix, request.recursive, tuple(request.include), tuple(request.exclude))
-        mine = _share(target, request) if request.participant else None
-        return _Groups(await self._work(self._walk, request.path, wanted), mine)
+        mine = _share(target, request) if request.participant else _everything
+        return _Groups(await self._work(self._walk, request.path, wanted, mine))
 
-    def _walk(self, path: bytes, wanted: Wanted) -> Walk:
+    def _walk(self, path: bytes, wanted: Wanted, mine: Callable[[str], bool]) -> Walk:
         root, way = root_of(path, self._service.config.promote_roots)
         try:
             folder = Folder(os.open(root, FOLDER))
         except OSError as error:
             raise SourceUnreadable(f"{os.fsdecode(root)}: cannot be opened: {error.strerror or error}") from error
         try:
-            return Walk(folder, way, wanted, own_folders(self._service.store))
+            return Walk(folder, way, wanted, own_folders(self._service.store), mine)
         except StoreError as error:
             raise type(error)(f"{os.fsdecode(path)}: {error}") from error
+
+
+def _everything(name: str) -> bool:
+    return True
 
 
 def _share(target: Target | None, request: wire.PromoteRequest) -> Callable[[str], bool]:
@@ -161,27 +165,24 @@ def _share(target: Target | None, request: wire.PromoteRequest) -> Callable[[str
 
 
 class _Groups:
-    """What a walk finds, as far as it is this node's, on whichever thread asks."""
+    """What a walk finds, on whichever thread asks."""
 
-    def __init__(self, walk: Walk, mine: Callable[[str], bool] | None) -> None:
-        self.files_seen = 0
-        self._mine = mine
-        self._groups = groups(self._found(walk))
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._found = iter(walk)
+        self._groups = groups(self._found)
+
+    @property
+    def files_seen(self) -> int:
+        """So far, whoever promotes them."""
+        return self._walk.files_seen
 
     def next(self) -> list[Found] | None:
         return next(self._groups, None)
 
     def close(self) -> None:
         self._groups.close()
-
-    def _found(self, walk: Walk) -> Generator[Found, None, None]:
-        with contextlib.closing(iter(walk)) as found:
-            for one in found:
-                self.files_seen += 1
-                # Of a folder that only this node cannot list, its part would be missing without a word.
-                lost = isinstance(one, NotFit) and isinstance(one.error, SourceUnreadable)
-                if lost or self._mine is None or self._mine(one.name):
-                    yield one
+        self._found.close()
 
 
 class _Progress:

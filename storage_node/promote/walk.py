@@ -94,15 +94,19 @@ class Walk:
         root: an open folder that nothing leads out of.
         path: from there; b"." is the root itself.
         own: device and inode of folders that are not walked: the store's.
+        mine: whether a name is wanted; the others are only counted. Of a folder that cannot be listed all names are.
 
     Raises SourceRefused, SourceUnreadable: the path itself is not there, is no file and no folder, or is a folder and
     `recursive` was not asked for.
     """
 
     def __init__(
-        self, root: Folder, path: bytes, wanted: Wanted, own: frozenset[tuple[int, int]] = frozenset()
-    ) -> None:
+        self, root: Folder, path: bytes, wanted: Wanted, own: frozenset[tuple[int, int]] = frozenset(),
+        mine: Callable[[str], bool] = lambda name: True,
+    ) -> None:  # fmt: skip
+        self.files_seen = 0
         self._root, self._path, self._wanted, self._own = root, os.fsdecode(path), wanted, own
+        self._mine = mine
         self._chosen = wanted.chooser()
         with _opened(root, path, os.O_PATH | os.O_CLOEXEC) as fd:  # no device is opened
             found = os.fstat(fd)
@@ -124,7 +128,9 @@ class Walk:
 
     def __iter__(self) -> Generator[Found, None, None]:
         if isinstance(self._top, FoundFile):
-            yield _checked(self._top)
+            self.files_seen += 1
+            if self._mine(self._top.name):
+                yield _checked(self._top)
         else:
             yield from self._below(self._top)
 
@@ -157,33 +163,34 @@ class Walk:
                     continue
                 path = way + entry.name
                 try:
-                    found = os.stat(entry.name, dir_fd=folder.fd, follow_symlinks=False)
-                    below = (
-                        Folder(os.open(entry.name, FOLDER | os.O_NOFOLLOW, dir_fd=folder.fd))
-                        if stat.S_ISDIR(found.st_mode)
-                        else None
-                    )
+                    if not entry.is_dir(follow_symlinks=False):
+                        if (one := self._file(folder, entry.name, path)) is not None:
+                            yield one
+                        continue
+                    below = Folder(os.open(entry.name, FOLDER | os.O_NOFOLLOW, dir_fd=folder.fd))
                 except FileNotFoundError:
                     continue  # gone since it was listed
                 except OSError as error:
                     yield _unfit(path, self._wanted, _unreadable(error))
                     continue
-                if below is None:
-                    yield from self._file(folder, entry.name, path, found)
-                elif fault := enter(below, path + "/"):
+                if fault := enter(below, path + "/"):
                     yield fault
 
-    def _file(self, folder: Folder, file_name: str, path: str, found: os.stat_result) -> Iterator[Found]:
+    def _file(self, folder: Folder, file_name: str, path: str) -> Found | None:
+        """None for what is not wanted. Raises OSError."""
         if not self._chosen(path):
-            return
+            return None
+        self.files_seen += 1
+        name = self._wanted.prefix + path
+        if not self._mine(_shown(name)):
+            return None
+        found = os.stat(file_name, dir_fd=folder.fd, follow_symlinks=False)
         is_link = stat.S_ISLNK(found.st_mode)
         if not is_link and not stat.S_ISREG(found.st_mode):
-            yield _unfit(path, self._wanted, SourceRefused(f"is {_kind(found.st_mode)}, no regular file"))
-            return
+            return _unfit(path, self._wanted, SourceRefused(f"is {_kind(found.st_mode)}, no regular file"))
         from_root = path if self._path == "." else f"{self._path}/{path}"
-        yield _checked(FoundFile(
-            path, self._wanted.prefix + path, folder, file_name, self._root, os.fsencode(from_root), found.st_size,
-            found.st_mtime_ns, is_link,
+        return _checked(FoundFile(
+            path, name, folder, file_name, self._root, os.fsencode(from_root), found.st_size, found.st_mtime_ns, is_link
         ))  # fmt: skip
 
 
@@ -198,12 +205,12 @@ def _opened(root: Folder, path: bytes, flags: int) -> Iterator[int]:
 
 def _checked(found: FoundFile) -> Found:
     try:
-        found.name.encode()
         check_object_name(found.name)
-    except UnicodeEncodeError:
-        return NotFit(_shown(found.path), "", SourceRefused("its name is not UTF-8, so no object can have it"))
     except StoreError as error:
-        return NotFit(found.path, found.name, error)
+        shown = _shown(found.path)
+        if shown != found.path:
+            return NotFit(shown, _shown(found.name), SourceRefused("its name is not UTF-8, so no object can have it"))
+        return NotFit(shown, found.name, error)
     return found
 
 
@@ -214,7 +221,7 @@ def _unfit(path: str, wanted: Wanted, error: StoreError) -> NotFit:
 
 def _shown(path: str) -> str:
     """As valid Unicode, for people."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    return path if path.isascii() else os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _unreadable(error: OSError) -> SourceUnreadable:

@@ -67,7 +67,7 @@ def test_a_killed_move_loses_nothing_and_ends_when_it_is_run_again(
     with connect(local_url) as client:
         client.create_bucket("b")
     arguments = command("promote", "-r", "--move", folder, "b")
-    for point in ("promote.staged", "put.renamed:2", "put.committed", "promote.lasting"):
+    for point in ("promote.staged", "put.committed", "promote.lasting"):
         killed = subprocess.run(
             arguments, env=environment(local_url) | {"AIS_LOADER_FAILPOINT": point}, timeout=TIMEOUT_S,
             capture_output=True,
