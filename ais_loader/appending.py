@@ -87,8 +87,8 @@ def _append(
         request.object.condition.write_id = os.urandom(16)
         try:
             return transport.compose(request)
-        except (errors.VersionConflict, errors.ObjectNotFound) as error:
-            if isinstance(error, errors.BucketNotFound) or time.monotonic() > give_up_at:
+        except (errors.VersionConflict, errors.ObjectNotFound):
+            if time.monotonic() > give_up_at:
                 raise
         time.sleep(random.uniform(0, pause_s))
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
