@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -10,7 +11,7 @@ import click
 
 from ais_loader.checksum import crc32c
 from ais_loader.cli.files import STDOUT, Writable, written_to_stdout, written_whole
-from ais_loader.cli.show import note, printable, progress, size_text
+from ais_loader.cli.show import info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import parse_entry, parsed_by
 from ais_loader.client import Client
@@ -28,9 +29,14 @@ _PIECE_BYTES = 16 << 20
 @click.option("--length", metavar="BYTES", type=click.IntRange(min=0), help="Bytes in the range; else up to the end.")
 @click.option("--verify", is_flag=True,
               help="Check a range against the stored block checksums; a whole object always is checked.")  # fmt: skip
+@click.option("--head", "head_only", is_flag=True,
+              help="Show size, version, CRC-32C, time and metadata, as JSON, instead of the bytes.")  # fmt: skip
 @click.option("-f", "--force", is_flag=True, help="Replace FILE if it exists.")
 @takes_store
-def get(entry: Entry, file: str, start: int, length: int | None, verify: bool, force: bool, store: StoreChoice) -> None:
+def get(
+    entry: Entry, file: str, start: int, length: int | None, verify: bool, head_only: bool, force: bool,
+    store: StoreChoice,
+) -> None:  # fmt: skip
     """Write an object's bytes to FILE, or to standard output.
 
     FILE may be a folder, for a file with the last part of the object's name. It appears when all of it has arrived.
@@ -38,6 +44,12 @@ def get(entry: Entry, file: str, start: int, length: int | None, verify: bool, f
 
     BUCKET/NAME takes the name as it is. In an ais:// URL, as in Python, SHARD.tar/NAME is a member of an archive.
     """
+    if head_only:
+        if entry.member is not None or file != STDOUT or start or length is not None:
+            raise click.UsageError("--head shows an object: give neither a member, a FILE nor a range")
+        with store.reading() as client:
+            click.echo(json.dumps(info_fields(client.bucket(entry.bucket).head(entry.name))))
+        return
     if file != STDOUT and (os.path.isdir(file) or file.endswith("/")):
         file = os.path.join(file, (entry.member or entry.name).rpartition("/")[2])
     with store.reading() as client:

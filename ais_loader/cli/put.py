@@ -13,13 +13,14 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 import click
 
 from ais_loader.bucket import Bucket
+from ais_loader.cli.put_how import PutHow, parse_metadata
 from ais_loader.cli.put_plan import STDIN, FileToStore, PutPlan, plan_put
 from ais_loader.cli.put_resume import without_equal
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
 from ais_loader.entry import ObjectInfo
-from ais_loader.errors import BucketNotFound, LoaderError
+from ais_loader.errors import BucketNotFound, LoaderError, VersionConflict
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -38,6 +39,10 @@ Stored: TypeAlias = tuple[FileToStore, ObjectInfo | LoaderError | OSError]
               help="With -r: store what symbolic links lead to; else they are left out.")  # fmt: skip
 @click.option("--skip-equal", is_flag=True,
               help="Leave out files that are there, with the same bytes: an interrupted put goes on.")  # fmt: skip
+@click.option("--if-absent", is_flag=True,
+              help="Leave out files whose object is there, whatever it holds; nothing is replaced.")  # fmt: skip
+@click.option("--metadata", metavar="KEY=VALUE", multiple=True, callback=parse_metadata,
+              help="Keep this with each object; may be given again. `ls --json` and `get --head` show it.")  # fmt: skip
 @click.option("--create-bucket", is_flag=True, help="Make the bucket (and the store) if it does not exist.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file: what was stored, or the error.")
 @takes_store
@@ -47,6 +52,8 @@ def put(
     recursive: bool,
     follow_links: bool,
     skip_equal: bool,
+    if_absent: bool,
+    metadata: dict[str, str],
     create_bucket: bool,
     as_json: bool,
     store: StoreChoice,
@@ -75,17 +82,17 @@ def put(
         skipped = 0
         if skip_equal:
             plan.files, skipped = without_equal(bucket, plan.files)
-        ok = _run(bucket, plan, as_json=as_json)
+        ok = _run(bucket, plan, PutHow(metadata, if_absent), as_json=as_json)
         if skipped:
             note(f"there already, and equal: {count_text(skipped, 'file')}")
     if not ok:
         raise click.exceptions.Exit(1)
 
 
-def _run(bucket: Bucket, plan: PutPlan, *, as_json: bool) -> bool:
+def _run(bucket: Bucket, plan: PutPlan, how: PutHow, *, as_json: bool) -> bool:
     """Store what is planned and tell of it; False if anything failed."""
     began = time.monotonic()
-    stored = stored_bytes = 0
+    stored = stored_bytes = there = 0
     failed = len(plan.failures)
     try:
         with Lines() as lines:
@@ -93,17 +100,21 @@ def _run(bucket: Bucket, plan: PutPlan, *, as_json: bool) -> bool:
                 _tell_failure(path, reason, lines if as_json else None)
             total_bytes = sum(file.size_bytes for file in plan.files)
             with progress(total_bytes or None, unit="B") as bar:
-                for file, result in store_files(bucket, plan.files, bar):
+                for file, result in store_files(bucket, plan.files, how, bar):
                     if isinstance(result, ObjectInfo):
                         stored += 1
                         stored_bytes += result.size_bytes
                         if as_json:
                             lines.add(json.dumps({"source": file.path, **info_fields(result)}))
+                    elif how.if_absent and isinstance(result, VersionConflict):
+                        there += 1
+                        if as_json:
+                            lines.add(json.dumps({"source": file.path, "skipped": "there already"}))
                     else:
                         failed += 1
                         _tell_failure(file.path, _reason(result), lines if as_json else None)
     finally:
-        _summarize(plan, bucket.name, stored, stored_bytes, failed, time.monotonic() - began)
+        _summarize(plan, bucket.name, stored, stored_bytes, there, failed, time.monotonic() - began)
     return not failed
 
 
@@ -119,12 +130,16 @@ def _tell_failure(path: str, reason: str, lines: Lines | None) -> None:
         lines.add(json.dumps({"source": path, "error": reason}))
 
 
-def _summarize(plan: PutPlan, bucket: str, stored: int, stored_bytes: int, failed: int, took_s: float) -> None:
+def _summarize(
+    plan: PutPlan, bucket: str, stored: int, stored_bytes: int, there: int, failed: int, took_s: float
+) -> None:
     rate = f", {size_text(stored_bytes / took_s)}/s" if took_s > 1 else ""
     done = f"{size_text(stored_bytes)} in {took_s:.2f} s{rate}"
     note(f"stored {count_text(stored, 'object')} in bucket {bucket} ({done})")
-    if left := len(plan.files) + len(plan.failures) - stored - failed:
+    if left := len(plan.files) + len(plan.failures) - stored - there - failed:
         note(f"not reached: {count_text(left, 'file')}")
+    if there:
+        note(f"there already, and left as they are: {count_text(there, 'object')}")
     if failed:
         note(f"failed: {count_text(failed, 'file')}")
     for what, count in plan.left_out.items():
@@ -132,25 +147,27 @@ def _summarize(plan: PutPlan, bucket: str, stored: int, stored_bytes: int, faile
         note(f"left out: {count_text(count, what)}{hint}")
 
 
-def store_files(bucket: Bucket, files: Sequence[FileToStore], bar: tqdm[Any]) -> Iterator[Stored]:
+def store_files(bucket: Bucket, files: Sequence[FileToStore], how: PutHow, bar: tqdm[Any]) -> Iterator[Stored]:
     """Each file with its object or its error, in order. Raises LoaderError when the store itself cannot go on."""
     for is_small, run in itertools.groupby(files, key=_is_small):
         if is_small:
-            yield from _store_together(bucket, run, bar)
+            yield from _store_together(bucket, run, how, bar)
         else:
             for file in run:
-                yield file, _store_alone(bucket, file, bar)
+                yield file, _store_alone(bucket, file, how, bar)
 
 
 def _is_small(file: FileToStore) -> bool:
     return not file.is_stream and file.size_bytes < _SMALL_BYTES
 
 
-def _store_together(bucket: Bucket, files: Iterator[FileToStore], bar: tqdm[Any]) -> Iterator[Stored]:
+def _store_together(
+    bucket: Bucket, files: Iterator[FileToStore], how: PutHow, bar: tqdm[Any]
+) -> Iterator[Stored]:
     """Small files: those that cannot be read are not sent; the others share requests."""
     sent: deque[tuple[FileToStore, OSError | None]] = deque()
 
-    def contents() -> Iterator[tuple[str, bytes]]:
+    def contents() -> Iterator[tuple[str, bytes, dict[str, str]]]:
         for file in files:
             try:
                 with open(file.path, "rb") as opened:
@@ -160,26 +177,30 @@ def _store_together(bucket: Bucket, files: Iterator[FileToStore], bar: tqdm[Any]
                 continue
             sent.append((file, None))
             bar.update(len(data))
-            yield file.name, data
+            yield file.name, data, how.metadata
 
     def unreadable() -> Iterator[Stored]:
         while sent and (error := sent[0][1]) is not None:
             yield sent.popleft()[0], error
 
-    for result in bucket.put_many(contents(), on_error="yield"):
+    for result in bucket.put_many(contents(), if_absent=how.if_absent, on_error="yield"):
         yield from unreadable()
         yield sent.popleft()[0], result
     yield from unreadable()
 
 
-def _store_alone(bucket: Bucket, file: FileToStore, bar: tqdm[Any]) -> ObjectInfo | LoaderError | OSError:
+def _store_alone(
+    bucket: Bucket, file: FileToStore, how: PutHow, bar: tqdm[Any]
+) -> ObjectInfo | LoaderError | OSError:
+    options: dict[str, Any] = {"metadata": how.metadata, "if_absent": how.if_absent}
     try:
         if file.path == STDIN:
             if sys.stdin.isatty():
                 note("reading from the terminal; Ctrl-D ends the object")
-            return bucket.put(file.name, sys.stdin.buffer)
+            return bucket.put(file.name, sys.stdin.buffer, **options)
         with open(file.path, "rb") as opened:
-            return bucket.put(file.name, opened if file.is_stream else _Counted(opened, bar))  # type: ignore[arg-type]
+            source: Any = opened if file.is_stream else _Counted(opened, bar)
+            return bucket.put(file.name, source, **options)
     except (LoaderError, OSError) as error:
         if isinstance(error, LoaderError) and error.retryable:
             raise  # it has been tried again and again: the next file would fare no better
