@@ -34,6 +34,11 @@ class Condition:
     write_id: bytes = b""
     """The same for every try of one write, kept with the object; empty where there will be one try only."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds of anything."""
+        return not self.if_absent and self.if_version is None and self.not_above is None
+
     def fault(self, label: str, before: Record | None) -> VersionConflict | None:
         """What is wrong with the entry that a name has; None when the condition holds.
 

@@ -111,8 +111,10 @@ class Upload:
         Raises VersionConflict where the condition does not hold by now, and what `newest` raises.
         """
         condition = self._open.condition
-        before = self.newest() if condition is not None else None
-        if condition is None or (fault := condition.fault(self.label, before)) is None:
+        if condition is None or condition.is_empty:
+            return None
+        before = self.newest()
+        if (fault := condition.fault(self.label, before)) is None:
             return None
         landed = self.drive.landed(condition.write_id, before)
         if landed is None:
