@@ -271,6 +271,31 @@ def test_a_reader_beside_the_writer_sees_a_snapshot_at_once_and_as_it_is(tmp_pat
             read(reader, "a", at("s"))
 
 
+def test_readers_beside_a_writer_that_replaces_everything_read_the_snapshot_all_the_time(tmp_path: Path) -> None:
+    wanted = {f"{number:02}": b"%d" % number for number in range(20)} | {"large": LARGE}
+    stop = threading.Event()
+    with store_at(tmp_path) as store, Store.open([tmp_path], mode="r") as reader:
+        for name, data in wanted.items():
+            put(store, name, data)
+        store.create_snapshot(BUCKET, "s")
+
+        def write() -> None:
+            while not stop.is_set():
+                for name in wanted:
+                    put(store, name, b"other")
+                    store.delete(BUCKET, name)
+                reap(store)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for some in (store, reader) * 15:
+                assert contents(some, at("s")) == wanted
+        finally:
+            stop.set()
+            writer.join(60)
+
+
 def test_a_power_cut_leaves_what_snapshots_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with store_at(tmp_path) as store:
         put(store, "a", b"1")
