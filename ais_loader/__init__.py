@@ -21,6 +21,7 @@ from ais_loader.packed import PackedBatch
 from ais_loader.promote import PromoteResult, PromoteSummary
 from ais_loader.requests import BatchOptions
 from ais_loader.snapshots import SnapshotInfo
+from ais_loader.summary import BucketSummary
 from ais_loader.timing import BatchTiming
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ __all__ = [
     "BatchOptions",
     "BatchTiming",
     "Bucket",
+    "BucketSummary",
     "Client",
     "Entry",
     "Item",

@@ -20,7 +20,9 @@ from ais_loader.promote import Overwrite, PromoteResult, PromoteSummary, Shared,
 from ais_loader.put_spec import ToPut, check_version, put_spec, put_specs
 from ais_loader.requests import BatchOptions, requests_for_names
 from ais_loader.snapshots import SnapshotInfo
+from ais_loader.summary import BucketSummary
 from ais_loader.transport.base import BucketInfo, Transport
+from ais_loader.transport.text import require_bucket, require_text
 
 if TYPE_CHECKING:
     from ais_loader.client import Client
@@ -319,6 +321,23 @@ class Bucket:
         if not prefix and not everything:
             raise errors.InvalidRequest("an empty prefix means all objects of the bucket: say everything=True")
         return delete_prefix(self._transport, self.name, prefix)
+
+    def summary(self, prefix: str = "", *, depth: int = 1) -> BucketSummary:
+        """How many objects there are whose names begin with `prefix`, and how large, counted where they are.
+
+        In a cluster each counts once, however many copies it has and wherever they are. What is put or deleted while
+        names are counted may count or not.
+
+        Args:
+            depth: up to how many folders below the last "/" of `prefix` are told apart; 0: none.
+
+        Raises BucketNotFound, InvalidRequest for more than 100,000 folders, NodeUnavailable, SilenceTimeout.
+        """
+        require_bucket(self.name)
+        require_text(prefix, errors.InvalidRequest, "prefix")
+        if not 0 <= depth < 1 << 32:
+            raise errors.InvalidRequest(f"depth={depth}: need at least 0")
+        return self._transport.summary(self.name, prefix=prefix, depth=depth)
 
     def objects(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[ObjectInfo]:
         """Objects whose name begins with `prefix`, in the order of their names' UTF-8 bytes; fetched page by page."""

@@ -39,6 +39,11 @@ class ContentsStub(object):
                 request_serializer=protos_dot_ais__contents__pb2.DeleteManyRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__contents__pb2.DeleteManyResponse.FromString,
                 _registered_method=True)
+        self.Summarize = channel.unary_stream(
+                '/ais_loader.v1.Contents/Summarize',
+                request_serializer=protos_dot_ais__contents__pb2.SummarizeRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__contents__pb2.SummarizeResponse.FromString,
+                _registered_method=True)
 
 
 class ContentsServicer(object):
@@ -51,6 +56,13 @@ class ContentsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Summarize(self, request, context):
+        """How many objects there are, and how large. Progress while names are counted, then the summary.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ContentsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_ContentsServicer_to_server(servicer, server):
                     servicer.DeleteMany,
                     request_deserializer=protos_dot_ais__contents__pb2.DeleteManyRequest.FromString,
                     response_serializer=protos_dot_ais__contents__pb2.DeleteManyResponse.SerializeToString,
+            ),
+            'Summarize': grpc.unary_stream_rpc_method_handler(
+                    servicer.Summarize,
+                    request_deserializer=protos_dot_ais__contents__pb2.SummarizeRequest.FromString,
+                    response_serializer=protos_dot_ais__contents__pb2.SummarizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -97,6 +114,33 @@ class Contents(object):
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Summarize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ais_loader.v1.Contents/Summarize',
+            protos_dot_ais__contents__pb2.SummarizeRequest.SerializeToString,
+            protos_dot_ais__contents__pb2.SummarizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class ContentsReplicaStub(object):
     """From node to node.
@@ -113,6 +157,11 @@ class ContentsReplicaStub(object):
                 request_serializer=protos_dot_ais__contents__pb2.BuryManyRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__contents__pb2.BuryManyResponse.FromString,
                 _registered_method=True)
+        self.ListNames = channel.unary_unary(
+                '/ais_loader.v1.ContentsReplica/ListNames',
+                request_serializer=protos_dot_ais__contents__pb2.ListNamesRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__contents__pb2.ListNamesResponse.FromString,
+                _registered_method=True)
 
 
 class ContentsReplicaServicer(object):
@@ -126,6 +175,13 @@ class ContentsReplicaServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListNames(self, request, context):
+        """What the node has, whoever owns it: objects and tombstones in name order, page by page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ContentsReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -133,6 +189,11 @@ def add_ContentsReplicaServicer_to_server(servicer, server):
                     servicer.BuryMany,
                     request_deserializer=protos_dot_ais__contents__pb2.BuryManyRequest.FromString,
                     response_serializer=protos_dot_ais__contents__pb2.BuryManyResponse.SerializeToString,
+            ),
+            'ListNames': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListNames,
+                    request_deserializer=protos_dot_ais__contents__pb2.ListNamesRequest.FromString,
+                    response_serializer=protos_dot_ais__contents__pb2.ListNamesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -163,6 +224,33 @@ class ContentsReplica(object):
             '/ais_loader.v1.ContentsReplica/BuryMany',
             protos_dot_ais__contents__pb2.BuryManyRequest.SerializeToString,
             protos_dot_ais__contents__pb2.BuryManyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListNames(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.ContentsReplica/ListNames',
+            protos_dot_ais__contents__pb2.ListNamesRequest.SerializeToString,
+            protos_dot_ais__contents__pb2.ListNamesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import AsyncIterator
+
 from protos import ais_contents_pb2 as pb
 from protos import ais_contents_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.deletions import bury_many, failures
 from storage_node.cluster.replicate import Replication
+from storage_node.cluster.summing import PAGE_NAMES, Summing, names_page, summary_of
 from storage_node.request_counts import count_each
 from storage_node.services import Context, abort
 from storage_node.store.errors import InvalidRequest, StoreError
+from storage_node.store.summary import Tally
 
 MAX_NAMES = 10_000
 """Of one request."""
@@ -36,6 +41,37 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         return pb.DeleteManyResponse(failure=failures(results))
 
 
+    async def Summarize(
+        self, request: pb.SummarizeRequest, context: Context
+    ) -> AsyncIterator[pb.SummarizeResponse]:
+        tally = Tally(request.prefix, request.depth)
+        try:
+            if (target := self._writes.target(request.bucket)) is not None:
+                summing = Summing(self._service, self._writes.channels, target, request.prefix, tally)
+                async for counted in summing.run():
+                    yield pb.SummarizeResponse(counted=counted)
+                summary = summing.summary()
+            else:
+                async for counted in self._count_here(request, tally):
+                    yield pb.SummarizeResponse(counted=counted)
+                summary = summary_of(tally)
+        except StoreError as error:
+            await abort(context, error)
+        yield pb.SummarizeResponse(counted=tally.objects, summary=summary)
+
+    async def _count_here(self, request: pb.SummarizeRequest, tally: Tally) -> AsyncIterator[int]:
+        """What this node has, which is all that there is. Raises StoreError."""
+        found = self._store.objects(request.bucket, request.prefix)
+
+        def count_some() -> bool:
+            some = [(name, record.size_bytes) for name, record in itertools.islice(found, PAGE_NAMES)]
+            tally.add(some)
+            return len(some) == PAGE_NAMES
+
+        while await self._service.read(count_some):
+            yield tally.objects
+
+
 class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
     def __init__(self, service: BatchService) -> None:
         self._service = service
@@ -49,3 +85,9 @@ class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
         view = membership.view if membership is not None else None
         answer.map_version = view.version if view is not None else 0  # as it is afterwards
         return answer
+
+    async def ListNames(self, request: pb.ListNamesRequest, context: Context) -> pb.ListNamesResponse:
+        try:
+            return await self._service.read(names_page, self._service.store, request)
+        except StoreError as error:
+            await abort(context, error)

@@ -29,6 +29,7 @@ _COMMANDS = {
     "mv": "ais_loader.cli.cp",
     "rm": "ais_loader.cli.rm",
     "snapshot": "ais_loader.cli.snapshot",
+    "du": "ais_loader.cli.du",
     "batch": "ais_loader.cli.batch",
     "doctor": "ais_loader.cli.doctor",
 }

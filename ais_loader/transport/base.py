@@ -15,6 +15,7 @@ from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.errors import LoaderError
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.summary import BucketSummary
 from protos import ais_batch_pb2 as pb
 from protos import ais_compose_pb2 as compose_pb
 from protos.frame import Frame
@@ -112,6 +113,7 @@ class Transport(Protocol):
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
         """At most 10,000 with one request; of each name, in order, None or why it was not deleted."""
 
+    def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary: ...
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]: ...
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]: ...
 

@@ -17,6 +17,7 @@ from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.summary import BucketSummary
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec, Transport
 from ais_loader.transport.grpc import GrpcTransport
 from ais_loader.transport.members import HEDGE_BUDGET
@@ -144,6 +145,9 @@ class ClusterTransport:
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
         return self._there().delete_names(bucket, names)
+
+    def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
+        return self._there().summary(bucket, prefix=prefix, depth=depth)
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         yield from self._there().objects(bucket, prefix=prefix, page_size=page_size)

@@ -19,6 +19,7 @@ from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.summary import BucketSummary, PrefixSummary
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.text import require_metadata
 from protos import ais_batch_pb2 as pb
@@ -189,6 +190,16 @@ class EmbeddedTransport:
         with translated():
             results = self._store_here().delete_many(bucket, names)
         return [None if error is None else errors.from_kind(error.kind, str(error)) for error in results]
+
+    def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
+        from storage_node.store.summary import Tally
+
+        tally = Tally(prefix, depth)
+        with translated():
+            found = self._store_here().objects(bucket, prefix)
+            tally.add((name, record.size_bytes) for name, record in found)
+        by_prefix = {name: PrefixSummary(*sums) for name, sums in sorted(tally.folders.items())}
+        return BucketSummary(bucket, prefix, tally.objects, tally.size_bytes, by_prefix)
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         # In pages, as over a network: an iterator that is left lying holds no snapshot of the catalog.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 import grpc
@@ -27,7 +27,7 @@ from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.compose import composed
 from ais_loader.transport.connection import Connection
-from ais_loader.transport.contents import delete_names
+from ais_loader.transport.contents import ContentsCalls
 from ais_loader.transport.download import Call, download
 from ais_loader.transport.forking import SHUTDOWN_S, ForkGate, wait_for_shutdown
 from ais_loader.transport.member_pages import listed_members
@@ -55,7 +55,7 @@ _INHERITED: list[Connection] = []
 """Never used and never freed: a channel that is torn down in a forked child may wait for threads that are not there."""
 
 
-class GrpcTransport:
+class GrpcTransport(ContentsCalls):
     """A `Transport` to one storage node, by one endpoint or by the first of several that answers."""
 
     def __init__(
@@ -296,9 +296,6 @@ class GrpcTransport:
         request = pb.DeleteRequest(bucket=bucket, name=name, if_version=if_version or "")
         # Not retried: a first try whose answer was lost would make the second say "not found", or another version.
         self._call(lambda here: here.objects.Delete(request, timeout=CALL_TIMEOUT_S), retry=False)
-
-    def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-        return self._call(lambda here: delete_names(here, bucket, names), retry=False)  # as `delete`
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         require_bucket(bucket)

@@ -8,7 +8,7 @@ answers; writes go to the first owner that does, which sees to the other copies.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from ais_loader import errors
@@ -19,7 +19,7 @@ from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
-from ais_loader.transport.contents import delete_by_any
+from ais_loader.transport.contents import RoutedContentsCalls
 from ais_loader.transport.download import Call, download
 from ais_loader.transport.first_owner import write_first
 from ais_loader.transport.grpc import GrpcTransport
@@ -51,7 +51,7 @@ DIRECT_FROM_ENTRIES_PER_OWNER = 8
 session with every node that there is."""
 
 
-class RoutedTransport:
+class RoutedTransport(RoutedContentsCalls):
     """A `Transport` over the nodes of a cluster. `url` is where the client began."""
 
     def __init__(
@@ -312,9 +312,6 @@ class RoutedTransport:
                 failure = error
         self.members.refresh()
         raise failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}")
-
-    def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-        return delete_by_any(self.members, bucket, names)
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         """Every name once, the newest version of it, from all nodes. Raises NodeUnavailable when copies of objects on

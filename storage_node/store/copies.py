@@ -93,9 +93,11 @@ class Copies(ABC):
             found = (pair for pair in found if not self.in_doubt(bucket_uuid, *pair))
         return itertools.islice(found, page_size)
 
-    def versions(self, bucket: str, start_after: str = "", limit: int | None = None) -> Iterator[StoredVersion]:
+    def versions(
+        self, bucket: str, start_after: str = "", limit: int | None = None, prefix: str = ""
+    ) -> Iterator[StoredVersion]:
         """Objects and tombstones in name order. Raises what `objects` raises."""
-        for name, record in itertools.islice(self._scans(bucket, "", start_after, tombstones=True), limit):
+        for name, record in itertools.islice(self._scans(bucket, prefix, start_after, tombstones=True), limit):
             yield StoredVersion(name, record.version, record.is_tombstone, record.size_bytes, record.checksum)
 
     def tombstones(self, bucket: str) -> Iterator[StoredVersion]:

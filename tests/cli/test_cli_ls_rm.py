@@ -64,6 +64,18 @@ def test_a_name_cannot_command_the_terminal(run: Run, bucket_name: str, url: str
     assert json.loads(run("ls", "--json", bucket_name).stdout)["name"] == name
 
 
+def test_sums_are_shown_by_folder_and_add_up(run: Run, filled: str, objects: dict[str, bytes]) -> None:
+    lines = run("du", filled).stdout.splitlines()
+    assert [line.split("  ")[-1] for line in lines] == [f"{filled}/{name}" for name in ("", "en/", "es/", " in all")]
+    assert lines[1].split() == ["260", "B", "2", "objects", f"{filled}/en/"]
+    found = json.loads(run("du", f"ais://{filled}/en", "--depth", "2", "--json").stdout)
+    size_bytes = sum(len(data) for name, data in objects.items() if name.startswith("en"))
+    assert (found["objects"], found["size_bytes"], found["complete"]) == (3, size_bytes, True)
+    assert found["by_prefix"]["en/"] == {"objects": 2, "size_bytes": 260}
+    assert len(run("du", filled, "--depth", "0").stdout.splitlines()) == 1
+    assert run("du", filled + "x").exit_code == 1
+
+
 def test_a_named_object_goes_and_one_that_is_missing_is_reported(run: Run, filled: str, stored: Stored) -> None:
     result = run("rm", f"{filled}/z", f"{filled}/none", f"ais://{filled}/english")
     assert result.exit_code == 1

@@ -1,0 +1,49 @@
+"""How much there is below a prefix, in all and by the folders in its names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from storage_node.store.errors import InvalidRequest
+
+MAX_FOLDERS = 100_000
+"""Of one summary: what it takes stays small, whatever the names are."""
+
+
+class Tally:
+    """Counts objects by the first `depth` levels of their names below the prefix's last "/". Belongs to one thread.
+
+    An object counts for the deepest folder told apart that it is in: with a depth of 1 below "en/", en/a/b.wav for
+    "en/a/" and en/c.wav for "en/". So the folders' sums are the whole.
+    """
+
+    def __init__(self, prefix: str, depth: int) -> None:
+        self.objects = 0
+        self.size_bytes = 0
+        self.folders: dict[str, list[int]] = {}
+        """Objects and bytes of each; none with a depth of 0."""
+        self._base = prefix.rfind("/") + 1
+        self._depth = depth
+
+    def add(self, objects: Iterable[tuple[str, int]]) -> None:
+        """Names that begin with the prefix, each once, with their sizes. Raises InvalidRequest for too many folders."""
+        for name, size_bytes in objects:
+            self.objects += 1
+            self.size_bytes += size_bytes
+            if self._depth:
+                folder = self.folders.setdefault(self.folder_of(name), [0, 0])
+                folder[0] += 1
+                folder[1] += size_bytes
+        if len(self.folders) > MAX_FOLDERS:
+            raise InvalidRequest(
+                f"more than {MAX_FOLDERS:,} folders with depth={self._depth}: need a smaller depth or a longer prefix"
+            )
+
+    def folder_of(self, name: str) -> str:
+        end = self._base
+        for _ in range(self._depth):
+            slash = name.find("/", end)
+            if slash < 0:
+                break
+            end = slash + 1
+        return name[:end]

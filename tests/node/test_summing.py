@@ -1,0 +1,71 @@
+"""A summary of a bucket whose copies differ: each name counts by its newest version, wherever that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos import ais_contents_pb2 as pb
+from protos import ais_contents_pb2_grpc as rpc
+from storage_node.cluster import summing
+from storage_node.store.errors import InvalidRequest
+from storage_node.store.format import Version
+from storage_node.store.store import Store
+from storage_node.store.summary import MAX_FOLDERS, Tally
+from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.write_kit import CALL_TIMEOUT_S, cluster_of
+
+
+def summary_by(cluster: LocalCluster, number: int, prefix: str = "") -> pb.Summary:
+    with grpc.insecure_channel(cluster.nodes[number].url.removeprefix("grpc://")) as channel:
+        request = pb.SummarizeRequest(bucket=BUCKET, prefix=prefix, depth=1)
+        answers = list(rpc.ContentsStub(channel).Summarize(request, timeout=CALL_TIMEOUT_S))
+    assert [answer.HasField("summary") for answer in answers] == [False] * (len(answers) - 1) + [True]
+    return answers[-1].summary
+
+
+def put(store: Store, name: str, size: int, version: Version) -> None:
+    with store.begin_put(BUCKET, name, version=version) as upload:
+        upload.write(bytes(size))
+        upload.commit()
+
+
+@pytest.mark.parametrize("page", [1, 7, 5000])
+def test_the_newest_version_counts_once_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    monkeypatch.setattr(summing, "PAGE_NAMES", page)
+    with cluster_of(tmp_path, 3, copies=1) as cluster:  # whose repair moves to their owners what is put here and there
+        stores = [cluster.service(number).store for number in range(3)]
+        sizes: dict[str, int] = {}
+        for at in range(60):
+            name = f"{at % 4}/{at}"
+            put(stores[at % 3], name, at, Version(90, 10, 1))
+            sizes[name] = at
+            if at % 5 == 0:
+                put(stores[(at + 1) % 3], name, 1000, Version(90, 20, 1))
+                sizes[name] = 1000
+            if at % 5 == 1:
+                stores[(at + 2) % 3].delete(BUCKET, name, Version(90, 30, 1), keep_tombstone=True)
+                del sizes[name]
+            if at % 5 == 2:
+                put(stores[(at + 1) % 3], name, 7, Version(90, 5, 1))
+        for number in range(3):
+            found = summary_by(cluster, number)
+            assert (found.objects, found.size_bytes) == (len(sizes), sum(sizes.values()))
+            for one in found.prefix:
+                mine = [size for name, size in sizes.items() if name.startswith(one.prefix)]
+                assert (one.objects, one.size_bytes) == (len(mine), sum(mine))
+            assert [one.prefix for one in found.prefix] == ["0/", "1/", "2/", "3/"]
+            assert not found.silent and not found.incomplete
+            below = summary_by(cluster, number, "2/")
+            assert [one.prefix for one in below.prefix] == ["2/"] and below.objects == found.prefix[2].objects
+
+
+def test_more_folders_than_can_be_told_apart_are_refused() -> None:
+    tally = Tally("", 1)
+    tally.add((f"{at}/x", 1) for at in range(MAX_FOLDERS))
+    with pytest.raises(InvalidRequest, match="smaller depth"):
+        tally.add([("one-more/x", 1)])
