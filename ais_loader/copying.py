@@ -18,12 +18,15 @@ from ais_loader.composing import make_range, make_request
 from ais_loader.entry import ObjectInfo
 from ais_loader.parts import require_ordinary
 from ais_loader.transport.base import Transport
+from ais_loader.transport.patience import Patience
 
 Copied: TypeAlias = ObjectInfo | errors.LoaderError
 """What came of one object of many."""
 IN_FLIGHT = 4
 """Objects of a prefix that are copied at once."""
 _PAGE_SIZE = 1000
+_RETRY_S = 10.0
+"""How long to go on trying to delete what has been copied, while nobody answers."""
 
 
 def copy_object(
@@ -56,10 +59,26 @@ def rename_object(
 
 def _delete_copied(transport: Transport, before: ObjectInfo) -> None:
     """Raises VersionConflict when it was replaced meanwhile: the newer one stays."""
+    patience = Patience(_RETRY_S)
+    while True:
+        try:
+            transport.delete(before.bucket, before.name, if_version=before.version)
+            return
+        except errors.NodeUnavailable as error:
+            patience.pause(error)  # unlike other deletions it can be made twice: no other version is in danger
+        except errors.VersionConflict:
+            if _is_gone(transport, before):
+                return
+            raise
+
+
+def _is_gone(transport: Transport, before: ObjectInfo) -> bool:
+    """Deleted by an earlier try, or by somebody else; what was copied is at its new place."""
     try:
-        transport.delete(before.bucket, before.name, if_version=before.version)
+        transport.head(before.bucket, before.name)
     except errors.ObjectNotFound:
-        return  # somebody else deleted it; what was copied is at its new place
+        return True
+    return False
 
 
 def copy_prefix(

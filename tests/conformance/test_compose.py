@@ -207,3 +207,43 @@ def test_a_second_try_of_an_append_whose_answer_was_lost_appends_nothing(bucket:
     bucket.append("log", b"er")
     assert bucket._transport.compose(request).version in (first.version, second.version)
     assert bucket.get("log") == b"oldnewer"
+
+
+def test_a_rename_goes_on_when_the_answer_to_its_deletion_is_lost(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("a", DATA)
+    transport = bucket.client._transport
+    delete = type(transport).delete
+    tries: list[str | None] = []
+
+    def answer_lost(self: object, bucket: str, name: str, *, if_version: str | None = None) -> None:
+        tries.append(if_version)
+        if len(tries) > 1:
+            delete(transport, bucket, name, if_version=if_version)
+        if len(tries) < 3:
+            raise errors.NodeUnavailable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(transport), "delete", answer_lost)
+        bucket.rename("a", "b")
+    assert len(tries) == 3 and len(set(tries)) == 1
+    assert [info.name for info in bucket.objects()] == ["b"] and bucket.get("b") == DATA
+
+
+def test_what_is_written_while_its_old_version_is_renamed_stays(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("a", b"old")
+    transport = bucket.client._transport
+    compose = type(transport).compose
+
+    def overtaken(self: object, request: pb.ComposeRequest, *more: object) -> object:
+        made = compose(transport, request, *more)  # type: ignore[arg-type]
+        bucket.put("a", b"new")
+        return made
+
+    with monkeypatch.context() as patched, pytest.raises(errors.VersionConflict):
+        patched.setattr(type(transport), "compose", overtaken)
+        bucket.rename("a", "b")
+    assert {info.name: bucket.get(info.name) for info in bucket.objects()} == {"a": b"new", "b": b"old"}
