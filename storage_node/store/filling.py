@@ -6,9 +6,11 @@ clone is a snapshot, whatever becomes of its source meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from storage_node.store.errors import SourceUnreadable
 from storage_node.store.raw_files import StagedFile, is_full
@@ -16,6 +18,7 @@ from storage_node.store.raw_files import StagedFile, is_full
 FROM_BYTES = 256 << 10
 """A smaller file is read and written: that costs less than finding out what else there is."""
 _PIECE_BYTES = 1 << 20
+_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gfs2")
 _FICLONE = 0x40049409
 """Share all of another file's blocks (ioctl_ficlone(2))."""
 
@@ -30,8 +33,9 @@ def fill(staged: StagedFile, source_fd: int, taken: Callable[[bytes], None]) -> 
         _count(staged, taken)
         return
     source = os.fstat(source_fd)
-    if source.st_size >= FROM_BYTES and source.st_dev == os.fstat(staged.fd).st_dev:
-        if clone(staged, source_fd) or copy_in_kernel(staged, source_fd, taken):
+    if source.st_size >= FROM_BYTES:
+        on_server = source.st_dev == os.fstat(staged.fd).st_dev and lies_on_server(source.st_dev)
+        if clone(staged, source_fd) or (on_server and copy_in_kernel(staged, source_fd, taken)):
             _count(staged, taken)
             return
         staged.restart()
@@ -49,8 +53,23 @@ def clone(staged: StagedFile, source_fd: int) -> bool:
     return True
 
 
+@cache
+def lies_on_server(device: int) -> bool:
+    """Whether a file system is one of a network."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            fields, _, kind = line.partition(" - ")
+            if fields.split(" ", 3)[2] == number:
+                return kind.split(" ", 1)[0] in _NETWORK
+    return False
+
+
 def copy_in_kernel(staged: StagedFile, source_fd: int, taken: Callable[[bytes], None]) -> bool:
-    """Whether it could: a file system may share blocks, or copy on its server. Raises OSError for a full drive."""
+    """Whether it could: a server may copy by itself. Raises OSError for a full drive.
+
+    Where there is no server this costs 1.4 times as much as reading and writing, since the bytes are read anyway.
+    """
     offset = 0
     try:
         while count := staged.copy_range(source_fd, offset, _PIECE_BYTES):

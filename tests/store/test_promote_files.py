@@ -90,11 +90,28 @@ def test_a_copy_in_the_kernel_that_fails_is_made_by_hand(
         raise OSError(refusal, os.strerror(refusal))
 
     monkeypatch.setattr(os, "copy_file_range", failing)
+    monkeypatch.setattr(filling, "lies_on_server", lambda device: True)
     with store_at(root) as store:
         assert promote(store, source)[0].error is None
         assert contents(store) == {"a": data}
         assert drive_of(store).io_errors == 0  # it was no fault of the drive
     assert_sound(root)
+
+
+def test_a_server_copies_what_lies_on_it(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = seeded_bytes(5 * LARGE)
+    (source / "a").write_bytes(data)
+    monkeypatch.setattr(filling, "lies_on_server", lambda device: True)
+    monkeypatch.setattr(filling, "source_pieces", lambda fd: pytest.fail("it was read"))
+    with store_at(root) as store:
+        assert promote(store, source)[0].error is None
+        assert contents(store) == {"a": data}
+    assert_sound(root)
+
+
+def test_a_file_system_of_this_machine_is_no_server(tmp_path: Path) -> None:
+    assert not filling.lies_on_server(tmp_path.stat().st_dev)
+    assert not filling.lies_on_server(os.makedev(4095, 77))
 
 
 def test_a_drive_that_is_full_says_so_and_keeps_nothing(
@@ -106,6 +123,7 @@ def test_a_drive_that_is_full_says_so_and_keeps_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "copy_file_range", full)
+    monkeypatch.setattr(filling, "lies_on_server", lambda device: True)
     with store_at(root) as store:
         assert isinstance(promote(store, source)[0].error, DriveFull)
         assert (contents(store), staging(root)) == ({}, [])
@@ -240,7 +258,6 @@ def test_a_file_that_cannot_be_read_fails_by_itself_and_not_the_drive(
         return pread(fd, count, offset)
 
     monkeypatch.setattr(os, "pread", failing)
-    monkeypatch.setattr(filling, "copy_in_kernel", lambda *_: False)
     with store_at(root) as store:
         errors = {one.path: one.error for one in promote(store, source)}
         assert isinstance(errors["bad"], SourceUnreadable)
