@@ -73,7 +73,7 @@ def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[
 
     Raises SourceRefused, SourceUnreadable for the path itself, BucketNotFound, StoreReadOnly, StoreError.
     """
-    store.bucket(job.bucket)
+    store.bucket_to_change(job.bucket)
     if not store.writable:
         raise StoreReadOnly("the store is open for reading only")
     try:

@@ -99,7 +99,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         try:
             job = Job(request.bucket, request.move, request.overwrite or "changed", go_on)
             target = self._writes.target(request.bucket)
-            self._service.store.bucket(request.bucket)
+            self._service.store.bucket_to_change(request.bucket)
             run = _Run(self._work, await self._groups_of(request, target), self._promoter(job, target))
             try:
                 async for response in run.responses():

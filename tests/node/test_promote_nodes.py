@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,13 @@ from protos import ais_promote_pb2 as wire
 from protos.cluster_map import ClusterView
 from storage_node.cluster import promoting
 from storage_node.config import ServerConfig
-from storage_node.promote.job import open_unless_there
+from storage_node.promote.here import promote_group
+from storage_node.promote.job import Job, Outcome, open_unless_there
 from storage_node.promote.service import StaleMap, _share
 from storage_node.promote.source import SourceFile
+from storage_node.promote.walk import Found
 from storage_node.server import NodeServer
+from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of, copies_of, held, staged_files
 
@@ -225,6 +229,41 @@ def test_files_that_may_be_different_ones_are_not_promoted_before_it_is_said_who
     assert promote_shares._choose(members, spec, one_machine, {}) == sorted(uuids)
     with pytest.raises(errors.InvalidRequest, match="there is none"):
         promote_shares._choose(members, PromoteSpec(bucket=BUCKET, path="/data", node="x:1"), here, {})
+
+
+# -- who gives up
+
+
+@pytest.mark.parametrize("ended_by", ["client", "operator"])
+def test_a_promotion_ends_with_its_client_and_with_its_node(
+    tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
+    begun, given_up = threading.Event(), threading.Event()
+
+    def first_then_never(store: Store, job: Job, group: Sequence[Found]) -> list[Outcome]:
+        done = promote_group(store, job, group[:1])
+        if list(store.objects(BUCKET))[1:]:
+            begun.set()
+            try:
+                while not given_up.wait(0.01):
+                    job.go_on()
+            finally:
+                given_up.set()
+        return done
+
+    monkeypatch.setattr("storage_node.promote.service.promote_group", first_then_never)
+    config = ServerConfig(port=0, promote_roots=(str(tmp_path / "files"),))
+    with NodeServer([tmp_path / "drive"], config) as node, connect(node.url, retry_s=0.0) as client:
+
+        def stop(result: PromoteResult) -> None:
+            assert begun.wait(60)
+            if ended_by == "operator":
+                node.stop(grace_s=0.1)
+            raise ValueError("enough")
+
+        with pytest.raises(ValueError, match="enough"):
+            client.create_bucket(BUCKET).promote(tmp_path / "files", on_result=stop)
+        assert given_up.wait(60)
 
 
 # -- who dies
