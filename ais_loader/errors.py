@@ -6,6 +6,8 @@
     ├── VersionConflict                 somebody else was first: read again, and decide anew
     ├── CorruptObject                   the stored bytes are damaged: restore them, see `ais-loader doctor`
     ├── ArchiveError                    members cannot be had from this object: NotAnArchive, ArchiveDamaged, ...
+    ├── SourceChanged, SourceUnreadable     a file that was to be promoted: promote again when it rests, or may be read
+    ├── PromoteIncomplete               some files were not promoted: promote again, the rest is there
     ├── StoreError                      the store or a drive needs an operator: StoreLocked, DriveFull, ...
     ├── NodeUnavailable (ConnectionError)   retryable: nobody answers
     ├── Overloaded                      retryable: the node asked to come back later, again and again

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import ais_objects_pb2 as protos_dot_ais__objects__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/ais_promote.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\".\n\x0bLookRequest\x12\x0c\n\x04path\x18\x01 \x01(\x0c\x12\x11\n\trecursive\x18\x02 \x01(\x08\"x\n\x0cLookResponse\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.ais_loader.v1.Error\x12\x0f\n\x07machine\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\x04\x12\r\n\x05inode\x18\x04 \x01(\x04\x12\x13\n\x0bmap_version\x18\x05 \x01(\x04\"\xbe\x01\n\x0ePromoteRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\x0c\x12\x0e\n\x06prefix\x18\x03 \x01(\t\x12\x11\n\trecursive\x18\x04 \x01(\x08\x12\x0c\n\x04move\x18\x05 \x01(\x08\x12\x11\n\toverwrite\x18\x06 \x01(\t\x12\x0f\n\x07include\x18\x07 \x03(\t\x12\x0f\n\x07\x65xclude\x18\x08 \x03(\t\x12\x13\n\x0bparticipant\x18\t \x03(\x0c\x12\x13\n\x0bmap_version\x18\n \x01(\x04\"a\n\x0fPromoteResponse\x12,\n\x06result\x18\x01 \x03(\x0b\x32\x1c.ais_loader.v1.PromoteResult\x12\x12\n\nfiles_seen\x18\x02 \x01(\x04\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\"\x8a\x01\n\rPromoteResult\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\'\n\x04info\x18\x03 \x01(\x0b\x32\x19.ais_loader.v1.ObjectInfo\x12\x0f\n\x07skipped\x18\x04 \x01(\x08\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x14.ais_loader.v1.Error\"+\n\x0bHaveRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x03(\t\"9\n\x0cHaveResponse\x12)\n\x06object\x18\x01 \x03(\x0b\x32\x19.ais_loader.v1.ObjectInfo2\xd3\x01\n\x07Promote\x12?\n\x04Look\x12\x1a.ais_loader.v1.LookRequest\x1a\x1b.ais_loader.v1.LookResponse\x12\x46\n\x03Run\x12\x1d.ais_loader.v1.PromoteRequest\x1a\x1e.ais_loader.v1.PromoteResponse0\x01\x12?\n\x04Have\x12\x1a.ais_loader.v1.HaveRequest\x1a\x1b.ais_loader.v1.HaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/ais_promote.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\".\n\x0bLookRequest\x12\x0c\n\x04path\x18\x01 \x01(\x0c\x12\x11\n\trecursive\x18\x02 \x01(\x08\"\x89\x01\n\x0cLookResponse\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.ais_loader.v1.Error\x12\x0f\n\x07machine\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\x04\x12\r\n\x05inode\x18\x04 \x01(\x04\x12\x13\n\x0bmap_version\x18\x05 \x01(\x04\x12\x0f\n\x07outside\x18\x06 \x01(\x08\"\xbe\x01\n\x0ePromoteRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\x0c\x12\x0e\n\x06prefix\x18\x03 \x01(\t\x12\x11\n\trecursive\x18\x04 \x01(\x08\x12\x0c\n\x04move\x18\x05 \x01(\x08\x12\x11\n\toverwrite\x18\x06 \x01(\t\x12\x0f\n\x07include\x18\x07 \x03(\t\x12\x0f\n\x07\x65xclude\x18\x08 \x03(\t\x12\x13\n\x0bparticipant\x18\t \x03(\x0c\x12\x13\n\x0bmap_version\x18\n \x01(\x04\"a\n\x0fPromoteResponse\x12,\n\x06result\x18\x01 \x03(\x0b\x32\x1c.ais_loader.v1.PromoteResult\x12\x12\n\nfiles_seen\x18\x02 \x01(\x04\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\"\x8a\x01\n\rPromoteResult\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\'\n\x04info\x18\x03 \x01(\x0b\x32\x19.ais_loader.v1.ObjectInfo\x12\x0f\n\x07skipped\x18\x04 \x01(\x08\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x14.ais_loader.v1.Error\"+\n\x0bHaveRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x03(\t\"9\n\x0cHaveResponse\x12)\n\x06object\x18\x01 \x03(\x0b\x32\x19.ais_loader.v1.ObjectInfo2\xd3\x01\n\x07Promote\x12?\n\x04Look\x12\x1a.ais_loader.v1.LookRequest\x1a\x1b.ais_loader.v1.LookResponse\x12\x46\n\x03Run\x12\x1d.ais_loader.v1.PromoteRequest\x1a\x1e.ais_loader.v1.PromoteResponse0\x01\x12?\n\x04Have\x12\x1a.ais_loader.v1.HaveRequest\x1a\x1b.ais_loader.v1.HaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,18 +34,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOOKREQUEST']._serialized_start=69
   _globals['_LOOKREQUEST']._serialized_end=115
-  _globals['_LOOKRESPONSE']._serialized_start=117
-  _globals['_LOOKRESPONSE']._serialized_end=237
-  _globals['_PROMOTEREQUEST']._serialized_start=240
-  _globals['_PROMOTEREQUEST']._serialized_end=430
-  _globals['_PROMOTERESPONSE']._serialized_start=432
-  _globals['_PROMOTERESPONSE']._serialized_end=529
-  _globals['_PROMOTERESULT']._serialized_start=532
-  _globals['_PROMOTERESULT']._serialized_end=670
-  _globals['_HAVEREQUEST']._serialized_start=672
-  _globals['_HAVEREQUEST']._serialized_end=715
-  _globals['_HAVERESPONSE']._serialized_start=717
-  _globals['_HAVERESPONSE']._serialized_end=774
-  _globals['_PROMOTE']._serialized_start=777
-  _globals['_PROMOTE']._serialized_end=988
+  _globals['_LOOKRESPONSE']._serialized_start=118
+  _globals['_LOOKRESPONSE']._serialized_end=255
+  _globals['_PROMOTEREQUEST']._serialized_start=258
+  _globals['_PROMOTEREQUEST']._serialized_end=448
+  _globals['_PROMOTERESPONSE']._serialized_start=450
+  _globals['_PROMOTERESPONSE']._serialized_end=547
+  _globals['_PROMOTERESULT']._serialized_start=550
+  _globals['_PROMOTERESULT']._serialized_end=688
+  _globals['_HAVEREQUEST']._serialized_start=690
+  _globals['_HAVEREQUEST']._serialized_end=733
+  _globals['_HAVERESPONSE']._serialized_start=735
+  _globals['_HAVERESPONSE']._serialized_end=792
+  _globals['_PROMOTE']._serialized_start=795
+  _globals['_PROMOTE']._serialized_end=1006
 # @@protoc_insertion_point(module_scope)

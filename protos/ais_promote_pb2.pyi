@@ -16,18 +16,20 @@ class LookRequest(_message.Message):
     def __init__(self, path: _Optional[bytes] = ..., recursive: bool = ...) -> None: ...
 
 class LookResponse(_message.Message):
-    __slots__ = ("error", "machine", "device", "inode", "map_version")
+    __slots__ = ("error", "machine", "device", "inode", "map_version", "outside")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     INODE_FIELD_NUMBER: _ClassVar[int]
     MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_FIELD_NUMBER: _ClassVar[int]
     error: _ais_objects_pb2.Error
     machine: str
     device: int
     inode: int
     map_version: int
-    def __init__(self, error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ..., machine: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., map_version: _Optional[int] = ...) -> None: ...
+    outside: bool
+    def __init__(self, error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ..., machine: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., map_version: _Optional[int] = ..., outside: bool = ...) -> None: ...
 
 class PromoteRequest(_message.Message):
     __slots__ = ("bucket", "path", "prefix", "recursive", "move", "overwrite", "include", "exclude", "participant", "map_version")

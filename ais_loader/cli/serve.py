@@ -58,7 +58,7 @@ _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
               help="Entries of a batch gathered from other nodes that may fail before it does.")  # fmt: skip
 @click.option("--metrics-port", metavar="PORT", type=click.IntRange(0, 65535),
               help="Serve metrics for Prometheus on this port, at the same address; 0 picks a free one.")  # fmt: skip
-@click.option("--promote-root", metavar="DIR", multiple=True, type=click.Path(file_okay=False, resolve_path=True),
+@click.option("--promote-root", metavar="DIR", multiple=True, type=click.Path(file_okay=False),
               help="Folder of this machine whose files `ais-loader promote` may take in; once for each.")  # fmt: skip
 @config_option
 @set_option
@@ -98,7 +98,7 @@ def serve(
             "read_threads": read_threads, "memory_mib": memory_mib << 20,
             "critical_memory_mib": critical_memory_mib << 20, "weights": _weights(weights),
             "max_batches": max_batches, "max_throttle_ms": max_throttle_ms / 1000, "max_recoveries": max_recoveries,
-            "max_soft_errors": max_soft_errors, "metrics_port": metrics_port, "promote_root": promote_root,
+            "max_soft_errors": max_soft_errors, "metrics_port": metrics_port, "promote_root": tuple(map(os.path.abspath, promote_root)),
         },
         given_settings(config, assignments, of_cluster=False) or {},
     )  # fmt: skip

@@ -97,10 +97,10 @@ def _choose(
         looks = {named[0]: looks[named[0]]}
     seeing = {node: look for node, look in looks.items() if not look.HasField("error")}
     if not seeing:
-        faults = [look.error for look in looks.values()]
-        # What somebody sees and refuses says more than that others have no such path.
-        fault = next((one for one in faults if one.kind == errors.SourceRefused.kind), faults[0])
-        raise errors.from_kind(fault.kind, fault.message)
+        # What somebody sees and refuses says more than that another one has no such path, or may not look.
+        refused = errors.SourceRefused.kind
+        first = min(looks.values(), key=lambda look: (look.outside, look.error.kind != refused))
+        raise errors.from_kind(first.error.kind, first.error.message)
     if len(seeing) == 1 or spec.shared is True:
         return sorted(seeing)
     places = {(look.machine, look.device, look.inode) for look in seeing.values()}

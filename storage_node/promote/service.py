@@ -75,7 +75,10 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
 
     async def Look(self, request: wire.LookRequest, context: Context) -> wire.LookResponse:
         answer = wire.LookResponse(machine=_machine(), map_version=self._known_map())
+        answer.outside = True
         try:
+            root_of(request.path, self._service.config.promote_roots)
+            answer.outside = False
             walk = await self._work(self._walk, request.path, Wanted(recursive=request.recursive), _everything)
         except StoreError as error:
             answer.error.CopyFrom(pb.Error(kind=error.kind, message=str(error)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from storage_node.promote.service import StaleMap, _share
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import Found
 from storage_node.server import NodeServer
+from storage_node.settings import WrongSetting, configured, read_assignments, read_file
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of, copies_of, held, staged_files
@@ -98,6 +100,27 @@ def test_a_node_without_roots_says_what_to_set(tmp_path: Path) -> None:
 def test_roots_are_absolute_paths(root: str) -> None:
     with pytest.raises(ValueError, match="promote_roots"):
         ServerConfig(promote_roots=(root,))
+
+
+def test_roots_are_set_as_a_list_or_as_one_text(tmp_path: Path) -> None:
+    (tmp_path / "set.toml").write_text('promote_roots = ["/a b", "/c"]')
+    for settings in (read_file(tmp_path / "set.toml"), read_assignments(["promote_roots=/a b:/c"])):
+        assert configured(ServerConfig(), json.loads(json.dumps(settings))).promote_roots == ("/a b", "/c")
+    with pytest.raises(WrongSetting, match="promote_roots"):
+        read_assignments(["promote_roots=7"])
+
+
+def test_of_nodes_that_cannot_promote_the_one_that_knows_most_says_why(tmp_path: Path) -> None:
+    (tmp_path / "files" / "folder").mkdir(parents=True)
+    configs = {1: {"promote_roots": (str(tmp_path / "files"),)}}
+    with LocalCluster(tmp_path / "nodes", 3, configs=configs) as cluster, connect(cluster.nodes[0].url) as client:
+        bucket = client.bucket(BUCKET)
+        with pytest.raises(errors.SourceUnreadable, match="missing"):
+            bucket.promote(tmp_path / "files" / "missing")
+        with pytest.raises(errors.SourceRefused, match="recursive"):
+            bucket.promote(tmp_path / "files" / "folder", recursive=False)
+        with pytest.raises(errors.SourceRefused, match="folders"):
+            bucket.promote("/etc")
 
 
 # -- by whom
