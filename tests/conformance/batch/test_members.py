@@ -6,14 +6,17 @@ import io
 import random
 import zipfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import lz4.frame
 import pytest
+import webdataset
 import zstandard
 from conformance_kit import MiB, contents
 
 from ais_loader import Bucket, Client, Entry, Status, errors
 from ais_loader.testing import seeded_bytes
+from tests.store.archives.archive_kit import WRITTEN_BY_BSDTAR, run, tar_members
 from tests.tar_kit import packed_tar
 
 MEMBERS = {
@@ -119,6 +122,25 @@ def test_failures_have_their_status_in_their_place(client: Client, bucket: Bucke
         errors.ObjectNotFound,
     ]  # fmt: skip
     assert (items[0].tobytes(), items[7].tobytes()) == (MEMBERS["en/0001.wav"], MEMBERS["en/0002.wav"])
+
+
+def test_shards_of_other_writers_are_read_as_by_tarfile(client: Client, bucket: Bucket, tmp_path: Path) -> None:
+    for name, data in MEMBERS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / ("h" * 150)).hardlink_to(tmp_path / "large.bin")
+    shards = {f"bsdtar/{path.stem}.tar": path.read_bytes() for path in WRITTEN_BY_BSDTAR.glob("*.tar")}
+    for how in ("gnu", "posix"):
+        shards[f"{how}.tar"] = run(["tar", f"--format={how}", "-cf", "-", *MEMBERS, "h" * 150], cwd=tmp_path)
+    with webdataset.TarWriter(str(tmp_path / "w.tar")) as writer:
+        for name, data in MEMBERS.items():
+            writer.write({"__key__": name, "bin": data})
+    shards["webdataset.tar"] = (tmp_path / "w.tar").read_bytes()
+    for shard, data in shards.items():
+        bucket.put(shard, data)
+        wanted = tar_members(data)
+        assert contents(client.get_batch([Entry(bucket.name, shard, name) for name in wanted])) == list(wanted.values())
+        assert sorted(member.name for member in bucket.members(shard)) == sorted(wanted)
 
 
 def test_a_shard_put_again_has_its_new_members_and_no_old_ones(client: Client, bucket: Bucket, shard: str) -> None:
