@@ -37,8 +37,8 @@ _ERROR_OF_STATUS: dict[int, type[errors.LoaderError]] = {
 class Entry:
     """One thing to fetch: an object, a byte range of it, or a member of an archive.
 
-    `name` is taken literally and never split. `length=None` reads to the end. `version` accepts only that version of
-    the object. `opaque` is yours: it stays in this process and comes back as `item.entry.opaque`.
+    `bucket` may be `bucket@snapshot`. `name` is taken literally and never split. `length=None` reads to the end.
+    `version` accepts only that version of the object. `opaque` is yours: it stays in this process and comes back as `item.entry.opaque`.
     """
 
     bucket: str

@@ -78,8 +78,8 @@ class Recorded(DriveChanges):
 
     def no_bucket(self, name: str) -> BucketNotFound:
         """What to say of a name that is that of no bucket, and of no snapshot of one."""
-        of, _, snapshot = name.partition(SNAPSHOT_MARK)
-        if snapshot and of in self._record.buckets:
+        of, mark, snapshot = name.partition(SNAPSHOT_MARK)
+        if mark and of in self._record.buckets:
             return SnapshotNotFound(f"bucket {of!r} has no snapshot {snapshot!r}")
         return BucketNotFound(f"bucket {of!r} does not exist; create_bucket makes it")
 

@@ -88,6 +88,8 @@ def test_what_a_snapshot_has_not_is_not_found_and_so_is_one_that_is_not_there(cl
     for read in (lambda: missing.get("a"), lambda: missing.head("a"), lambda: list(missing.objects()), missing.info):
         with pytest.raises(errors.SnapshotNotFound, match="no snapshot 't'"):
             read()
+    with pytest.raises(errors.SnapshotNotFound, match="no snapshot ''"):
+        client.bucket(bucket.name, snapshot="").get("a")
     items = list(client.get_batch([Entry(missing.name, "a"), Entry(frozen.name, "a")], on_error="placeholder"))
     assert isinstance(items[0].error, errors.SnapshotNotFound) and items[1].tobytes() == b"1"
     with pytest.raises(errors.BucketNotFound):
