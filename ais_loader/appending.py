@@ -12,31 +12,45 @@ import random
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from ais_loader import errors, parts
+from ais_loader.checksum import crc32c
 from ais_loader.composing import INLINE_BYTES, make_range, make_request
 from ais_loader.content import Content, Source
 from ais_loader.entry import ObjectInfo
 from ais_loader.transport.base import Transport
+from ais_loader.transport.patience import Patience
 from ais_loader.urls import ARCHIVE_EXTENSIONS
 from protos import ais_compose_pb2 as pb
+from protos import ais_objects_pb2 as objects
 
-TIMEOUT_S = 60.0
+_RETRY_S = 10.0
+"""How long to go on trying while nobody answers."""
+_GET_TIMEOUT_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
 _BLOCK = 512
+
+
+class _Tail(NamedTuple):
+    """What is to be appended."""
+
+    part: pb.ComposePart
+    size_bytes: int
+    checksum: int
 
 
 def append(transport: Transport, bucket: str, name: str, data: Content, timeout_s: float) -> ObjectInfo:
     """See Bucket.append."""
     parts.require_ordinary(name)
 
-    def look() -> tuple[ObjectInfo, int]:
+    def look() -> tuple[str, int]:
         there = transport.head(bucket, name)
-        return there, there.size_bytes
+        return there.version, there.size_bytes
 
     with _stored(transport, bucket, Source(data)) as tail:
-        return _append(transport, bucket, name, look, lambda _: tail, timeout_s)
+        return _append(transport, bucket, name, look, tail, lambda size_bytes: 0, timeout_s)
 
 
 def append_members(
@@ -50,62 +64,86 @@ def append_members(
     names = [name for name, _ in members]
     _check_members(names)
 
-    def look() -> tuple[ObjectInfo, int]:
+    def look() -> tuple[str, int]:
         end = transport.tar_end(pb.TarEndRequest(bucket=bucket, name=shard, member=names))
         if end.member:
             raise errors.MemberExists(f"{bucket}/{shard} has a member {end.member[0]!r} already; nothing was changed")
-        return ObjectInfo(bucket, shard, end.size_bytes, end.version, 0, 0), end.end_bytes
+        return end.version, end.end_bytes
 
-    def trailer(begin: int) -> list[pb.ComposePart]:
+    def end_of_archive(size_bytes: int) -> int:
         zeros = 2 * _BLOCK
-        zeros += -(begin + tail_bytes + zeros) % tarfile.RECORDSIZE
-        return [*tail, pb.ComposePart(data=bytes(zeros))]
+        return zeros + -(size_bytes + zeros) % tarfile.RECORDSIZE
 
-    packed = b"".join(_packed(members))
-    tail_bytes = len(packed)
-    with _stored(transport, bucket, Source(packed)) as tail:
-        return _append(transport, bucket, shard, look, trailer, timeout_s)
+    with _stored(transport, bucket, Source(b"".join(_packed(members)))) as tail:
+        return _append(transport, bucket, shard, look, tail, end_of_archive, timeout_s)
 
 
 def _append(
-    transport: Transport, bucket: str, name: str, look: Callable[[], tuple[ObjectInfo, int]],
-    tail: Callable[[int], list[pb.ComposePart]], timeout_s: float,
+    transport: Transport, bucket: str, name: str, look: Callable[[], tuple[str, int]], tail: _Tail,
+    zeros: Callable[[int], int], timeout_s: float,
 ) -> ObjectInfo:  # fmt: skip
-    """`look` says what is there, and how many bytes of it are kept; `tail` what comes after so many."""
+    """`look` says which version is there, and how many bytes of it are kept; `zeros` how many follow so many."""
     give_up_at = time.monotonic() + timeout_s
     pause_s = _FIRST_PAUSE_S
     while True:
+        condition = objects.PutCondition(write_id=os.urandom(16))
+        kept: list[pb.ComposePart] = []
+        kept_bytes = 0
         try:
-            there, kept_bytes = look()
+            condition.if_version, kept_bytes = look()
         except errors.ObjectNotFound:
-            request = make_request(bucket, name, tail(0), metadata={})
-            request.object.condition.if_absent = True
+            condition.if_absent = True
         else:
-            kept = make_range(bucket, name, there.version, 0, kept_bytes)
-            request = make_request(bucket, name, [kept, *tail(kept_bytes)])
-            request.object.condition.if_version = there.version
-        request.object.condition.write_id = os.urandom(16)
+            kept = [make_range(bucket, name, condition.if_version, 0, kept_bytes)]
+        end = pb.ComposePart(data=bytes(zeros(kept_bytes + tail.size_bytes)))
+        request = make_request(bucket, name, [*kept, tail.part, end], metadata=None if kept else {})
+        request.object.condition.CopyFrom(condition)
+        lost: errors.NodeUnavailable | None = None
+        patience = Patience(_RETRY_S)
         try:
-            return transport.compose(request)
+            while True:
+                try:
+                    return transport.compose(request, retry=False)
+                except errors.NodeUnavailable as error:
+                    lost = error
+                    patience.pause(error)
         except (errors.VersionConflict, errors.ObjectNotFound):
+            # Somebody else was first, so that it has not been appended; unless an answer that was lost said it had.
+            if lost is not None and _is_there(transport, bucket, name, kept_bytes, tail):
+                raise errors.NodeUnavailable(f"{bucket}/{name}: it may have been appended: {lost}") from lost
             if time.monotonic() > give_up_at:
                 raise
         time.sleep(random.uniform(0, pause_s))
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
+def _is_there(transport: Transport, bucket: str, name: str, at: int, tail: _Tail) -> bool:
+    """Whether these bytes are where they were to be appended: those who append later leave them there."""
+    checksum = 0
+    try:
+        for chunk in transport.get(
+            bucket, name, start=at, length=tail.size_bytes, member=None, verify=False, timeout_s=_GET_TIMEOUT_S
+        ):
+            checksum = crc32c(bytes(chunk), checksum)
+    except (errors.ObjectNotFound, errors.RangeError):
+        return False
+    return checksum == tail.checksum
+
+
 @contextmanager
-def _stored(transport: Transport, bucket: str, source: Source) -> Iterator[list[pb.ComposePart]]:
-    """Bytes as parts of a request; those that are too many for it lie in the store meanwhile."""
+def _stored(transport: Transport, bucket: str, source: Source) -> Iterator[_Tail]:
+    """Bytes as a part of a request; those that are too many for it lie in the store meanwhile."""
     if source.size_bytes is not None and source.size_bytes <= INLINE_BYTES:
-        yield [pb.ComposePart(data=b"".join(source.chunks()))]
+        data = b"".join(source.chunks())
+        yield _Tail(pb.ComposePart(data=data), len(data), crc32c(data))
         return
     name = parts.part_name(parts.new_id(), 1)
     info = parts.put_part(transport, bucket, name, source, {})
     try:
-        yield [make_range(bucket, name, info.version, 0, info.size_bytes)]
+        yield _Tail(make_range(bucket, name, info.version, 0, info.size_bytes), info.size_bytes, info.checksum)
     finally:
-        parts.remove(transport, bucket, name)
+        with suppress(errors.LoaderError):  # what cannot be removed now is swept with old uploads
+            parts.remove(transport, bucket, name)
 
 
 def _check_members(names: Sequence[str]) -> None:

@@ -97,9 +97,12 @@ class Transport(Protocol):
         """One result per object, in order; a failed object does not stop the others."""
 
     def compose(
-        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
     ) -> ObjectInfo:
-        """Make an object of parts of others. `moved` hears of the bytes written so far, now and then."""
+        """Make an object of parts of others. `moved` hears of the bytes written so far, now and then.
+
+        `retry`: try again when the answer is lost. Without it NodeUnavailable says that it may have been made.
+        """
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         """Where a plain tar ends, and which members it has of those asked for. Raises ArchiveError."""

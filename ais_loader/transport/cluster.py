@@ -122,9 +122,9 @@ class ClusterTransport:
         yield from self._there().put_many(objects)
 
     def compose(
-        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
     ) -> ObjectInfo:
-        return self._there().compose(request, moved)
+        return self._there().compose(request, moved, retry=retry)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         return self._there().tar_end(request)

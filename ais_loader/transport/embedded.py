@@ -148,7 +148,7 @@ class EmbeddedTransport:
                     left.abort()
 
     def compose(
-        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
     ) -> ObjectInfo:
         from storage_node.store.compose import compose_object
 

@@ -220,9 +220,9 @@ class GrpcTransport(ContentsCalls):
             return PutAnswers(here.objects.PutMany(messages), here.translate)
 
     def compose(
-        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
     ) -> ObjectInfo:
-        return self._call(lambda here: composed(here, request, moved))
+        return self._call(lambda here: composed(here, request, moved), retry=retry)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         answer: compose_pb.TarEndResponse = self._call(

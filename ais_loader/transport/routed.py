@@ -189,11 +189,16 @@ class RoutedTransport(RoutedContentsCalls):
         return put_many(objects, self._owner_of, lambda node: self.members.transport(node).open_puts, self.put)
 
     def compose(
-        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
     ) -> ObjectInfo:
         made = request.object
-        write = self._write_first if made.HasField("condition") else self._write
-        return write(made.bucket, made.name, lambda node: node.compose(request, moved), again=True)
+
+        def call(node: GrpcTransport) -> ObjectInfo:
+            return node.compose(request, moved, retry=retry)
+
+        if made.HasField("condition"):
+            return self._write_first(made.bucket, made.name, call, again=retry, replay=True)
+        return self._write(made.bucket, made.name, call, again=retry)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         return self._read(request.bucket, request.name, lambda node, _: node.tar_end(request))

@@ -173,7 +173,11 @@ class Source:
     def _note(self, error: CopyLost | StoreError) -> None:
         """Raises what any holder would say."""
         if isinstance(error, CopyLost):
-            error = error.refusal or TooFewCopies(f"{self._label} cannot be read now: {error}")
+            refusal = error.refusal
+            # One of no class of its own is that of a node that cannot say now: its copy may be old, or it is stopping.
+            if refusal is None or type(refusal) is StoreError:
+                refusal = TooFewCopies(f"{self._label} cannot be read now: {error}")
+            error = refusal
         if isinstance(error, (RangeError, InvalidRequest)):
             raise error
         self._problems.append(error)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import google_crc32c
 import pytest
@@ -199,7 +201,7 @@ def test_a_second_try_of_an_append_whose_answer_was_lost_appends_nothing(bucket:
     before = bucket.put("log", b"old")
     parts = [make_range(bucket.name, "log", before.version, 0, 3), pb.ComposePart(data=b"new")]
     request = make_request(bucket.name, "log", parts)
-    request.object.condition.if_version, request.object.condition.write_id = before.version, b"0123456789abcdef"
+    request.object.condition.if_version, request.object.condition.write_id = before.version, os.urandom(16)
     first = bucket._transport.compose(request)
     second = bucket._transport.compose(request)
     assert bucket.get("log") == b"oldnew"
@@ -207,6 +209,41 @@ def test_a_second_try_of_an_append_whose_answer_was_lost_appends_nothing(bucket:
     bucket.append("log", b"er")
     assert bucket._transport.compose(request).version in (first.version, second.version)
     assert bucket.get("log") == b"oldnewer"
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("overtaken", [False, True])
+@pytest.mark.parametrize("remembered", [False, True])
+def test_an_append_whose_answer_is_lost_appends_once_or_says_that_it_may_have(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, stored: bool, overtaken: bool, remembered: bool
+) -> None:
+    bucket.put("log", b"old")
+    transport = bucket.client._transport
+    compose = type(transport).compose
+    tries: list[bytes] = []
+
+    def answer_lost(self: object, request: pb.ComposeRequest, *more: Any, **how: Any) -> object:
+        tries.append(request.object.condition.write_id)
+        if len(tries) > 1:
+            if len(tries) == 2 and not remembered:
+                request.object.condition.write_id = os.urandom(16)  # as a node forgets whose process has ended
+            return compose(transport, request, *more, **how)
+        if stored:
+            compose(transport, request, *more, **how)
+        if overtaken:
+            bucket.put("log", bucket.get("log") + b"other")
+        raise errors.NodeUnavailable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(transport), "compose", answer_lost)
+        if stored and not remembered:
+            with pytest.raises(errors.NodeUnavailable, match="may have been appended"):
+                bucket.append("log", b"ours")
+        else:
+            bucket.append("log", b"ours")
+    assert tries[0] == tries[1]
+    others = b"other" if overtaken else b""
+    assert bucket.get("log") == b"old" + (b"ours" + others if stored else others + b"ours")
 
 
 def test_a_rename_goes_on_when_the_answer_to_its_deletion_is_lost(

@@ -87,12 +87,14 @@ def test_the_next_holder_goes_on_from_the_last_byte_in_the_same_version(failure:
 def test_what_all_holders_fail_with_is_told_by_what_weighs_most() -> None:
     lost, missing, corrupt, drive = CopyLost("gone"), ObjectNotFound("x"), CorruptObject("x"), DriveFailed("x")
     refused = CopyLost("far away", CorruptObject("x"))
+    in_doubt = CopyLost("far away", StoreError("this copy may be old"))
 
     async def check() -> None:
         for failures, error in [
             ((lost,), TooFewCopies), ((missing, lost), TooFewCopies), ((missing, missing), ObjectNotFound),
             ((lost, corrupt, missing), CorruptObject), ((missing, drive, lost), DriveFailed),
-            ((refused,), CorruptObject), ((), TooFewCopies), ((RangeError("x"), lost), RangeError),
+            ((refused,), CorruptObject), ((in_doubt, missing), TooFewCopies),
+            ((), TooFewCopies), ((RangeError("x"), lost), RangeError),
         ]:  # fmt: skip
             with pytest.raises(StoreError) as raised:
                 await taken(*map(FakeStream, failures))
