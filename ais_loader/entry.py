@@ -38,7 +38,8 @@ class Entry:
     """One thing to fetch: an object, a byte range of it, or a member of an archive.
 
     `bucket` may be `bucket@snapshot`. `name` is taken literally and never split. `length=None` reads to the end.
-    `version` accepts only that version of the object. `opaque` is yours: it stays in this process and comes back as `item.entry.opaque`.
+    `version` accepts only that version of the object. `opaque` is yours: it stays in this process and comes back as
+    `item.entry.opaque`.
     """
 
     bucket: str
