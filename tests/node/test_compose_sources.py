@@ -123,7 +123,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster: LocalCluster) -> None:
-    with connect(cluster.nodes[0].url) as client:
+    with connect(cluster.nodes[0].url, retry_s=60) as client:
         bucket = client.bucket(BUCKET)
         for number in range(4):
             name = f"n{number}"
@@ -144,7 +144,7 @@ def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster:
 
 
 def test_a_copy_is_made_from_the_holders_that_are_left(cluster: LocalCluster) -> None:
-    with connect(cluster.nodes[0].url) as client:
+    with connect(cluster.nodes[0].url, retry_s=60) as client:
         bucket = client.bucket(BUCKET)
         names = [f"n{number}" for number in range(8)]
         for name in names:
