@@ -10,7 +10,7 @@ from storage_node.store.conditions import Condition
 from storage_node.store.drive import Drive
 from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.filling import fill
-from storage_node.store.format import Record, Version
+from storage_node.store.format import WRITE_ID_KEY, Record, Version
 from storage_node.store.placed_changes import PlacedChanges, StagedObject
 from storage_node.store.raw_files import drive_error
 
@@ -153,6 +153,8 @@ def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
     """Raises InvalidRequest unless `metadata` maps strings to strings and is small."""
     metadata = metadata or {}
     size_bytes = 0
+    if WRITE_ID_KEY in metadata:
+        raise InvalidRequest(f"metadata {WRITE_ID_KEY!r}: this key is the store's own")
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidRequest(f"metadata maps str to str, got {key!r}: {value!r}")

@@ -11,7 +11,7 @@ import pytest
 
 from storage_node.store.conditions import Condition, parse_condition, parse_version
 from storage_node.store.errors import InvalidRequest, ObjectNotFound, VersionConflict
-from storage_node.store.format import Record, Version
+from storage_node.store.format import WRITE_ID_KEY, Record, Version
 from storage_node.store.store import Store, Upload
 from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, put, read, store_at
@@ -221,6 +221,11 @@ def test_an_object_keeps_the_id_of_its_write_when_it_moves_to_another_drive(tmp_
         assert moved
         for name in moved:
             assert put_if(store, name, b"data", mine) == store.head(BUCKET, name)
+
+
+def test_the_key_that_the_store_keeps_ids_under_is_nobody_elses(tmp_path: Path) -> None:
+    with store_at(tmp_path) as store, pytest.raises(InvalidRequest, match="own"):
+        put(store, "a", b"", metadata={WRITE_ID_KEY: "00"})
 
 
 @pytest.mark.parametrize("text", ["", "1", "1.2", "1.2.x", "1.2.3.4", "-1.2.3", "1.٣.3"])
