@@ -13,7 +13,7 @@ import datetime
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from fsspec.spec import AbstractFileSystem
 
@@ -270,8 +270,9 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         source, name = self._object(path1)
         target, new_name = self._object(path2)
-        with missing(path1), source.open(name) as file:
-            target.put(new_name, cast(BinaryIO, file), metadata=dict(file.info.metadata))
+        if (source.name, name) != (target.name, new_name):
+            with missing(path1):
+                source.copy(name, new_name, to_bucket=target.name)
 
     def rm_file(self, path: str) -> None:
         bucket, name = self._object(path)
