@@ -112,6 +112,7 @@ def test_an_operation_that_is_killed_at_a_fail_point_happened_whole_or_not_at_al
 def test_every_fail_point_is_armed_somewhere() -> None:
     used = {point.partition(":")[0] for points in OPERATIONS.values() for point in points}
     used |= {point.partition(":")[0] for _, point in (*POINTS_OF_DRIVES, *POINTS_OF_SNAPSHOTS)}
+    used |= {"promote.staged", "promote.lasting"}  # by the tests of promotion
     assert used | {"create.identity", "rebuild.built", "rebuild.aside"} == set(POINTS)
     with pytest.raises(ValueError, match="not one of"):
         arm("put.stagd")
