@@ -21,7 +21,7 @@ from ais_loader.put_spec import ToPut, check_version, put_spec, put_specs
 from ais_loader.requests import BatchOptions, requests_for_names
 from ais_loader.snapshots import SnapshotInfo
 from ais_loader.summary import BucketSummary
-from ais_loader.transport.base import BucketInfo, Transport
+from ais_loader.transport.base import BucketChange, BucketInfo, Transport
 from ais_loader.transport.text import require_bucket, require_text
 
 if TYPE_CHECKING:
@@ -45,6 +45,15 @@ class Bucket:
     def info(self) -> BucketInfo:
         """Raises BucketNotFound."""
         return self._transport.bucket(self.name)
+
+    def set(
+        self, *, copies: int | None = None, min_copies: int | None = None, reframe: bool | None = None
+    ) -> BucketInfo:
+        """Change properties, see `Client.create_bucket`; None: as it is. They count for what is put from now on.
+
+        Raises BucketNotFound, StoreReadOnly; InvalidRequest for another number of copies, which is chosen for good.
+        """
+        return self._transport.set_bucket(self.name, BucketChange(copies, min_copies, reframe))
 
     def put(
         self, name: str, data: Content, *, metadata: Mapping[str, str] | None = None, checksum: int | None = None,

@@ -102,9 +102,23 @@ class Client:
 
     # -- buckets
 
-    def create_bucket(self, name: str, *, exist_ok: bool = False, copies: int = 1) -> Bucket:
-        """Make a bucket. Raises BucketExists (unless `exist_ok`), InvalidName, StoreReadOnly."""
-        self._transport.create_bucket(name, copies=copies, exist_ok=exist_ok)
+    def create_bucket(
+        self, name: str, *, exist_ok: bool = False, copies: int = 1, min_copies: int = 1, reframe: bool = False
+    ) -> Bucket:
+        """Make a bucket; one that exists keeps its properties.
+
+        Args:
+            copies: on different hosts of a cluster; chosen for good.
+            min_copies: a write is refused, to be tried again, when fewer copies than this can be written. With fewer
+                than `copies`, others are made later.
+            reframe: what is put as a .tar.zst or .tar.lz4 of which a member can only be had by unpacking all before it
+                is stored in many frames instead, see docs/settings.md.
+
+        Raises BucketExists (unless `exist_ok`), InvalidName, InvalidRequest, StoreReadOnly.
+        """
+        self._transport.create_bucket(
+            name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
+        )
         return Bucket(self, name)
 
     def bucket(self, name: str, *, snapshot: str | None = None) -> Bucket:

@@ -7,24 +7,44 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Bucket(_message.Message):
-    __slots__ = ("name", "uuid", "copies")
+    __slots__ = ("name", "uuid", "copies", "min_copies", "reframe")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
+    MIN_COPIES_FIELD_NUMBER: _ClassVar[int]
+    REFRAME_FIELD_NUMBER: _ClassVar[int]
     name: str
     uuid: bytes
     copies: int
-    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ...) -> None: ...
+    min_copies: int
+    reframe: bool
+    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ...) -> None: ...
 
 class CreateBucketRequest(_message.Message):
-    __slots__ = ("name", "copies", "exist_ok")
+    __slots__ = ("name", "copies", "exist_ok", "min_copies", "reframe")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     EXIST_OK_FIELD_NUMBER: _ClassVar[int]
+    MIN_COPIES_FIELD_NUMBER: _ClassVar[int]
+    REFRAME_FIELD_NUMBER: _ClassVar[int]
     name: str
     copies: int
     exist_ok: bool
-    def __init__(self, name: _Optional[str] = ..., copies: _Optional[int] = ..., exist_ok: bool = ...) -> None: ...
+    min_copies: int
+    reframe: bool
+    def __init__(self, name: _Optional[str] = ..., copies: _Optional[int] = ..., exist_ok: bool = ..., min_copies: _Optional[int] = ..., reframe: bool = ...) -> None: ...
+
+class SetBucketRequest(_message.Message):
+    __slots__ = ("name", "copies", "min_copies", "reframe")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    MIN_COPIES_FIELD_NUMBER: _ClassVar[int]
+    REFRAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    copies: int
+    min_copies: int
+    reframe: bool
+    def __init__(self, name: _Optional[str] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ...) -> None: ...
 
 class GetBucketRequest(_message.Message):
     __slots__ = ("name",)

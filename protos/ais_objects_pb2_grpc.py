@@ -49,6 +49,11 @@ class BucketsStub(object):
                 request_serializer=protos_dot_ais__objects__pb2.ListBucketsRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__objects__pb2.ListBucketsResponse.FromString,
                 _registered_method=True)
+        self.SetBucket = channel.unary_unary(
+                '/ais_loader.v1.Buckets/SetBucket',
+                request_serializer=protos_dot_ais__objects__pb2.SetBucketRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__objects__pb2.Bucket.FromString,
+                _registered_method=True)
         self.DeleteBucket = channel.unary_unary(
                 '/ais_loader.v1.Buckets/DeleteBucket',
                 request_serializer=protos_dot_ais__objects__pb2.DeleteBucketRequest.SerializeToString,
@@ -77,6 +82,13 @@ class BucketsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetBucket(self, request, context):
+        """Change what can be changed of a bucket.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteBucket(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -100,6 +112,11 @@ def add_BucketsServicer_to_server(servicer, server):
                     servicer.ListBuckets,
                     request_deserializer=protos_dot_ais__objects__pb2.ListBucketsRequest.FromString,
                     response_serializer=protos_dot_ais__objects__pb2.ListBucketsResponse.SerializeToString,
+            ),
+            'SetBucket': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetBucket,
+                    request_deserializer=protos_dot_ais__objects__pb2.SetBucketRequest.FromString,
+                    response_serializer=protos_dot_ais__objects__pb2.Bucket.SerializeToString,
             ),
             'DeleteBucket': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteBucket,
@@ -188,6 +205,33 @@ class Buckets(object):
             '/ais_loader.v1.Buckets/ListBuckets',
             protos_dot_ais__objects__pb2.ListBucketsRequest.SerializeToString,
             protos_dot_ais__objects__pb2.ListBucketsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetBucket(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Buckets/SetBucket',
+            protos_dot_ais__objects__pb2.SetBucketRequest.SerializeToString,
+            protos_dot_ais__objects__pb2.Bucket.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,7 +17,7 @@ import grpc
 from protos import ais_objects_pb2 as pb
 from storage_node.batch.own_run import StaleMap
 from storage_node.batch.session import BatchService
-from storage_node.cluster.bucket_changes import ClusterBuckets
+from storage_node.cluster.bucket_changes import ClusterBuckets, asked_for
 from storage_node.cluster.replicate import Replication
 from storage_node.cluster.targets import TooFewCopies
 from storage_node.request_counts import ERROR_KIND_KEY, counted, counted_stream
@@ -105,12 +105,14 @@ class BucketsService:
 
     async def CreateBucket(self, request: pb.CreateBucketRequest, context: Context) -> pb.Bucket:
         def create() -> BucketRecord:
-            return self._store.create_bucket(request.name, copies=copies, exist_ok=request.exist_ok)
+            return self._store.create_bucket(
+                request.name, copies=request.copies or 1, exist_ok=request.exist_ok,
+                min_copies=request.min_copies or 1, reframe=request.reframe,
+            )  # fmt: skip
 
-        copies = request.copies or 1
         try:
             if (view := self._cluster.view) is not None:
-                return await self._cluster.create(view, request.name, copies, exist_ok=request.exist_ok)
+                return await self._cluster.create(view, request)
             return _bucket(request.name, await self._service.read(create))
         except errors.StoreError as error:
             await abort(context, error)
@@ -128,6 +130,15 @@ class BucketsService:
             return pb.ListBucketsResponse(bucket=[self._cluster.get(view, name) for name in sorted(view.buckets)])
         found = sorted(self._store.buckets().items())
         return pb.ListBucketsResponse(bucket=[_bucket(name, bucket) for name, bucket in found])
+
+    async def SetBucket(self, request: pb.SetBucketRequest, context: Context) -> pb.Bucket:
+        try:
+            if (view := self._cluster.view) is not None:
+                return await self._cluster.set(view, request)
+            changed = await self._service.read(self._store.set_bucket, request.name, *asked_for(request))
+            return _bucket(request.name, changed)
+        except errors.StoreError as error:
+            await abort(context, error)
 
     async def DeleteBucket(self, request: pb.DeleteBucketRequest, context: Context) -> pb.DeleteBucketResponse:
         def delete() -> int:
@@ -355,7 +366,9 @@ class NodeService:
 
 
 def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
-    return pb.Bucket(name=name, uuid=record.uuid_bytes, copies=record.copies)
+    return pb.Bucket(
+        name=name, uuid=record.uuid_bytes, copies=record.copies, min_copies=1, reframe=record.reframe
+    )
 
 
 def _info(bucket: str, name: str, record: Record) -> pb.ObjectInfo:

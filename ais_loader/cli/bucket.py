@@ -1,9 +1,10 @@
-"""`ais-loader bucket`: make buckets, list them, delete them."""
+"""`ais-loader bucket`: make buckets, list them, change them, delete them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import click
 
@@ -12,11 +13,12 @@ from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
 from ais_loader.client import Client
 from ais_loader.errors import BucketExists, BucketHasSnapshots, BucketNotEmpty, InvalidRequest
+from ais_loader.transport.base import BucketInfo
 
 
 @click.group()
 def bucket() -> None:
-    """Make, list and delete buckets."""
+    """Make, list, change and delete buckets."""
 
 
 def _parse_bucket(text: str) -> Target:
@@ -29,8 +31,14 @@ def _parse_bucket(text: str) -> Target:
 @bucket.command()
 @click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
 @click.option("--exist-ok", is_flag=True, help="Succeed if the bucket exists already.")
+@click.option("--copies", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
+              help="Of each object, on different hosts of a cluster; chosen for good.")  # fmt: skip
+@click.option("--min-copies", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
+              help="Refuse a write when fewer copies than this can be written.")  # fmt: skip
+@click.option("--reframe", is_flag=True,
+              help="Store .tar.zst and .tar.lz4 in many frames, so that a member costs about the member.")  # fmt: skip
 @takes_store
-def create(name: Target, exist_ok: bool, store: StoreChoice) -> None:
+def create(name: Target, exist_ok: bool, copies: int, min_copies: int, reframe: bool, store: StoreChoice) -> None:
     """Make a bucket.
 
     Its name has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot. If --store is a folder that is empty
@@ -38,7 +46,9 @@ def create(name: Target, exist_ok: bool, store: StoreChoice) -> None:
     """
     with store.writing(create=True) as client:
         try:
-            client.create_bucket(name.bucket, exist_ok=exist_ok)
+            client.create_bucket(
+                name.bucket, exist_ok=exist_ok, copies=copies, min_copies=min_copies, reframe=reframe
+            )
         except BucketExists:
             raise click.ClickException(f"bucket {name.bucket!r} exists; --exist-ok accepts that") from None
 
@@ -58,9 +68,58 @@ def list_buckets(client: Client, *, as_long: bool, as_json: bool) -> None:
     with Lines() as lines:
         for found in client.buckets():
             if as_json:
-                lines.add(json.dumps({"bucket": found.name, "uuid": found.uuid, "copies": found.copies}))
+                lines.add(json.dumps(_properties(found)))
             else:
                 lines.add(f"{found.copies:>3}  {found.uuid}  {found.name}" if as_long else found.name)
+
+
+@bucket.command()
+@click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@takes_store
+def show(name: Target, as_json: bool, store: StoreChoice) -> None:
+    """Show the properties of a bucket."""
+    with store.reading() as client:
+        _show(client.bucket(name.bucket).info(), as_json=as_json)
+
+
+@bucket.command(name="set")
+@click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
+@click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
+@takes_store
+def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None:
+    """Change properties of a bucket, for what is put from now on: min_copies=2, reframe=yes.
+
+    The number of copies is chosen when a bucket is made.
+    """
+    changes = dict(map(_assigned, assignments))
+    with store.writing(create=False) as client:
+        _show(client.bucket(name.bucket).set(**changes), as_json=False)
+
+
+def _assigned(text: str) -> tuple[str, Any]:
+    key, _, value = (part.strip() for part in text.partition("="))
+    if key in ("copies", "min_copies") and value.isascii() and value.isdigit():
+        return key, int(value)
+    if key == "reframe" and value.lower() in ("yes", "no", "true", "false"):
+        return key, value.lower() in ("yes", "true")
+    raise click.UsageError(f"{text!r}: need copies=N, min_copies=N, or reframe=yes or no")
+
+
+def _properties(found: BucketInfo) -> dict[str, Any]:
+    return {
+        "bucket": found.name, "uuid": found.uuid, "copies": found.copies, "min_copies": found.min_copies,
+        "reframe": found.reframe,
+    }  # fmt: skip
+
+
+def _show(found: BucketInfo, *, as_json: bool) -> None:
+    properties = _properties(found)
+    if as_json:
+        click.echo(json.dumps(properties))
+        return
+    for key, value in properties.items():
+        click.echo(f"{key:<10}  {value if not isinstance(value, bool) else 'yes' if value else 'no'}")
 
 
 @bucket.command()

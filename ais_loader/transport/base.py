@@ -49,6 +49,19 @@ class BucketInfo:
     name: str
     uuid: str
     copies: int
+    min_copies: int = 1
+    """A write is refused when fewer copies than this can be written."""
+    reframe: bool = False
+    """Archives in one frame are stored with many, see `Client.create_bucket`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketChange:
+    """What is to be changed of a bucket; None: nothing."""
+
+    copies: int | None = None
+    min_copies: int | None = None
+    reframe: bool | None = None
 
 
 class FrameStream(Protocol):
@@ -84,7 +97,10 @@ class Transport(Protocol):
 
     url: str
 
-    def create_bucket(self, name: str, *, copies: int, exist_ok: bool) -> BucketInfo: ...
+    def create_bucket(
+        self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
+    ) -> BucketInfo: ...
+    def set_bucket(self, name: str, change: BucketChange) -> BucketInfo: ...
     def bucket(self, name: str) -> BucketInfo: ...
     def buckets(self) -> list[BucketInfo]: ...
     def delete_bucket(self, name: str, *, force: bool) -> int: ...

@@ -18,7 +18,7 @@ from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
-from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec, Transport
+from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, PutSpec, Transport
 from ais_loader.transport.grpc import GrpcTransport
 from ais_loader.transport.members import HEDGE_BUDGET
 from ais_loader.transport.put_calls import CALL_TIMEOUT_S
@@ -100,8 +100,15 @@ class ClusterTransport:
 
     # -- the calls of a Transport
 
-    def create_bucket(self, name: str, *, copies: int, exist_ok: bool) -> BucketInfo:
-        return self._there().create_bucket(name, copies=copies, exist_ok=exist_ok)
+    def create_bucket(
+        self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
+    ) -> BucketInfo:
+        return self._there().create_bucket(
+            name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
+        )
+
+    def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
+        return self._there().set_bucket(name, change)
 
     def bucket(self, name: str) -> BucketInfo:
         return self._there().bucket(name)

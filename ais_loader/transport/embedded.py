@@ -20,7 +20,7 @@ from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary, PrefixSummary
-from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
+from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, PutSpec
 from ais_loader.transport.text import require_metadata
 from protos import ais_batch_pb2 as pb
 from protos import ais_compose_pb2 as compose_pb
@@ -91,9 +91,19 @@ class EmbeddedTransport:
 
     # -- buckets
 
-    def create_bucket(self, name: str, *, copies: int, exist_ok: bool) -> BucketInfo:
+    def create_bucket(
+        self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
+    ) -> BucketInfo:
         with translated():
-            return _bucket_info(name, self._store_here().create_bucket(name, copies=copies, exist_ok=exist_ok))
+            made = self._store_here().create_bucket(
+                name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
+            )
+            return _bucket_info(name, made)
+
+    def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
+        with translated():
+            store = self._store_here()
+            return _bucket_info(name, store.set_bucket(name, change.copies, change.min_copies, change.reframe))
 
     def bucket(self, name: str) -> BucketInfo:
         with translated():
@@ -329,7 +339,7 @@ def _translated_chunks(chunks: Iterator[bytes]) -> Iterator[Buffer]:
 
 
 def _bucket_info(name: str, record: BucketRecord) -> BucketInfo:
-    return BucketInfo(name, record.uuid, record.copies)
+    return BucketInfo(name, record.uuid, record.copies, reframe=record.reframe)
 
 
 def _object_info(bucket: str, name: str, record: Record) -> ObjectInfo:

@@ -24,7 +24,8 @@ from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
+from ais_loader.transport.base import FrameStream, PutSpec
+from ais_loader.transport.bucket_calls import BucketCalls
 from ais_loader.transport.compose import composed
 from ais_loader.transport.connection import Connection
 from ais_loader.transport.contents import ContentsCalls
@@ -55,7 +56,7 @@ _INHERITED: list[Connection] = []
 """Never used and never freed: a channel that is torn down in a forked child may wait for threads that are not there."""
 
 
-class GrpcTransport(ContentsCalls):
+class GrpcTransport(BucketCalls, ContentsCalls):
     """A `Transport` to one storage node, by one endpoint or by the first of several that answers."""
 
     def __init__(
@@ -165,27 +166,6 @@ class GrpcTransport(ContentsCalls):
         return retrying(once)
 
     # -- buckets
-
-    def create_bucket(self, name: str, *, copies: int, exist_ok: bool) -> BucketInfo:
-        require_text(name, errors.InvalidName, "bucket name")
-        request = pb.CreateBucketRequest(name=name, copies=copies, exist_ok=exist_ok)
-        return _bucket_info(self._call(lambda here: here.buckets.CreateBucket(request, timeout=CALL_TIMEOUT_S)))
-
-    def bucket(self, name: str) -> BucketInfo:
-        require_bucket(name)
-        request = pb.GetBucketRequest(name=name)
-        return _bucket_info(self._call(lambda here: here.buckets.GetBucket(request, timeout=CALL_TIMEOUT_S)))
-
-    def buckets(self) -> list[BucketInfo]:
-        request = pb.ListBucketsRequest()
-        answer = self._call(lambda here: here.buckets.ListBuckets(request, timeout=CALL_TIMEOUT_S))
-        return [_bucket_info(bucket) for bucket in answer.bucket]
-
-    def delete_bucket(self, name: str, *, force: bool) -> int:
-        require_bucket(name)
-        request = pb.DeleteBucketRequest(name=name, force=force)
-        # No deadline: the time is that of the objects. A lost answer leaves the bucket gone.
-        return int(self._call(lambda here: here.buckets.DeleteBucket(request), retry=False).deleted_objects)
 
     def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
         return self._call(lambda here: call_snapshots(here, action, bucket, name), retry=action == "list")
@@ -391,7 +371,3 @@ os.register_at_fork(before=_before_fork, after_in_parent=_GATE.open, after_in_ch
 
 def _connect_again(url: str, retry_s: float, verify_payload: bool, tenant: str = "") -> GrpcTransport:
     return GrpcTransport(url, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant)
-
-
-def _bucket_info(bucket: pb.Bucket) -> BucketInfo:
-    return BucketInfo(bucket.name, bucket.uuid.hex(), bucket.copies)

@@ -18,7 +18,8 @@ from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.transport.base import BucketInfo, FrameStream, PutSpec
+from ais_loader.transport.base import FrameStream, PutSpec
+from ais_loader.transport.bucket_calls import RoutedBucketCalls
 from ais_loader.transport.contents import RoutedContentsCalls
 from ais_loader.transport.download import Call, download
 from ais_loader.transport.first_owner import write_first
@@ -51,7 +52,7 @@ DIRECT_FROM_ENTRIES_PER_OWNER = 8
 session with every node that there is."""
 
 
-class RoutedTransport(RoutedContentsCalls):
+class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls):
     """A `Transport` over the nodes of a cluster. `url` is where the client began."""
 
     def __init__(
@@ -157,22 +158,6 @@ class RoutedTransport(RoutedContentsCalls):
         patience.pause(failure)
 
     # -- buckets
-
-    def create_bucket(self, name: str, *, copies: int, exist_ok: bool) -> BucketInfo:
-        made = self._any(lambda node: node.create_bucket(name, copies=copies, exist_ok=exist_ok))
-        self.members.refresh(force=True)
-        return made
-
-    def bucket(self, name: str) -> BucketInfo:
-        return self._any(lambda node: node.bucket(name))
-
-    def buckets(self) -> list[BucketInfo]:
-        return self._any(lambda node: node.buckets())
-
-    def delete_bucket(self, name: str, *, force: bool) -> int:
-        deleted = self._any(lambda node: node.delete_bucket(name, force=force), again=False)
-        self.members.refresh(force=True)
-        return deleted
 
     def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
         return self._any(lambda node: node.snapshots(action, bucket, name), again=False)

@@ -43,12 +43,15 @@ class ClusterBuckets:
             raise _not_found(name)
         return described(view.buckets[name])
 
-    async def create(self, view: ClusterView, name: str, copies: int, *, exist_ok: bool) -> pb.Bucket:
+    async def create(self, view: ClusterView, request: pb.CreateBucketRequest) -> pb.Bucket:
         """Raises InvalidName, InvalidRequest, BucketExists, ChangeFailed."""
+        name, exist_ok = request.name, request.exist_ok
         check_bucket_name(name)
         if exist_ok and name in view.buckets:
             return described(view.buckets[name])
-        make = edits.create_bucket(name, copies)
+        make = edits.create_bucket(
+            name, request.copies or 1, request.min_copies or 1, reframe=request.reframe
+        )
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
             if _find(map_, name) is None:
@@ -60,6 +63,25 @@ class ClusterBuckets:
         found = _find(await _change(view, edit), name)
         if found is None:
             raise BucketNotFound(f"bucket {name!r} was made, and deleted by somebody else at once")
+        return described(found)
+
+    async def set(self, view: ClusterView, request: pb.SetBucketRequest) -> pb.Bucket:
+        """Raises BucketNotFound, InvalidRequest, ChangeFailed."""
+        name = request.name
+        meant = view.buckets.get(name) or _find(await _change(view, _unchanged), name)
+        if meant is None:
+            raise _not_found(name)
+        change = edits.set_bucket(name, *asked_for(request))
+
+        def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
+            found = _find(map_, name)
+            if found is None or found.uuid != meant.uuid:
+                raise _not_found(name)
+            return change(map_)
+
+        found = _find(await _change(view, edit), name)
+        if found is None:
+            raise _not_found(name)
         return described(found)
 
     async def delete(self, view: ClusterView, name: str, *, force: bool) -> int:
@@ -164,4 +186,16 @@ def _not_found(name: str) -> BucketNotFound:
 
 
 def described(bucket: cluster_pb.MapBucket) -> pb.Bucket:
-    return pb.Bucket(name=bucket.name, uuid=bucket.uuid, copies=bucket.copies)
+    return pb.Bucket(
+        name=bucket.name, uuid=bucket.uuid, copies=bucket.copies, min_copies=max(1, bucket.min_copies),
+        reframe=bucket.reframe,
+    )  # fmt: skip
+
+
+def asked_for(request: pb.SetBucketRequest) -> tuple[int | None, int | None, bool | None]:
+    """Copies, min_copies, reframe; None for what is to stay."""
+    return (
+        request.copies if request.HasField("copies") else None,
+        request.min_copies if request.HasField("min_copies") else None,
+        request.reframe if request.HasField("reframe") else None,
+    )

@@ -15,7 +15,7 @@ from storage_node.store.names import check_bucket_name
 
 __all__ = [
     "add_node", "begin_leave", "create_bucket", "create_cluster", "delete_bucket", "finish_join", "finish_leave",
-    "remove_node", "set_endpoint",
+    "remove_node", "set_bucket", "set_endpoint",
 ]  # fmt: skip
 
 _FIRST_NUMBERS = 1 << 16
@@ -136,7 +136,7 @@ def set_endpoint(node_uuid: bytes, endpoint: str) -> Edit:
     return edit
 
 
-def create_bucket(name: str, copies: int = 1, min_copies: int = 1) -> Edit:
+def create_bucket(name: str, copies: int = 1, min_copies: int = 1, *, reframe: bool = False) -> Edit:
     """A new bucket. Raises InvalidName at once."""
     check_bucket_name(name)
 
@@ -145,7 +145,29 @@ def create_bucket(name: str, copies: int = 1, min_copies: int = 1) -> Edit:
         if any(bucket.name == name for bucket in map_.bucket):
             raise ValueError(f"bucket {name!r} exists; choose another name, or use it")
         require_copies(map_, copies, min_copies)
-        map_.bucket.add(name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=min_copies)
+        map_.bucket.add(name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=min_copies, reframe=reframe)
+        return map_
+
+    return edit
+
+
+def set_bucket(name: str, copies: int | None, min_copies: int | None, reframe: bool | None) -> Edit:
+    """Change what is not None. The number of copies is chosen for good, see docs/settings.md."""
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        map_ = _require(map_)
+        found = next((bucket for bucket in map_.bucket if bucket.name == name), None)
+        if found is None:
+            raise ValueError(f"bucket {name!r} does not exist; create_bucket makes it")
+        if copies is not None and copies != found.copies:
+            raise ValueError(
+                f"copies={copies}: bucket {name!r} has {found.copies} for good; copy its objects into another one"
+            )
+        if min_copies is not None:
+            require_copies(map_, found.copies, min_copies)
+            found.min_copies = min_copies
+        if reframe is not None:
+            found.reframe = reframe
         return map_
 
     return edit

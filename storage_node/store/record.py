@@ -24,6 +24,8 @@ DRIVES_VERSION = 3
 """Format of a record whose drives have changed; others keep the format that older versions read as well."""
 SNAPSHOTS_VERSION = 4
 """Format of a record with snapshots: older versions would remove what those see."""
+PROPERTIES_VERSION = 5
+"""Format of a record with buckets that have more than copies."""
 _CHANGED_DRIVES = ("retiring", "former", "gone")
 _SNAPSHOTS = ("snapshots", "trimming")
 
@@ -34,6 +36,8 @@ class BucketRecord:
 
     uuid: str
     copies: int = 1
+    reframe: bool = False
+    """Archives in one frame are stored with many, see `reframing`. A cluster has it in its map."""
 
     @property
     def uuid_bytes(self) -> bytes:
@@ -128,8 +132,14 @@ class ClusterRecord:
     def order(self) -> tuple[int, int]:
         return self.epoch, self.revision
 
-    def with_bucket(self, name: str, copies: int, bucket_uuid: str | None = None) -> ClusterRecord:
-        bucket = BucketRecord(bucket_uuid or uuid.uuid4().hex, copies)
+    def with_bucket(
+        self, name: str, copies: int, bucket_uuid: str | None = None, *, reframe: bool = False
+    ) -> ClusterRecord:
+        bucket = BucketRecord(bucket_uuid or uuid.uuid4().hex, copies, reframe)
+        return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
+
+    def with_reframe(self, name: str, reframe: bool) -> ClusterRecord:
+        bucket = replace(self.buckets[name], reframe=reframe)
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
 
     def without_bucket(self, name: str) -> ClusterRecord:
@@ -164,7 +174,7 @@ class ClusterRecord:
             bucket = self.buckets.get(of)
             frozen = self.snapshots.get(bucket.uuid, {}).get(snapshot) if bucket is not None else None
             if bucket is not None and frozen is not None:
-                return FrozenBucket(bucket.uuid, bucket.copies, frozen.cut)
+                return FrozenBucket(bucket.uuid, bucket.copies, at=frozen.cut)
         return found
 
     @property
@@ -209,6 +219,10 @@ def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple
 
 def encode(record: ClusterRecord) -> bytes:
     fields = asdict(record)
+    if any(bucket.reframe for bucket in record.buckets.values()):
+        return seal("record", PROPERTIES_VERSION, fields)
+    for bucket in fields["buckets"].values():
+        del bucket["reframe"]
     if any(fields[name] for name in _SNAPSHOTS):
         return seal("record", SNAPSHOTS_VERSION, fields)
     fields = {name: at for name, at in fields.items() if name not in _SNAPSHOTS}
@@ -220,7 +234,7 @@ def encode(record: ClusterRecord) -> bytes:
 def decode(data: bytes, source: Path) -> ClusterRecord:
     """Raises FormatError on anything that `encode` did not write."""
     try:
-        fields = unseal("record", (FORMAT_VERSION, DRIVES_VERSION, SNAPSHOTS_VERSION), data, source)
+        fields = unseal("record", (FORMAT_VERSION, DRIVES_VERSION, SNAPSHOTS_VERSION, PROPERTIES_VERSION), data, source)
         fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
         fields["drives"], fields["purging"] = tuple(fields["drives"]), tuple(fields["purging"])
         fields["retiring"] = tuple(fields.get("retiring", ()))

@@ -129,15 +129,16 @@ class Recorded(DriveChanges):
                 drive.give_up(f"drive {drive.identity.drive_uuid} has left the store")
 
     def create_bucket(
-        self, name: str, *, copies: int = 1, exist_ok: bool = False, bucket_uuid: str | None = None
-    ) -> BucketRecord:
+        self, name: str, *, copies: int = 1, exist_ok: bool = False, bucket_uuid: str | None = None,
+        min_copies: int = 1, reframe: bool = False,
+    ) -> BucketRecord:  # fmt: skip
         """`bucket_uuid`: this node's part of a cluster's bucket, which has its uuid and its copies from the cluster.
 
         Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, StoreClosed, DriveFull, DriveFailed."""
         self._require_open()
         check_bucket_name(name)
-        if copies != 1 and bucket_uuid is None:
-            raise InvalidRequest(f"copies={copies}: a store on one host keeps one copy of each object")
+        if bucket_uuid is None:
+            _require_one_copy(copies=copies, min_copies=min_copies)
         found = self.find_bucket(name)
         with self._record_lock:
             found = self._record.buckets.get(name) if self.writable else found
@@ -147,7 +148,21 @@ class Recorded(DriveChanges):
                 raise BucketExists(f"bucket {name!r} exists; pass exist_ok=True to use it")
             self._require_writable()
             of_cluster = bucket_uuid is not None  # which will say it again to a drive that does not hear of it now
-            self._commit_record(self._record.with_bucket(name, copies, bucket_uuid), whoever=of_cluster)
+            changed = self._record.with_bucket(name, copies, bucket_uuid, reframe=reframe)
+            self._commit_record(changed, whoever=of_cluster)
+            return self._record.buckets[name]
+
+    def set_bucket(
+        self, name: str, copies: int | None, min_copies: int | None, reframe: bool | None
+    ) -> BucketRecord:
+        """Change what is not None. Raises BucketNotFound, InvalidRequest, StoreReadOnly, StoreClosed, DriveFull,
+        DriveFailed."""
+        self._require_writable()
+        _require_one_copy(copies=copies, min_copies=min_copies)
+        with self._record_lock:
+            found = self.bucket_to_change(name)
+            if reframe is not None and reframe != found.reframe:
+                self._commit_record(self._record.with_reframe(name, reframe))
             return self._record.buckets[name]
 
     def delete_bucket(self, name: str, *, force: bool = False, of_cluster: bool = False) -> int:
@@ -243,3 +258,9 @@ class Recorded(DriveChanges):
             return self._live()  # a lock may be held for ever by a thread that the fork left behind
         with self._record_lock:
             return self._live()
+
+
+def _require_one_copy(**counts: int | None) -> None:
+    for what, count in counts.items():
+        if count not in (None, 1):
+            raise InvalidRequest(f"{what}={count}: a store on one host keeps one copy of each object")

@@ -139,7 +139,7 @@ class Snapshots(Recorded):
             found = self.find_bucket(bucket)
             if found is None:
                 raise self.no_bucket(bucket)
-            frozen = FrozenBucket(found.uuid, found.copies, known.cut)
+            frozen = FrozenBucket(found.uuid, found.copies, at=known.cut)
             objects = size_bytes = 0
             for _, record in self._frozen_objects(frozen):
                 objects += 1

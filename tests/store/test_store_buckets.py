@@ -36,6 +36,25 @@ def test_a_bucket_is_made_once_and_survives_a_restart(tmp_path: Path) -> None:
         assert store.buckets() == {"b": made}
 
 
+def test_what_a_bucket_wants_survives_a_restart_and_older_versions_read_records_without_it(tmp_path: Path) -> None:
+    root = tmp_path / "drive"
+    with store_at(root, bucket=None) as store:
+        plain = store.create_bucket("plain")
+        store.create_bucket("b", reframe=True)
+        store.create_snapshot("b", "s")
+    assert b'"format": 5' in (root / records.FILE_NAME).read_bytes()
+    with store_at(root, bucket=None) as store:
+        assert (store.bucket("b").reframe, store.bucket("plain")) == (True, plain)
+        assert store.bucket("b@s").cut is not None
+        assert not store.set_bucket("b", None, None, False).reframe
+        for wrong in ({"copies": 2}, {"min_copies": 2}):
+            with pytest.raises(InvalidRequest):
+                store.set_bucket("b", wrong.get("copies"), wrong.get("min_copies"), True)
+    assert b'"format": 4' in (root / records.FILE_NAME).read_bytes()
+    with store_at(root, bucket=None) as store:
+        assert not store.bucket("b").reframe
+
+
 def test_everything_in_an_unknown_bucket_is_bucket_not_found(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive", bucket=None) as store:
         for action in (
