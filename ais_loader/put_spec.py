@@ -10,6 +10,7 @@ from ais_loader.content import Content, Source
 from ais_loader.errors import InvalidRequest
 from ais_loader.parts import require_ordinary
 from ais_loader.transport.base import PutSpec
+from protos.reserved import RESERVED
 
 ToPut: TypeAlias = tuple[str, Content] | tuple[str, Content, Mapping[str, str] | None]
 """A name, its bytes, and metadata if there are any."""
@@ -31,7 +32,9 @@ def put_spec(
     if metadata is not None and not isinstance(metadata, Mapping):
         raise InvalidRequest(f"metadata maps str to str, got {type(metadata).__name__}")
     return PutSpec(
-        bucket=bucket, name=name, metadata=dict(metadata or {}), size_bytes=source.size_bytes, checksum=checksum,
+        bucket=bucket, name=name,
+        metadata={key: value for key, value in (metadata or {}).items() if key not in RESERVED},
+        size_bytes=source.size_bytes, checksum=checksum,
         if_absent=bool(if_absent), if_version=if_version,
         write_id=os.urandom(_WRITE_ID_BYTES) if if_absent or if_version is not None else b"",
     )  # fmt: skip

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import os
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import NoReturn, Protocol
 
 import grpc
@@ -20,6 +21,7 @@ from storage_node.batch.session import BatchService
 from storage_node.cluster.bucket_changes import ClusterBuckets, asked_for
 from storage_node.cluster.replicate import Replication
 from storage_node.cluster.targets import TooFewCopies
+from storage_node.reframing_service import Reframing
 from storage_node.request_counts import ERROR_KIND_KEY, counted, counted_stream
 from storage_node.store import errors
 from storage_node.store.archives.errors import (
@@ -158,11 +160,13 @@ class ObjectsService:
         self._service = service
         self._store = service.store
         self._writes = writes
+        self._reframing = Reframing(service)
 
     @counted("put")
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
         try:
-            return await self.store_messages(aiter(requests))
+            async with aclosing(self._reframing.messages(aiter(requests))) as messages:
+                return await self.store_messages(messages)
         except errors.StoreError as error:
             await abort(context, error)
 
@@ -191,7 +195,7 @@ class ObjectsService:
     ) -> AsyncIterator[pb.PutManyResponse]:
         async for request in requests:
             try:
-                yield await self._writes.put_many(request, self._put_here)
+                yield await self._writes.put_many(await self._reframing.group(request), self._put_here)
             except errors.StoreError as error:
                 await abort(context, error)
 

@@ -9,6 +9,7 @@ from ais_loader.bucket import Bucket
 from ais_loader.checksum import crc32c
 from ais_loader.cli.put_plan import FileToStore
 from ais_loader.entry import ObjectInfo
+from protos.reserved import ORIGINAL_CHECKSUM, ORIGINAL_SIZE
 
 _PIECE_BYTES = 4 << 20
 
@@ -36,7 +37,10 @@ def _beginning(names: Sequence[str]) -> str:
 
 
 def _is_equal(file: FileToStore, info: ObjectInfo | None) -> bool:
-    if info is None or file.is_stream or file.size_bytes != info.size_bytes:
+    if info is None or file.is_stream:
+        return False
+    sent = _sent(info)
+    if file.size_bytes != sent[0]:
         return False
     checksum = size_bytes = 0
     try:
@@ -45,4 +49,12 @@ def _is_equal(file: FileToStore, info: ObjectInfo | None) -> bool:
                 checksum, size_bytes = crc32c(piece, checksum), size_bytes + len(piece)
     except OSError:
         return False
-    return (size_bytes, checksum) == (info.size_bytes, info.checksum)
+    return (size_bytes, checksum) == sent
+
+
+def _sent(info: ObjectInfo) -> tuple[int, int]:
+    """Size and CRC-32C of what was put, which may be stored in another form."""
+    try:
+        return int(info.metadata[ORIGINAL_SIZE]), int(info.metadata[ORIGINAL_CHECKSUM], 16)
+    except (KeyError, ValueError):
+        return info.size_bytes, info.checksum

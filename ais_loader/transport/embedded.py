@@ -315,13 +315,17 @@ def translated() -> Iterator[None]:
 def _staged(store: Store, spec: PutSpec, source: Source) -> Upload:
     """Raises StoreError, LoaderError."""
     from storage_node.store.conditions import parse_condition
+    from storage_node.store.reframing import content_of
     from storage_node.store.writes import stage_object
 
     require_metadata(spec.metadata)
-    return stage_object(
-        store, spec.bucket, spec.name, source.chunks(), spec.metadata, spec.size_bytes, spec.checksum,
-        parse_condition(spec.if_absent, spec.if_version or "", spec.write_id),
-    )  # fmt: skip
+    with content_of(
+        store, spec.bucket, spec.name, source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
+    ) as content:
+        return stage_object(
+            store, spec.bucket, spec.name, content.chunks, content.metadata, content.size_bytes, content.checksum,
+            parse_condition(spec.if_absent, spec.if_version or "", spec.write_id),
+        )  # fmt: skip
 
 
 def _commit_group(store: Store, group: list[Any]) -> Iterator[ObjectInfo | errors.LoaderError]:

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from storage_node.store.conditions import Condition
 from storage_node.store.errors import ContentMismatch
 from storage_node.store.store import Store, Upload
+
+
+class Counted(Protocol):
+    """Bytes that have come."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def checksum(self) -> int: ...
 
 
 def stage_object(
@@ -39,7 +51,7 @@ def stage_object(
     return upload
 
 
-def check_content(upload: Upload, size_bytes: int | None, checksum: int | None) -> None:
+def check_content(upload: Counted, size_bytes: int | None, checksum: int | None) -> None:
     """Raise ContentMismatch unless the bytes written so far are what was announced (None: nothing was)."""
     if size_bytes is not None and upload.size_bytes != size_bytes:
         raise ContentMismatch(f"{upload.label}: announced {size_bytes:,} bytes, got {upload.size_bytes:,}")
