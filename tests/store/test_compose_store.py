@@ -57,6 +57,18 @@ def test_a_source_that_shrank_makes_no_object(tmp_path: Path) -> None:
         assert names(store) == ["source"]
 
 
+def test_what_a_snapshot_sees_is_copied_back(tmp_path: Path) -> None:
+    with store_at(tmp_path) as store:
+        put(store, "a", b"old", metadata={"k": "v"})
+        store.create_snapshot(BUCKET, "s")
+        put(store, "a", b"new")
+        back = pb.ComposeRequest(inherit_metadata=True)
+        back.object.bucket, back.object.name = BUCKET, "a"
+        back.part.add(range=pb.ComposeRange(bucket=f"{BUCKET}@s", name="a"))
+        assert compose_object(store, back).metadata == {"k": "v"}
+        assert (read(store, "a"), read(store, "a", f"{BUCKET}@s")) == (b"old", b"old")
+
+
 def test_requests_without_bounds_or_sense_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="10,001"):
         check_parts(request(*[(0, 0)] * (MAX_PARTS + 1)))
