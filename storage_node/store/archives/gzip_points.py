@@ -76,6 +76,9 @@ def build_gzip_points(source: ByteSource, content_bytes: int) -> bytes:
     packed_at, content_at, ends = array("Q"), array("Q"), array("Q")
     bits, histories = bytearray(), bytearray()
     for point in _found_points(source, content_bytes, gap):
+        if content_at and content_at[-1] == point.content_at:
+            packed_at.pop(), content_at.pop(), ends.pop(), bits.pop()  # an empty gzip member, or the end of one
+            del histories[ends[-1] if ends else 0 :]
         if point.history:
             histories += packed_history(point.history, partial(_read_on, source, point))
         packed_at.append(point.packed_at)
@@ -221,7 +224,8 @@ class GzipPoints:
             or int(self._history_at[-1]) != len(self._histories)
         ):
             raise IndexDamaged("the restart points of a tar.gz are not in order, or outside of it")
-        self.stretch_bytes = int(np.diff(content).max())
+        packed = np.append(self._packed_at, np.uint64(source.size_bytes))
+        self.stretch_bytes = int(max(np.diff(content).max(), np.diff(packed).max()))
         self._kept: list[_Stream] = []
         self._lock = threading.Lock()
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20
 MIN_GAP_BYTES = 4 << 10
 """Restart points nearer to each other are not worth their bytes."""
+MAX_EMPTY_BYTES = 1 << 20
+"""But they are, where so much lies between that unpacks to nothing."""
 _STEP_BYTES = 32 << 10
 
 
@@ -40,7 +42,11 @@ class RestartPoints:
         """Of points with nothing between them the last one counts; one too near to the last is left out."""
         if self.content_at and self.content_at[-1] == content_at:
             self.packed_at.pop(), self.content_at.pop(), self.flags.pop()
-        elif self.content_at and content_at - self.content_at[-1] < gap_bytes:
+        elif (
+            self.content_at
+            and content_at - self.content_at[-1] < gap_bytes
+            and packed_at - self.packed_at[-1] < MAX_EMPTY_BYTES
+        ):
             return
         self.packed_at.append(packed_at)
         self.content_at.append(content_at)

@@ -28,6 +28,7 @@ MAX_STRETCH_BYTES = 16 << 20
 ONE_FRAME_BYTES = 4 << 20
 """Up to here a whole frame is unpacked by one call."""
 
+_SPARE_BYTES = 64 << 10
 _COUNT = struct.Struct("<Q")
 
 
@@ -35,7 +36,8 @@ class View(Protocol):
     """The uncompressed tar inside a compressed one, by positioned reads."""
 
     stretch_bytes: int
-    """The most that is decompressed in front of what is asked for."""
+    """The most that is read or decompressed in front of what is asked for: a file may hold many blocks that unpack to
+    nothing."""
 
     def pieces(self, start: int, stop: int) -> Iterator[bytes]:
         """Bytes start .. stop-1 of the tar, in pieces of at most a few MiB.
@@ -70,18 +72,20 @@ class FramesView:
         content = np.append(np.frombuffer(plan, "<u8", count, _COUNT.size + 8 * count), np.uint64(content_bytes))
         if content[0] != 0 or (packed[1:] < packed[:-1]).any() or (content[1:] < content[:-1]).any():
             raise IndexDamaged("the restart points of a compressed tar are not in order, or outside of it")
-        self.stretch_bytes = int(np.diff(content).max())
+        # What lies behind the last point may be the table of a seekable file, which nobody reads.
+        self.stretch_bytes = int(max(np.diff(content).max(), np.diff(packed[:-1]).max(initial=0)))
 
     def pieces(self, start: int, stop: int) -> Iterator[bytes]:
         while start < stop:
             row = bisect_right(self._contents, start) - 1
             content_at, content_stop = self._contents[row], self._end(self._contents, row + 1, self._content_bytes)
             packed_at, packed_stop = self._packed[row], self._end(self._packed, row + 1, self._source.size_bytes)
-            if self._kind is ArchiveKind.TAR_ZST and content_stop - content_at <= ONE_FRAME_BYTES:
+            held, taken = content_stop - content_at, packed_stop - packed_at
+            # Behind a frame may be others that are to be skipped, such as the table of a seekable file.
+            if self._kind is ArchiveKind.TAR_ZST and held <= ONE_FRAME_BYTES and taken <= 2 * held + _SPARE_BYTES:
                 from storage_node.store.archives.zstd_frames import unpack_frame
 
-                data = read_exactly(self._source, packed_stop - packed_at, packed_at)
-                whole = unpack_frame(data, content_stop - content_at)
+                whole = unpack_frame(read_exactly(self._source, taken, packed_at), held)
                 if whole is not None:
                     piece = whole[start - content_at : stop - content_at]
                     yield piece

@@ -153,9 +153,11 @@ class _Finder:
         digest = np.uint64(xxhash.xxh3_64_intdigest(name, self._seed))
         first, stop = (int(np.searchsorted(self._sorted, digest, side)) for side in ("left", "right"))
         run = self._by_hash[first:stop]
-        for row in run[: int(np.searchsorted(run, before))][::-1].tolist():
+        # One by one: a file may be written a million times, and linked to as often.
+        for at in range(int(np.searchsorted(run, before)) - 1, -1, -1):
+            row = run.item(at)
             if self._name(row) == name:
-                return int(row)
+                return row
         return None
 
     def last_of_each_name(self) -> Rows:

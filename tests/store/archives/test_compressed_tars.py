@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import struct
 import subprocess
 import sys
@@ -100,6 +101,34 @@ def test_a_member_costs_about_itself_and_not_the_shard(way: str) -> None:
     assert not archive.needs_copy
     assert archive.stretch_bytes < 2 << 20
     assert source.read_bytes < 3 << 20  # of 10 MB
+
+
+class LargestRead(BytesSource):
+    most = total = 0
+
+    def pread(self, length: int, offset: int) -> bytes:
+        data = super().pread(length, offset)
+        self.most, self.total = max(self.most, len(data)), self.total + len(data)
+        return data
+
+
+@pytest.mark.parametrize("way", ["zstd, frames", "lz4, frames"])
+def test_frames_that_are_skipped_cost_a_reader_nothing(way: str) -> None:
+    """The table of a seekable file may have many MiB, and what others put between frames as many as they like."""
+    name, pack = PACKERS[way]
+    members = {f"{i}": content(i, 1000) for i in range(5)}
+    one_by_one = make_tar(list(members.items()))
+    borders = [*range(0, 5 * 1536, 1536), len(one_by_one)]
+    parts = [pack(one_by_one[start:stop]) for start, stop in itertools.pairwise(borders)]
+    skipped = struct.pack("<II", SKIPPABLE_MAGIC, 20 << 20) + bytes(20 << 20)
+    source = LargestRead(skipped.join([*parts, b""]))
+    index = index_shard(source, name)
+    source.total = source.most = 0
+    archive = Archive(source, index)
+    for member, data in members.items():
+        assert archive.read_member(member) == data
+    assert source.most <= 2 << 20
+    assert source.total <= 5 * 3 << 20
 
 
 @pytest.mark.parametrize("way", ["zstd, one frame", "lz4, linked"])

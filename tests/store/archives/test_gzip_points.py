@@ -35,8 +35,8 @@ POINTS = struct.unpack_from("<Q", PLAN)[0]
 COLUMNS_BYTES = 8 + 25 * POINTS
 
 
-def points(plan: bytes = PLAN, packed: bytes = PACKED) -> GzipPoints:
-    return GzipPoints(BytesSource(packed), memoryview(plan), len(CONTENT))
+def points(plan: bytes = PLAN, packed: bytes = PACKED, content_bytes: int = len(CONTENT)) -> GzipPoints:
+    return GzipPoints(BytesSource(packed), memoryview(plan), content_bytes)
 
 
 @pytest.mark.parametrize("bits", range(1, 8))
@@ -97,6 +97,26 @@ def test_histories_hold_whatever_the_data_refers_to(copies: list[tuple[int, int,
 def test_points_are_the_same_however_many_are_looked_for_at_once() -> None:
     with patch.object(gzip_points, "_POINTS_AT_ONCE", 5):
         assert build_gzip_points(BytesSource(PACKED), len(CONTENT)) == PLAN
+
+
+def test_what_unpacks_to_nothing_counts_as_a_stretch_too() -> None:
+    data = content(1, 1000)
+    head, trailer = gzip.compress(b"")[:10], struct.pack("<LL", zlib.crc32(2 * data), 2000)
+    stored = struct.pack("<HH", 1000, 1000 ^ 0xFFFF) + data
+    empty = b"\0\0\0\xff\xff" * 100_000  # stored blocks
+    packed = head + b"\0" + stored + empty + b"\1" + stored + trailer
+    view = points(build_gzip_points(BytesSource(packed), 2000), packed, 2000)
+    assert b"".join(view.pieces(0, 2000)) == data + data == gzip.decompress(packed)
+    assert view.stretch_bytes >= len(empty)
+
+
+def test_empty_gzip_members_take_no_points() -> None:
+    data = content(1, 1000)
+    packed = (gzip.compress(b"") * 3000).join([gzip.compress(data)] * 3)
+    plan = build_gzip_points(BytesSource(packed), 3000)
+    assert struct.unpack_from("<Q", plan) == (3,)
+    view = points(plan, packed, 3000)
+    assert [b"".join(view.pieces(at, at + 1000)) for at in (2000, 0, 1000)] == [data] * 3
 
 
 class CountingSource(BytesSource):

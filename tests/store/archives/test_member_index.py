@@ -97,6 +97,16 @@ def test_names_of_one_hash_are_told_apart() -> None:
         assert table.finish().offsets.tolist().count(1) == 2
 
 
+def test_a_name_written_and_linked_to_a_hundred_thousand_times_takes_no_longer_than_as_many_names() -> None:
+    table = EntryTable(Limits())
+    for at in range(130_000):
+        table.add_file(b"a", at, 1, 1)
+    for _ in range(130_000):
+        table.add_link(b"b", b"a")
+    columns = table.finish()
+    assert sorted(columns.offsets.tolist()) == [129_999, 129_999]
+
+
 @settings(max_examples=80, deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from("flo"), st.sampled_from("abcd"), st.sampled_from("abcd")), max_size=25))
 def test_the_last_entry_of_a_name_wins_as_a_dictionary_would_have_it(steps: list[tuple[str, str, str]]) -> None:
