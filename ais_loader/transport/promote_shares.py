@@ -140,6 +140,8 @@ def _together(members: Members, request: wire.PromoteRequest, nodes: list[bytes]
                     break
         except errors.LoaderError as error:
             ended = error
+        except Exception as error:  # noqa: BLE001 - whoever waits for this node must hear of it
+            ended = errors.NodeUnavailable(f"{type(error).__name__}: {error}")
         hand_over((node, ended))
 
     for node in nodes:

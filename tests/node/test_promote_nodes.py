@@ -261,11 +261,11 @@ def test_files_that_may_be_different_ones_are_not_promoted_before_it_is_said_who
 def test_a_promotion_ends_with_its_client_and_with_its_node(
     tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, ended_by: str
 ) -> None:
-    begun, given_up = threading.Event(), threading.Event()
+    first, begun, given_up = threading.Lock(), threading.Event(), threading.Event()
 
     def first_then_never(store: Store, job: Job, group: Sequence[Found]) -> list[Outcome]:
         done = promote_group(store, job, group[:1])
-        if list(store.objects(BUCKET))[1:]:
+        if not first.acquire(blocking=False):
             begun.set()
             try:
                 while not given_up.wait(0.01):
@@ -310,6 +310,7 @@ def test_a_node_that_is_killed_goes_on_when_it_is_asked_again(tmp_path: Path, fi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_others_go_on_when_a_node_dies_and_the_rest_is_promoted_without_it(
     tmp_path: Path, files: dict[str, bytes]
 ) -> None:
