@@ -26,7 +26,8 @@ _SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no":
 @click.option("--overwrite", type=click.Choice(["changed", "always", "never"]), default="changed", show_default=True,
               help="Whether to replace an object of the same name.")  # fmt: skip
 @click.option("--include", metavar="PATTERN", multiple=True,
-              help="Only files that this shell pattern fits: their names or, if it has a slash, their paths.")  # fmt: skip
+              help="Only files that this shell pattern fits: their names or, if it has a slash, "
+              "their paths.")  # fmt: skip
 @click.option("--exclude", metavar="PATTERN", multiple=True, help="Not the files that this pattern fits.")
 @click.option("--shared", type=click.Choice(list(_SHARED)), default="auto", show_default=True,
               help="Whether all nodes see the same files at PATH; then each takes its share. auto: if that is "
