@@ -147,7 +147,7 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         if mode in ("wb", "xb"):
             if mode == "xb" and self.exists(path):
                 raise FileExistsError(path)
-            return ObjectWriter(bucket, name, autocommit=kwargs.get("autocommit", True))
+            return ObjectWriter(bucket, name, autocommit=kwargs.get("autocommit", True), if_absent=mode == "xb")
         raise no_writing(path, mode)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
@@ -236,10 +236,8 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         bucket, name = self._object(path)
-        if mode == "create" and self.exists(path):
-            raise FileExistsError(path)
         with missing(path):
-            bucket.put(name, value)
+            bucket.put(name, value, if_absent=mode == "create")
 
     def pipe(self, path: Any, value: bytes | None = None, **kwargs: Any) -> None:
         """One request for many objects of a bucket."""
@@ -259,10 +257,8 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         if os.path.isdir(lpath):
             return
         bucket, name = self._object(rpath)
-        if mode == "create" and self.exists(rpath):
-            raise FileExistsError(rpath)
         with missing(rpath):
-            stored = bucket.put(name, Path(lpath))
+            stored = bucket.put(name, Path(lpath), if_absent=mode == "create")
         if callback is not None:
             callback.set_size(stored.size_bytes)
             callback.relative_update(stored.size_bytes)

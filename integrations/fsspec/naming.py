@@ -17,11 +17,13 @@ def split(path: str) -> tuple[str, str]:
 
 @contextmanager
 def missing(path: str) -> Iterator[None]:
-    """What is not there is a FileNotFoundError in here."""
+    """In here, what is not there is a FileNotFoundError, and what was to be made and is there a FileExistsError."""
     try:
         yield
     except errors.NotFound as error:
         raise FileNotFoundError(f"{path}: {error}") from error
+    except errors.VersionConflict as error:
+        raise FileExistsError(f"{path}: {error}") from error
 
 
 def no_writing(path: str, mode: str) -> Exception:

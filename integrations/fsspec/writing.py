@@ -6,7 +6,7 @@ import io
 import tempfile
 from typing import TYPE_CHECKING
 
-from ais_loader import Bucket
+from ais_loader import Bucket, errors
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -18,12 +18,16 @@ MEMORY_BYTES = 64 << 20
 class ObjectWriter(io.BufferedIOBase):
     """Sequential. Leaving its `with` block by an exception writes nothing."""
 
-    def __init__(self, bucket: Bucket, name: str, *, autocommit: bool = True) -> None:
-        """With autocommit=False it is `commit` that writes, after `close`: fsspec's transactions."""
+    def __init__(self, bucket: Bucket, name: str, *, autocommit: bool = True, if_absent: bool = False) -> None:
+        """With autocommit=False it is `commit` that writes, after `close`: fsspec's transactions.
+
+        With if_absent it writes nothing if the object is there by then: FileExistsError.
+        """
         self.name = f"ais://{bucket.name}/{name}"
         self._bucket = bucket
         self._object_name = name
         self._autocommit = autocommit
+        self._if_absent = if_absent
         self._failed = False
         self._spool = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - closed by commit and discard
 
@@ -51,7 +55,9 @@ class ObjectWriter(io.BufferedIOBase):
     def commit(self) -> None:
         try:
             self._spool.seek(0)
-            self._bucket.put(self._object_name, self._spool)
+            self._bucket.put(self._object_name, self._spool, if_absent=self._if_absent)
+        except errors.VersionConflict as error:
+            raise FileExistsError(f"{self.name}: {error}") from error
         finally:
             self._spool.close()
 

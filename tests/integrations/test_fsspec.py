@@ -126,6 +126,13 @@ def test_a_file_is_written_whole_when_it_is_closed_or_not_at_all(files: AISFileS
     assert files.cat_file("b/text") == "grüße\n".encode()
     with pytest.raises(FileExistsError):
         files.open("b/new", "xb")
+    late = files.open("b/late", "xb")
+    late.write(b"second")
+    files.pipe_file("b/late", b"first", mode="create")
+    for create in (late.close, lambda: files.pipe_file("b/late", b"third", mode="create")):
+        with pytest.raises(FileExistsError):
+            create()
+    assert files.cat_file("b/late") == b"first"
     with pytest.raises(OSError, match="'ab'"):
         files.open("b/new", "ab")
 
