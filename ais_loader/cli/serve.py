@@ -98,7 +98,8 @@ def serve(
             "read_threads": read_threads, "memory_mib": memory_mib << 20,
             "critical_memory_mib": critical_memory_mib << 20, "weights": _weights(weights),
             "max_batches": max_batches, "max_throttle_ms": max_throttle_ms / 1000, "max_recoveries": max_recoveries,
-            "max_soft_errors": max_soft_errors, "metrics_port": metrics_port, "promote_root": tuple(map(os.path.abspath, promote_root)),
+            "max_soft_errors": max_soft_errors, "metrics_port": metrics_port,
+            "promote_root": tuple(map(os.path.abspath, promote_root)),
         },
         given_settings(config, assignments, of_cluster=False) or {},
     )  # fmt: skip
