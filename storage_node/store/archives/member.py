@@ -39,10 +39,11 @@ STORED, DEFLATED = 0, 8
 class Limits:
     """What one archive may ask of a node. Beyond it the answer is ArchiveTooLarge."""
 
-    members: int = 50_000_000
-    """Entries of every type, also those that are no members. The indexer holds about 60 bytes for each."""
-    names_bytes: int = 1 << 30
-    """All names together, those of hard links' targets included."""
+    members: int = 10_000_000
+    """Entries of every type, also those that are no members. The indexer holds about 60 bytes for each, and 250 when it
+    sorts them at the end."""
+    names_bytes: int = 256 << 20
+    """All names together, those of hard links' targets included. Five times as much is held at the end."""
     name_bytes: int = 64 << 10
     """One name."""
     header_bytes: int = 8 << 20

@@ -20,6 +20,7 @@ from storage_node.store.archives.errors import ArchiveTooLarge
 from storage_node.store.archives.member import STORED, Limits, text_of
 
 _FILE, _LINK, _OTHER = 0, 1, 2
+_SLICED_AT_ONCE = 1 << 16
 
 Longs = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
@@ -131,7 +132,7 @@ class EntryTable:
         name_at = np.zeros(len(kept) + 1, np.uint64)
         np.cumsum(lengths, out=name_at[1:], dtype=np.uint64)
         starts = ends[kept].astype(np.int64) - lengths
-        blob = b"".join([names[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)])
+        blob = _sliced(names, starts, lengths)
         return Columns(
             seed, hidden, hashes[kept], offsets, sizes, checksums[kept], packed, methods[kept], listing, name_at, blob
         )
@@ -179,6 +180,16 @@ class _Finder:
             seen.add(name)
         rows: Rows = self._by_hash[keep]
         return rows
+
+
+def _sliced(names: bytes, starts: Rows, lengths: Rows) -> bytes:
+    """Some at a time: Python integers and slices for all of them would take more than the columns do."""
+    parts = []
+    for at in range(0, len(starts), _SLICED_AT_ONCE):
+        some = slice(at, at + _SLICED_AT_ONCE)
+        places = zip(starts[some].tolist(), lengths[some].tolist(), strict=True)
+        parts.append(b"".join([names[start : start + length] for start, length in places]))
+    return b"".join(parts)
 
 
 def _column(values: array[int] | bytearray, dtype: type[np.generic]) -> npt.NDArray[Any]:

@@ -28,6 +28,7 @@ _FULL_16, _FULL_32 = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED, _DESCRIPTOR, _PATCH, _STRONG, _UTF8 = 0x1, 0x8, 0x20, 0x40, 0x800
 _EXTRA_ZIP64, _EXTRA_UNICODE_PATH = 0x0001, 0x7075
 _UNIX, _MACOS = 3, 19
+_SIGNATURE = b"PK\5\5"  # a digital one, behind the entries
 
 
 class ZipEntry(NamedTuple):
@@ -94,19 +95,22 @@ def read_entries(source: ByteSource, directory: Directory) -> Iterator[ZipEntry]
     """Entries in the order of the directory, names and extra fields understood; local headers not yet looked at."""
     window, window_at = b"", directory.at
     at, end = directory.at, directory.at + directory.size_bytes
-    for number in range(directory.entries):
+    found = 0
+    while at < end:
         if at - window_at + _ENTRY.size + 3 * _FULL_16 > len(window) and window_at + len(window) < end:
             window, window_at = read_exactly(source, min(CHUNK_BYTES, end - at), at), at
         here = at - window_at
+        if window[here : here + 4] == _SIGNATURE:
+            break
         if here + _ENTRY.size > len(window):
-            raise ArchiveDamaged(f"byte {at}: the zip directory ends after {number} of {directory.entries} entries")
+            raise ArchiveDamaged(f"byte {at}: the zip directory ends after {found} of {directory.entries} entries")
         (signature, made_by, _, flags, method, _, _, crc32, packed, size, name_bytes, extra_bytes, comment_bytes, disk,
          _, attributes, header_at) = _ENTRY.unpack_from(window, here)  # fmt: skip
         name_at = here + _ENTRY.size
         extra_at = name_at + name_bytes
         here = extra_at + extra_bytes + comment_bytes
         if signature != b"PK\1\2" or here > len(window):
-            raise ArchiveDamaged(f"byte {at}: entry {number} of the zip directory is none")
+            raise ArchiveDamaged(f"byte {at}: entry {found} of the zip directory is none")
         raw_name = window[name_at:extra_at]
         extra = _extra_fields(window[extra_at : extra_at + extra_bytes], at)
         longs = extra.get(_EXTRA_ZIP64, b"")
@@ -119,7 +123,10 @@ def read_entries(source: ByteSource, directory: Directory) -> Iterator[ZipEntry]
         is_file = not raw_name.endswith(b"/") and (stat.S_IFMT(mode) in (0, stat.S_IFREG))
         name = _name(raw_name, flags, extra)
         yield ZipEntry(name, is_file, method, crc32, packed, size, header_at + directory.shift, at, raw_name, flags)
-        at = window_at + here
+        found, at = found + 1, window_at + here
+    # The size counts: writers without zip64 give the number modulo 65,536.
+    if (found - directory.entries) & _FULL_16:
+        raise ArchiveDamaged(f"byte {at}: the zip announces {directory.entries} entries, its directory has {found}")
 
 
 def data_offset(source: ByteSource, entry: ZipEntry, directory: Directory) -> int:

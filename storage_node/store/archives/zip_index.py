@@ -30,7 +30,7 @@ def index_zip(source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> MemberInde
     if directory.entries > limits.members:
         raise ArchiveTooLarge(f"a zip of {directory.entries} entries; at most {limits.members} are served")
     allowed = limits.unpacked_bytes(source.size_bytes)
-    total = 0
+    total = packed = 0
     table = EntryTable(limits)
     starts, ends = array("Q"), array("Q")
     for entry in read_entries(source, directory):
@@ -43,6 +43,9 @@ def index_zip(source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> MemberInde
                 f"byte {entry.at}: the zip's {source.size_bytes} bytes claim to unpack to more than {allowed}; a bomb?"
             )
         start = data_offset(source, entry, directory)
+        packed += entry.packed_bytes
+        if packed > directory.at:  # told before all of them are read
+            raise ArchiveDamaged(f"byte {entry.at}: a member of the zip begins inside another one: too many bytes")
         starts.append(entry.header_at)
         ends.append(start + entry.packed_bytes)
         checksum, crc32 = 0, 0

@@ -161,6 +161,8 @@ LIES = {
     "of 2001 bytes ends 1 bytes too early": edited(edited(DATA, CENTRAL + 24, "<L", 2001), 22, "<L", 2001),
     "does not match its CRC-32": edited(edited(DATA, CENTRAL + 16, "<L", 1), 14, "<L", 1),
     "not the deflate data": edited(DATA, 31, "<L", 0xFFFFFFFF),
+    "announces 0 entries, its directory has 2": edited(DATA, END + 8, "<L", 0),
+    "announces 1 entries, its directory has 2": edited(DATA, END + 8, "<L", 1 << 16 | 1),
     "zip64 field that is not there": edited(DATA, CENTRAL + 24, "<L", 0xFFFFFFFF),
 }
 
@@ -169,6 +171,22 @@ LIES = {
 def test_a_lying_zip_is_told_with_the_byte_where_it_is(lie: str) -> None:
     with pytest.raises(ArchiveDamaged, match=r"byte \d+:.*" + lie):
         served(LIES[lie], "s.zip")
+
+
+def test_a_number_of_entries_without_zip64_is_counted_modulo_65536() -> None:
+    files = {f"{number:05}": b"" for number in range(65_540)}
+    data = in_zip(files, zipfile.ZIP_STORED)
+    at64, end = data.rindex(b"PK\6\6"), data.rindex(b"PK\5\6")
+    length, offset = struct.unpack_from("<QQ", data, at64 + 40)
+    old = data[:at64] + data[end : end + 8] + struct.pack("<HHLLH", 4, 4, length, offset, 0)
+    with zipfile.ZipFile(io.BytesIO(old)) as archive:
+        assert list(index_shard(BytesSource(old), "s.zip").names()) == list(files) == archive.namelist()
+
+
+def test_a_signature_behind_the_directory_is_no_entry() -> None:
+    signature = b"PK\5\5" + struct.pack("<H", 4) + b"sign"
+    end = struct.unpack_from("<L", DATA, END + 12)[0] + len(signature)
+    assert served(DATA[:END] + signature + edited(DATA[END:], 12, "<L", end), "s.zip") == zip_members(DATA)
 
 
 def test_members_that_overlap_are_refused() -> None:
