@@ -232,6 +232,8 @@ class Closed(LoaderError):
 class NodeUnavailable(LoaderError, ConnectionError):
     kind = "node-unavailable"
     retryable = True
+    reached = True
+    """False: no connection was made, so that whatever was asked for has not been done."""
 
 
 class Overloaded(LoaderError):

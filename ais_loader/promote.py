@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
@@ -100,10 +100,14 @@ def summarize(
 ) -> PromoteSummary:
     """Go through all results. With `raising`, PromoteIncomplete at the end when some of them failed."""
     summary = PromoteSummary()
-    for result in results:
-        summary.add(result)
-        if on_result is not None:
-            on_result(result)
+    try:
+        for result in results:
+            summary.add(result)
+            if on_result is not None:
+                on_result(result)
+    finally:
+        if isinstance(results, Generator):
+            results.close()  # an error of `on_result` ends the promotion now, not when it has been forgotten
     if raising and summary.failed:
         first = summary.failures[0].error
         done = summary.promoted + summary.skipped

@@ -23,6 +23,8 @@ from protos.channel_options import CHANNEL_OPTIONS
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
 _ERROR_KIND_KEY = "ais-error-kind"
+_NO_CONNECTION = "failed to connect"
+"""How gRPC's core begins what it says of a call that never left."""
 
 
 class Connection:
@@ -83,7 +85,9 @@ class Connection:
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return errors.Unsupported(f"{self.endpoint} is not a storage node of this version ({details})")
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.UNKNOWN):
-            return errors.NodeUnavailable(f"{self.endpoint}: {details}")
+            failure = errors.NodeUnavailable(f"{self.endpoint}: {details}")
+            failure.reached = not (details or "").startswith(_NO_CONNECTION)
+            return failure
         return errors.LoaderError(f"{self.endpoint}: {code.name}: {details}")
 
     def given_up(self) -> errors.LoaderError:

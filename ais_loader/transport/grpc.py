@@ -301,7 +301,10 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         return answer
 
     def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
-        yield from self.run_promotion(promote_request(spec))
+        request = promote_request(spec)
+        looked = promote_pb.LookRequest(path=request.path, recursive=request.recursive)
+        self.look_at(looked, timeout_s=CALL_TIMEOUT_S)  # which is tried again while the node is not there
+        yield from self.run_promotion(request)
 
     def run_promotion(self, request: promote_pb.PromoteRequest) -> Generator[PromoteResult, None, int]:
         """See `promote_calls`."""

@@ -110,7 +110,7 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls):
 
     def _write(self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool) -> T:
         """The answer of the first owner that has one; `again` says whether the call can be made twice."""
-        return self._first(lambda: self._owners(bucket, name), call, again=again)
+        return self._first(lambda: self._owners(bucket, name), call, again=again, consumes=True)
 
     def _write_first(
         self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool, replay: bool | None = None
@@ -133,10 +133,14 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls):
         return [view.nodes[at].uuid for at in view.owners(view.buckets[bucket], name)]
 
     def _any(self, call: Callable[[GrpcTransport], T], *, again: bool = True) -> T:
-        """The answer of whichever node has one."""
-        return self._first(self.members.anybody, call, again=again)
+        """The answer of whichever node has one; without `again` of the first that can be reached."""
+        return self._first(self.members.anybody, call, again=again, consumes=False)
 
-    def _first(self, nodes: Callable[[], list[bytes]], call: Callable[[GrpcTransport], T], *, again: bool) -> T:
+    def _first(
+        self, nodes: Callable[[], list[bytes]], call: Callable[[GrpcTransport], T], *, again: bool, consumes: bool
+    ) -> T:
+        """The answer of the first of these nodes that has one; `again` as in `_write`, and `consumes` where the call
+        takes what cannot be had a second time before it is known whether a node is there."""
         members, patience = self.members, Patience(self._retry_s)
         while True:
             failure: errors.LoaderError = errors.NodeUnavailable(f"{self.url}: the map has no node for this")
@@ -146,7 +150,7 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls):
                 except errors.NodeUnavailable as error:
                     members.suspect(node)
                     failure = error
-                    if not again:
+                    if not again and (error.reached or consumes):
                         raise
             members.refresh()
             self._pause(patience, failure)

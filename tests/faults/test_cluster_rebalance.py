@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import connect, errors
+from ais_loader import Client, connect, errors
 from ais_loader.testing import NodeProcess, eventually
 from protos import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.change import change_map
@@ -55,6 +55,17 @@ def all_changing(url: str, ledger: Ledger, seed: int) -> Iterator[Writers]:
         clients.round()
         clients.check(all_answered=False)
     assert writers.faults == []
+
+
+def deleted(client: Client, bucket: str) -> bool:
+    """Whether it is; a try whose answer is lost with its node may have done it."""
+    try:
+        client.delete_bucket(bucket, force=True)
+    except errors.NodeUnavailable:
+        return False
+    except errors.BucketNotFound:
+        pass
+    return True
 
 
 @pytest.mark.parametrize("victim", [0, 3], ids=["a-source-is-down", "the-new-node-is-down"])
@@ -154,7 +165,7 @@ def test_of_a_bucket_deleted_and_made_again_a_node_that_was_down_brings_back_not
         client, ledger = bucket.client, Ledger(first=1000)
         delete(bucket, before, KEYS[200:])
         cluster.nodes[1].kill()
-        client.delete_bucket(BUCKET, force=True)
+        eventually(lambda: deleted(client, BUCKET), TIMEOUT_S)
         client.create_bucket(BUCKET, copies=2)
         again, never = KEYS[:120], KEYS[120:]
         put(bucket, ledger, again)

@@ -12,8 +12,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ais_loader import connect
 from ais_loader.testing import eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.transport.cluster import ClusterTransport
+from ais_loader.transport.routed import RoutedTransport
 from protos import ais_objects_pb2 as pb
 from protos.cluster_map import ClusterView
 from storage_node.store.format import Version
@@ -61,6 +64,26 @@ def assert_copies_of_one_version_are_equal(copies: list[Copies]) -> None:
     for node in copies:
         for name, (version, data) in node.items():
             assert known.setdefault((name, version), data) == data, f"{name!r}: two objects with version {version}"
+
+
+# -- a node that cannot be reached
+
+
+def test_a_bucket_is_deleted_though_the_node_that_a_client_asks_first_is_down(folder: Path) -> None:
+    with ClusterProcesses(folder, 3, buckets={BUCKET: 2, "gone": 2}) as cluster:
+        first = cluster.nodes[1].url
+        while True:
+            with connect(cluster.nodes[0].url) as client:
+                client.bucket(BUCKET).info()  # the map has come
+                transport = client._transport
+                assert isinstance(transport, ClusterTransport) and isinstance(transport._found, RoutedTransport)
+                members = transport._found.members
+                if members.transport(members.anybody()[0]).url == first:
+                    members.transport(members.anybody()[0]).let_go()
+                    cluster.nodes[1].kill()
+                    assert client.delete_bucket("gone", force=True) == 0
+                    assert [info.name for info in client.buckets()] == [BUCKET]
+                    return
 
 
 # -- an owner dies
