@@ -22,8 +22,8 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.errors import SourceChanged, SourceRefused, SourceUnreadable
 from storage_node.store.filling import read_source, source_pieces
 
-_TICK_NS = 20_000_000
-"""Two of the longest ticks that kernels have."""
+_TICK_NS, _WHOLE_SECONDS_NS = 20_000_000, 2_100_000_000
+"""Two of the longest ticks that kernels have; and what file systems need that count in seconds."""
 
 
 class Stamp(NamedTuple):
@@ -52,8 +52,9 @@ class SourceFile:
             if not stat.S_ISREG(before.st_mode):
                 links_to_folder = found.is_link and stat.S_ISDIR(before.st_mode)
                 raise SourceRefused("is a link to a folder, which is not followed" if links_to_folder else "is no file")
-            if 0 <= (age_ns := time.time_ns() - before.st_ctime_ns) < _TICK_NS:
-                time.sleep((_TICK_NS - age_ns) / 1e9)  # for the clock alone: nobody says when it has ticked
+            tick_ns = _TICK_NS if before.st_ctime_ns % 10**9 else _WHOLE_SECONDS_NS
+            if 0 <= (age_ns := time.time_ns() - before.st_ctime_ns) < tick_ns:
+                time.sleep((tick_ns - age_ns) / 1e9)  # for the clock alone: nobody says when it has ticked
                 before = os.fstat(self.fd)
             self.stamp = Stamp.of(before)
             self._links, self._owner, self._mode = before.st_nlink, before.st_uid, before.st_mode
