@@ -13,6 +13,7 @@ from ais_loader.cli.show import confirmed, count_text, fail, note, printable, pr
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
 from ais_loader.client import Client
+from ais_loader.entry import ObjectInfo
 from ais_loader.errors import LoaderError
 
 _EXAMPLES = 3
@@ -71,27 +72,30 @@ def _delete_below(client: Client, targets: Sequence[Target], *, yes: bool) -> No
     for target in sorted(set(map(_folder, targets)), key=str):
         if not any(target.bucket == other.bucket and target.name.startswith(other.name) for other in folders):
             folders.append(target)
-    count, size_bytes = 0, 0
-    for folder in folders:
-        for info in client.bucket(folder.bucket).objects(folder.name, page_size=1 if yes else 1000):
-            if not yes and count < _EXAMPLES:
-                note(f"  {printable(f'{info.bucket}/{info.name}')}")
-            count, size_bytes = count + 1, size_bytes + info.size_bytes
-            if yes:
-                break
-    if not count:
+    found = itertools.chain.from_iterable(
+        client.bucket(folder.bucket).objects(folder.name, page_size=_EXAMPLES) for folder in folders
+    )
+    examples = list(itertools.islice(found, 1 if yes else _EXAMPLES))
+    if not examples:
         shown = ", ".join(printable(str(target)) for target in targets)
         raise click.ClickException(f"no objects below {shown}")
-    if not yes:
-        if count > _EXAMPLES:
-            note(f"  and {count - _EXAMPLES:,} more")
-        if not confirmed(f"Delete {count_text(count, 'object')} ({size_text(size_bytes)})?"):
-            note("nothing deleted")
-            raise click.exceptions.Exit(1)
+    if not yes and not _agreed(client, folders, examples):
+        note("nothing deleted")
+        raise click.exceptions.Exit(1)
     deleted = 0
     for folder in folders:
         deleted += client.bucket(folder.bucket).delete_prefix(folder.name, everything=not folder.name)
     note(f"deleted {count_text(deleted, 'object')}")
+
+
+def _agreed(client: Client, folders: Sequence[Target], examples: Sequence[ObjectInfo]) -> bool:
+    sums = [client.bucket(folder.bucket).summary(folder.name, depth=0) for folder in folders]
+    count, size_bytes = sum(one.objects for one in sums), sum(one.size_bytes for one in sums)
+    for info in examples:
+        note(f"  {printable(f'{info.bucket}/{info.name}')}")
+    if count > len(examples):
+        note(f"  and {count - len(examples):,} more")
+    return confirmed(f"Delete {count_text(count, 'object')} ({size_text(size_bytes)})?")
 
 
 def _folder(target: Target) -> Target:
