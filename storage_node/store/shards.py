@@ -25,8 +25,9 @@ from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import ShardState
 from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.archives.member import Member
-from storage_node.store.archives.source import FdSource
-from storage_node.store.errors import StoreError
+from storage_node.store.archives.source import FdSource, chunks_of
+from storage_node.store.checksum import crc32c
+from storage_node.store.errors import CorruptObject, StoreError
 from storage_node.store.format import Record
 from storage_node.store.raw_files import RawFiles
 from storage_node.store.shard_limits import ShardLimits
@@ -66,7 +67,7 @@ class Shards:
         self._writable = writable
         self._lock = threading.Lock()
         self._open: OrderedDict[bytes, OpenShard] = OrderedDict()
-        self._refused: OrderedDict[bytes, ArchiveError] = OrderedDict()
+        self._refused: OrderedDict[bytes, ArchiveError | CorruptObject] = OrderedDict()
         self._busy: dict[bytes, tuple[threading.Lock, int]] = {}
         """Shards that are being opened, each with how many wait for it."""
         self._copies: DecompressedCopies | None = None
@@ -92,7 +93,7 @@ class Shards:
                 shard = self._opened(record, name)
             except CopiesBusy:
                 raise
-            except ArchiveError as error:
+            except (ArchiveError, CorruptObject) as error:
                 with self._lock:
                     self._refused[record.path] = error
                     while len(self._refused) > REFUSED_SHARDS:
@@ -163,6 +164,7 @@ class Shards:
             log.warning("%s; it is made anew", error)
         except OSError as error:  # the shard itself may well be readable
             log.warning("%s: the index cannot be read and is made anew: %s", path, error)
+        _verify(source, record, name)
         return Archive(source, self._save(index_shard(source, name), path, state))
 
     def _save(self, index: MemberIndex, path: Path, state: ShardState) -> MemberIndex:
@@ -261,6 +263,15 @@ class Indexing:
 def indexing_of(name: str) -> Indexing | None:
     """None for an object that is no archive by its name."""
     return Indexing(name) if kind_of_name(name) is not None else None
+
+
+def _verify(source: FdSource, record: Record, name: str) -> None:
+    """An index has checksums of members: made of bytes that are not those that were put, it would vouch for them."""
+    checksum = 0
+    for chunk in chunks_of(source):
+        checksum = crc32c(chunk, checksum)
+    if checksum != record.checksum:
+        raise CorruptObject(f"{name!r}: the archive's bytes do not match their checksum, and it has no index any more")
 
 
 def _state(record: Record) -> ShardState:

@@ -178,3 +178,34 @@ def test_a_shard_that_must_be_unpacked_is_unpacked_within_the_budget(tmp_path: P
     limits = ShardLimits(copy_bytes=10 << 20)
     with store_at(tmp_path / "drive", shard_limits=limits) as store, pytest.raises(ArchiveTooLarge, match="budget"):
         member(store, "s.tar.zst", "39")
+
+
+@pytest.mark.parametrize("name", ["s.tar.zst", "s.tar.gz", "s.tar"])
+def test_a_shard_that_was_damaged_never_gives_other_bytes_with_its_index_or_without(tmp_path: Path, name: str) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    members = {"zeros": bytes(17 << 20), **MEMBERS}  # with so long a stretch a tar.zst is read through a copy
+    data = packed_tar(members, "w:gz" if name.endswith("gz") else "w:")
+    if name.endswith("zst"):
+        data = zstandard.ZstdCompressor(level=1).compress(data)
+    root = tmp_path / "drive"
+    with store_at(root) as store:
+        put(store, name, data)
+        file = file_of(store, name)
+    for at in (len(data) - 200_000, len(data) - 90_000):
+        flip_a_byte(file, at)
+        for has_index in (True, False):
+            told = 0
+            with store_at(root) as store:
+                for path in [] if has_index else indexes(root):
+                    path.unlink()
+                for wanted in MEMBERS:
+                    try:
+                        assert member(store, name, wanted) == MEMBERS[wanted]
+                    except (ArchiveDamaged, CorruptObject):
+                        told += 1
+            assert told > 0
+        assert (told, indexes(root)) == (len(MEMBERS), [])  # none is made of what is damaged
+        flip_a_byte(file, at)
+        with store_at(root) as store:
+            assert member(store, name, "49.bin") == MEMBERS["49.bin"]
+            assert len(indexes(root)) == 1
