@@ -125,7 +125,11 @@ def test_odd_names_are_names_and_archives_in_archives_are_members(client: Client
             bucket.get(shard, member="etc/passwd")
 
 
-@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(harm=HARMS)
 def test_a_harmed_archive_fares_as_it_does_by_itself(client: Client, bucket: Bucket, harm: Harm) -> None:
     name, data = harmed(harm)
