@@ -29,15 +29,17 @@ def put_many(
     node_of: Callable[[PutSpec], bytes],
     open_stream_of: Callable[[bytes], OpenStream],
     put_one: Callable[[PutSpec, Source], ObjectInfo],
+    has: Callable[[str], bool],
 ) -> Iterator[Result]:
     """One result per object, in order; a failed object does not stop the others.
 
     Args:
         node_of: to which node an object goes.
         open_stream_of: a stream of groups to a node.
-        put_one: for large objects, and for what a node did not acknowledge before it was gone.
+        put_one: for large objects, for what a node did not acknowledge before it was gone, and where its map is behind.
+        has: whether there is a bucket of this name, as far as is known here.
     """
-    puts = _Puts(node_of, open_stream_of, put_one)
+    puts = _Puts(node_of, open_stream_of, put_one, has)
     try:
         for spec, source in objects:
             puts.take(spec, source)
@@ -70,8 +72,10 @@ class _Puts:
         node_of: Callable[[PutSpec], bytes],
         open_stream_of: Callable[[bytes], OpenStream],
         put_one: Callable[[PutSpec, Source], ObjectInfo],
+        has: Callable[[str], bool],
     ) -> None:
         self._node_of = node_of
+        self._has = has
         self._open_stream_of = open_stream_of
         self._put_one = put_one
         self._nodes: dict[bytes, _Node] = {}
@@ -134,7 +138,8 @@ class _Puts:
         try:
             for result in step():
                 place, small = node.sent.popleft()
-                if isinstance(result, errors.StaleMap):
+                behind = isinstance(result, errors.BucketNotFound) and self._has(small.bucket)
+                if behind or isinstance(result, errors.StaleMap):
                     self._alone(place, spec_of(small), Source(small.data))  # to its first owner by a newer map
                 else:
                     self.results[place] = result

@@ -18,20 +18,18 @@ from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.transport.asking_nodes import AskingNodes
 from ais_loader.transport.base import FrameStream, PutSpec
 from ais_loader.transport.bucket_calls import RoutedBucketCalls
 from ais_loader.transport.contents import RoutedContentsCalls
 from ais_loader.transport.download import Call, download
-from ais_loader.transport.first_owner import write_first
 from ais_loader.transport.grpc import GrpcTransport
 from ais_loader.transport.member_pages import listed_members
 from ais_loader.transport.members import HEDGE_BUDGET, Members
 from ais_loader.transport.merged import MergedStream
 from ais_loader.transport.merged_listing import merged_listing
 from ais_loader.transport.parts import Columns, grouped
-from ais_loader.transport.patience import Patience
 from ais_loader.transport.promote_shares import promote
-from ais_loader.transport.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.put_groups import put_many
 from ais_loader.transport.stream import StreamPolicy
 from ais_loader.transport.text import require_bucket, require_object, require_text
@@ -42,8 +40,6 @@ from protos.cluster_map import ClusterView
 from protos.placement import object_hash
 
 T = TypeVar("T")
-QUICK_TIMEOUT_S = 2.0
-"""For a short answer, where another node can be asked for it."""
 DIRECT_TO_NODES = 64
 """Of a cluster with at most so many nodes a client assembles every batch itself: measured, that is the quicker way with
 any size and number of entries (`benchmarks/cluster.md`), for a session with each node."""
@@ -52,114 +48,18 @@ DIRECT_FROM_ENTRIES_PER_OWNER = 8
 session with every node that there is."""
 
 
-class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls):
+class RoutedTransport(AskingNodes, RoutedBucketCalls, RoutedContentsCalls):
     """A `Transport` over the nodes of a cluster. `url` is where the client began."""
 
     def __init__(
         self, url: str, view: ClusterView, *, retry_s: float, verify_payload: bool, tenant: str = "",
         hedge_budget: float = HEDGE_BUDGET,
     ) -> None:  # fmt: skip
-        self.url = url
-        self.members = Members(
+        members = Members(
             view, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, hedge_budget=hedge_budget
         )
-        self._retry_s = retry_s
+        super().__init__(url, members, retry_s)
         self._verify_payload = verify_payload
-
-    # -- asking one node after another
-
-    def _nodes(self, bucket: str, name: str) -> list[bytes]:
-        members = self.members
-        if not members.knows(bucket):
-            return members.anybody()[:1]  # which says so, or has a newer map
-        return members.by_trust(members.holders(bucket, [name])[0])
-
-    def _read(self, bucket: str, name: str, call: Callable[[GrpcTransport, float], T]) -> T:
-        """The answer of the first holder that has one; `call` is told how long it may take.
-
-        Raises NotFound, NodeUnavailable, SilenceTimeout, and DriveFailed where no other holder is left.
-        """
-        members, patience = self.members, Patience(self._retry_s)
-        asked_twice = False
-        while True:
-            missing: errors.NotFound | None = None
-            failure: errors.LoaderError | None = None
-            nodes = self._nodes(bucket, name)
-            for node in nodes:
-                short = node != nodes[-1]
-                try:
-                    return call(members.transport(node), QUICK_TIMEOUT_S if short else CALL_TIMEOUT_S)
-                except errors.ObjectDeleted:
-                    raise
-                except errors.NotFound as error:
-                    missing = error if missing is None or isinstance(missing, errors.BucketNotFound) else missing
-                except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
-                    members.suspect(node)
-                    failure = errors.NodeUnavailable(str(error)) if short else error
-                except errors.DriveFailed as error:
-                    failure = failure or error  # the node is well otherwise
-            newer = members.refresh(force=missing is not None)
-            if newer:
-                continue  # those may not have been the holders any more
-            if missing is not None and (failure is None or members.view.former is None):
-                if asked_twice or members.view.former is None:
-                    raise missing
-                asked_twice = True  # it may have come to its owner, and gone from where it was, between the questions
-                continue
-            self._pause(patience, failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}"))
-
-    def _write(self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool) -> T:
-        """The answer of the first owner that has one; `again` says whether the call can be made twice."""
-        return self._first(lambda: self._owners(bucket, name), call, again=again, consumes=True)
-
-    def _write_first(
-        self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool, replay: bool | None = None
-    ) -> T:
-        return write_first(
-            self.members, lambda: self._ranked_owners(bucket, name)[0], call, retry_s=self._retry_s, again=again,
-            replay=again if replay is None else replay,
-        )  # fmt: skip
-
-    def _owners(self, bucket: str, name: str) -> list[bytes]:
-        members = self.members
-        return members.by_trust(self._ranked_owners(bucket, name)) if members.knows(bucket) else members.anybody()[:1]
-
-    def _ranked_owners(self, bucket: str, name: str) -> list[bytes]:
-        """Best first, whether they answer or not."""
-        members = self.members
-        if not members.knows(bucket):
-            return members.anybody()[:1]
-        view = members.view
-        return [view.nodes[at].uuid for at in view.owners(view.buckets[bucket], name)]
-
-    def _any(self, call: Callable[[GrpcTransport], T], *, again: bool = True) -> T:
-        """The answer of whichever node has one; without `again` of the first that can be reached."""
-        return self._first(self.members.anybody, call, again=again, consumes=False)
-
-    def _first(
-        self, nodes: Callable[[], list[bytes]], call: Callable[[GrpcTransport], T], *, again: bool, consumes: bool
-    ) -> T:
-        """The answer of the first of these nodes that has one; `again` as in `_write`, and `consumes` where the call
-        takes what cannot be had a second time before it is known whether a node is there."""
-        members, patience = self.members, Patience(self._retry_s)
-        while True:
-            failure: errors.LoaderError = errors.NodeUnavailable(f"{self.url}: the map has no node for this")
-            for node in nodes():
-                try:
-                    return call(members.transport(node))
-                except errors.NodeUnavailable as error:
-                    members.suspect(node)
-                    failure = error
-                    if not again and (error.reached or consumes):
-                        raise
-            members.refresh()
-            self._pause(patience, failure)
-
-    @staticmethod
-    def _pause(patience: Patience, failure: errors.LoaderError) -> None:
-        if isinstance(failure, errors.SilenceTimeout):
-            raise failure  # it has had its time
-        patience.pause(failure)
 
     # -- buckets
 
@@ -175,7 +75,9 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls):
         return write(spec.bucket, spec.name, lambda node: node.put(spec, source), again=source.replayable)
 
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
-        return put_many(objects, self._owner_of, lambda node: self.members.transport(node).open_puts, self.put)
+        return put_many(
+            objects, self._owner_of, lambda node: self.members.transport(node).open_puts, self.put, self._has
+        )
 
     def compose(
         self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True

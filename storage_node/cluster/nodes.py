@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
+import grpc.aio
+
+from protos import ais_cluster_pb2 as cluster_pb
+from protos import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
 from protos import ais_replica_pb2 as wire
-from protos import ais_replica_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster import replica
 from storage_node.cluster.channels import Channels
@@ -21,7 +24,7 @@ from storage_node.cluster.copies import (
 )
 from storage_node.cluster.replica import HeldWrite
 from storage_node.cluster.targets import Target
-from storage_node.cluster.telling import Telling
+from storage_node.cluster.telling import Bucket, Telling
 from storage_node.store.errors import StoreError
 
 R = TypeVar("R")
@@ -45,7 +48,7 @@ class Nodes:
     def __init__(self, service: BatchService, channels: Channels) -> None:
         self.service = service
         self.channels = channels
-        self.telling = Telling(channels, self._is_member, self.heard_of_map)
+        self.telling = Telling(channels, self._is_member, self.heard_of_map, self.teach)
         self._newest_map = "", 0
 
     def _is_member(self, endpoint: str) -> bool:
@@ -56,6 +59,21 @@ class Nodes:
         """The node there knows a map of this version."""
         if version > self._newest_map[1]:
             self._newest_map = endpoint, version
+
+    async def teach(self, endpoint: str, bucket: Bucket) -> bool:
+        """Have the node there learn this node's map, if it has this very bucket; whether it knows that map now."""
+        view = self.service.membership.view if self.service.membership is not None else None
+        known = view.buckets.get(bucket[0]) if view is not None else None
+        if view is None or known is None or known.uuid != bucket[1]:
+            return False
+        stub = ais_cluster_pb2_grpc.ClusterStub(self.channels.to(endpoint))
+        try:
+            answer: cluster_pb.LearnResponse = await stub.Learn(
+                cluster_pb.LearnRequest(map=view.map), timeout=self.service.config.reach_timeout_s
+            )
+        except grpc.aio.AioRpcError:
+            return False
+        return answer.version >= view.version
 
     async def keep_up(self) -> bool:
         """Learn the newest map that a node has spoken of; whether this node knows it now."""

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import grpc
 import grpc.aio
@@ -81,15 +81,18 @@ class Telling:
     """`close` when the node stops."""
 
     def __init__(
-        self, channels: Channels, is_member: Callable[[str], bool], heard_of_map: Callable[[str, int], None]
-    ) -> None:
+        self, channels: Channels, is_member: Callable[[str], bool], heard_of_map: Callable[[str, int], None],
+        teach: Callable[[str, Bucket], Awaitable[bool]],
+    ) -> None:  # fmt: skip
         """Args:
             is_member: whether the map has a node at an endpoint.
             heard_of_map: called with the endpoint and the version of the map of each node that answers.
+            teach: gives a node the map; False when there is no use in it, since that does not have the bucket either.
         """
         self._channels = channels
         self._heard_of_map = heard_of_map
         self._is_member = is_member
+        self._teach = teach
         self._lines: dict[str, _Line] = {}
 
     async def tell(self, endpoint: str, bucket: Bucket, versions: Mapping[str, Version]) -> None:
@@ -111,6 +114,7 @@ class Telling:
         """Say all that is kept for one node, again and again."""
         stub = ais_replica_pb2_grpc.RepairStub(self._channels.to(endpoint))
         failed = False
+        taught: set[Bucket] = set()
         try:
             while line.kept and self._is_member(endpoint):
                 bucket, known = next(iter(line.kept.items()))
@@ -127,6 +131,9 @@ class Telling:
                 except grpc.aio.AioRpcError as error:
                     code = error.code()
                     if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                        if bucket not in taught and await self._teach(endpoint, bucket):
+                            taught.add(bucket)  # it had not heard of the bucket yet
+                            continue
                         line.heard(bucket, part)  # it answers, and has no use for this: the bucket is gone
                     elif not failed:
                         line.refused = code == grpc.StatusCode.UNAVAILABLE

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from ais_loader import connect, errors
+from ais_loader.testing import eventually
+from ais_loader.transport.cluster import ClusterTransport
+from ais_loader.transport.routed import RoutedTransport
 from protos import ais_batch_pb2 as pb
 from protos import ais_cluster_pb2 as cluster_pb
+from protos.cluster_map import ClusterView
 from storage_node.server import NodeServer
+from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import RawSession, batch_of, serving
 
 NAMES = ["a", "nope"]
@@ -44,3 +51,29 @@ def test_only_a_part_with_an_older_map_is_refused(tmp_path: Path, fields: dict[s
         else:
             assert (end.outcome, end.entries, end.failed_entries) == (pb.End.COMPLETE, 2, 2)
         assert session.ask(2, batch_of(NAMES, local=True, map_version=3))[1].outcome == pb.End.COMPLETE
+
+
+def test_what_goes_to_a_node_that_has_not_heard_of_its_bucket_yet_is_stored_when_it_has(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path) as cluster, connect(cluster.nodes[0].url) as client, ThreadPoolExecutor(2) as threads:
+        assert [info.name for info in client.buckets()] == [BUCKET]
+        cluster.map.bucket.add(name="new", uuid=uuid.UUID(int=8).bytes, copies=1, min_copies=1)
+        cluster.map.version += 1
+        view, behind = ClusterView(cluster.map), cluster.nodes[2].membership
+        names = [name for at in range(100) if view.owners(view.buckets["new"], name := f"n{at}") == [2]][:6]
+        for node in cluster.nodes[:2]:
+            node.membership.learn(cluster.map)
+        bucket = client.bucket("new")
+        one = threads.submit(bucket.put, names[0], b"one")
+        many = threads.submit(lambda: list(bucket.put_many((name, name.encode()) for name in names[1:])))
+        transport = client._transport
+        assert isinstance(transport, ClusterTransport) and isinstance(transport._found, RoutedTransport)
+        members = transport._found.members
+        eventually(lambda: members.is_suspect(behind.node_uuid) or one.done())  # it has refused one, or asked others
+        behind.learn(cluster.map)
+        assert one.result(60.0).size_bytes == 3
+        assert [info.name for info in many.result(60.0)] == names[1:]
+        assert [bucket.get(name) for name in names] == [b"one", *(name.encode() for name in names[1:])]
+        with pytest.raises(errors.BucketNotFound):
+            client.bucket("never").put("a", b"1")
+        with pytest.raises(errors.BucketNotFound):
+            list(client.bucket("never").put_many([("a", b"1")]))
