@@ -192,10 +192,16 @@ class Recorded(DriveChanges):
     def _purge(self, bucket_uuid: str) -> int:
         """Delete the objects of a bucket that is no longer in the record."""
         purged = 0
+        moving = bool(self._record.former)
+        seen: set[str] = set()  # while objects move, one may be on two drives: it is one all the same
         for drive in self._live():
             found = drive.scan_all(bytes.fromhex(bucket_uuid), "", "")
             while names := [name for name, _ in itertools.islice(found, _PURGE_AT_ONCE)]:
-                purged += sum(drive.delete(bytes.fromhex(bucket_uuid), names, tombstones=True))
+                deleted = drive.delete(bytes.fromhex(bucket_uuid), names, tombstones=True)
+                gone = {name for name, was_there in zip(names, deleted, strict=True) if was_there} - seen
+                purged += len(gone)
+                if moving:
+                    seen |= gone
             drive.trim(bytes.fromhex(bucket_uuid))
         if self._set.all_live():
             with self._record_lock:
