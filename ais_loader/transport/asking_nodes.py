@@ -69,20 +69,24 @@ class AskingNodes:
         """Whether the map that is here already has it."""
         return bucket in self.members.view.buckets
 
-    def _write(self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool) -> T:
-        """The answer of the first owner that has one; `again` says whether the call can be made twice."""
+    def _heard_of(self, bucket: str, call: Callable[[GrpcTransport], T]) -> Callable[[GrpcTransport], T]:
+        """The call to a node, which counts as not answering while it has not heard of a bucket that there is: a change
+        of the map needs a majority of the nodes, and the others learn of it later."""
 
         def known(node: GrpcTransport) -> T:
             try:
                 return call(node)
             except errors.BucketNotFound as error:
-                # A change of the map needs a majority of the nodes: this one may not have heard of it yet.
                 self.members.refresh(force=True)
-                if not again or not self._has(bucket):
+                if not self._has(bucket):
                     raise
                 raise errors.NodeUnavailable(f"{node.url} has not heard of bucket {bucket!r} yet") from error
 
-        return self._first(lambda: self._owners(bucket, name), known, again=again, consumes=True)
+        return known
+
+    def _write(self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool) -> T:
+        """The answer of the first owner that has one; `again` says whether the call can be made twice."""
+        return self._first(lambda: self._owners(bucket, name), call, again=again, consumes=True)
 
     def _write_first(
         self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool, replay: bool | None = None

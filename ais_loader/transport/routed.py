@@ -72,7 +72,8 @@ class RoutedTransport(AskingNodes, RoutedBucketCalls, RoutedContentsCalls):
         require_bucket(spec.bucket)
         require_text(spec.name, errors.InvalidName, "object name")
         write = self._write_first if spec.is_conditional else self._write
-        return write(spec.bucket, spec.name, lambda node: node.put(spec, source), again=source.replayable)
+        put = self._heard_of(spec.bucket, lambda node: node.put(spec, source))
+        return write(spec.bucket, spec.name, put, again=source.replayable)
 
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
         return put_many(
