@@ -98,6 +98,7 @@ def test_shares_and_movement_follow_the_weights() -> None:
     assert moved.needless == 0
 
 
+@pytest.mark.slow
 def test_the_page_is_made_with_its_pictures(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(main, ["--quick", "--folder", str(tmp_path)], catch_exceptions=False)
     assert outcome.exit_code == 0

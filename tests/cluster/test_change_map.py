@@ -239,6 +239,7 @@ def test_a_node_says_how_it_wants_to_be_reached(tmp_path: Path) -> None:
             assert map_ is not None and map_.node[2].endpoint == f"localhost:{port}"
 
 
+@pytest.mark.slow
 def test_a_cluster_that_its_maker_told_nobody_of_comes_about_by_itself(nodes: list[NodeServer]) -> None:
     edit = create_cluster([member(node) for node in nodes])
     steps = Proposer(endpoints_of(nodes), edit, time.monotonic).run(TIMEOUT_S)

@@ -70,6 +70,7 @@ def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPro
         yield running
 
 
+@pytest.mark.slow
 def test_each_copy_of_an_object_counts_once_and_missing_nodes_are_named(three_nodes: ClusterProcesses) -> None:
     objects = {f"{at % 3}/{at:05d}": bytes(at % 50) for at in range(600)}
     with connect(three_nodes.url) as client:

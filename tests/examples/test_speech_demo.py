@@ -78,6 +78,7 @@ def test_a_short_run_reports_its_steps_and_writes_the_plot(tmp_path: Path) -> No
     assert not Path(summary["url"]).exists(), "the temporary store is gone"
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_losses_whether_batches_come_through_workers_or_not(tmp_path: Path) -> None:
     size: tuple[str | Path, ...] = ("--steps", "12", "--batch-size", "8", "--output", tmp_path / "speech.png")
     first = train(*size, "--seed", "5")

@@ -145,6 +145,7 @@ def test_nobody_notices_a_node_that_is_killed_while_each_object_has_another_copy
         cluster.start(victim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assembly", ["direct", "target"])
 def test_a_batch_waits_for_the_only_copies_on_a_node_that_restarts(
     cluster: Cluster, client: Client, assembly: str
@@ -160,6 +161,7 @@ def test_a_batch_waits_for_the_only_copies_on_a_node_that_restarts(
         check(items, MIXED)
 
 
+@pytest.mark.slow
 def test_entries_whose_only_copy_is_gone_are_unavailable_in_their_place(cluster: Cluster) -> None:
     names, victim = list(SMALL), 1
     gone = cluster.owned("one", victim, names)

@@ -183,6 +183,7 @@ def test_a_client_that_is_rejected_again_and_again_is_told_so(strict_node: NodeS
 # -- objects that change while they are read
 
 
+@pytest.mark.slow
 def test_objects_replaced_and_deleted_under_readers_are_old_or_new_and_never_mixed_or_corrupt(client: Client) -> None:
     bucket = client.bucket("b")
     names = [f"moving/{at}" for at in range(12)]

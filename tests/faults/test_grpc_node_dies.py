@@ -163,6 +163,7 @@ def test_a_large_entry_resumes_in_its_middle_when_its_node_is_killed(node: NodeP
         assert link.bytes_to_client - passed < len(LARGE) - 24 * MiB + 12 * MiB
 
 
+@pytest.mark.slow
 def test_batches_survive_a_node_that_is_killed_again_and_again(node: NodeProcess) -> None:
     names = [*SMALL, "large"] * 2
     with connect(node.url, retry_s=30.0) as client, ThreadPoolExecutor(4) as pool:

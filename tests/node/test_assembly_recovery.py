@@ -121,6 +121,7 @@ def test_a_large_entry_goes_on_at_another_node_in_its_middle(pair: LocalCluster)
     assert pair.service(0).recoveries == 1
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_be_reached_leaves_its_entries_unavailable_in_time(single: LocalCluster) -> None:
     single.links[1].refuse()
     gone = of_first_owner(single, 1)
@@ -136,6 +137,7 @@ def test_a_node_that_cannot_be_reached_leaves_its_entries_unavailable_in_time(si
     assert single.service(0).soft_errors == 2 * len(gone)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_back_is_asked_again(single: LocalCluster) -> None:
     single.links[1].refuse()
     assert any(single.ask(NAMES).status.values())
@@ -155,6 +157,7 @@ def test_a_node_that_fails_is_asked_last(pair: LocalCluster) -> None:
 # -- silence
 
 
+@pytest.mark.slow
 def test_a_silent_node_costs_its_time_out_when_there_is_a_second_copy(pair: LocalCluster) -> None:
     pair.ask(NAMES[:20])
     pair.links[1].stall()
@@ -182,6 +185,7 @@ def test_a_silent_node_leaves_its_entries_unavailable_within_the_time_out(single
     single.links[1].flow()
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_for_long_is_no_silence_of_the_peers(single: LocalCluster) -> None:
     def wait() -> None:  # longer than peers may be silent
         threading.Event().wait(1.5 * TIMEOUT_S)
@@ -269,12 +273,14 @@ def test_a_damaged_copy_is_replaced_by_a_good_one(pair: LocalCluster, tmp_path: 
     assert not any(pair.service(0).peers.is_failing(link.url.removeprefix("grpc://")) for link in pair.links)
 
 
+@pytest.mark.slow
 def test_what_nobody_can_say_is_unavailable_and_not_missing(pair: LocalCluster) -> None:
     pair.links[1].refuse()
     answer = pair.ask(["nope/1", "s/0001", "nope/2"])
     assert [answer.status[at] for at in answer.order] == [pb.UNAVAILABLE, pb.OK, pb.UNAVAILABLE]
 
 
+@pytest.mark.slow
 def test_when_no_copy_can_be_reached_all_entries_are_unavailable_in_time(pair: LocalCluster) -> None:
     pair.links[1].refuse()
     pair.links[2].refuse()

@@ -208,6 +208,7 @@ def test_a_drive_that_is_missing_is_given_up_after_its_grace_and_no_sooner_than_
             read_all(bucket)
 
 
+@pytest.mark.slow
 def test_a_change_of_the_map_waits_for_a_drive_only_until_it_is_given_up(tmp_path: Path) -> None:
     with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
         bucket = client.bucket(TWO)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from protos import ais_batch_pb2 as pb
 from storage_node.store.errors import BucketNotFound, ObjectNotFound
 from storage_node.store.store import Store
@@ -107,6 +109,7 @@ class Work:
         raise AssertionError("the bucket is still there")
 
 
+@pytest.mark.slow
 def test_everything_stays_readable_while_drives_come_and_go(tmp_path: Path) -> None:
     with store_with(FIXED, tmp_path / "0", tmp_path / "1") as store:
         work = Work(store)
