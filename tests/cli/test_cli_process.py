@@ -126,6 +126,15 @@ def test_serve_finds_wrong_options_before_it_touches_a_drive(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.fixture
+def heeding_ctrl_c() -> Iterator[None]:
+    """Children begin with what this process has: a shell that starts it in the background has it ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeding_ctrl_c")
 def test_ctrl_c_stops_a_put_quietly_and_stores_no_part_of_it(store: str) -> None:
     process = subprocess.Popen(
         command("put", "-", "b/half"), stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(store)
