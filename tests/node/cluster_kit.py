@@ -19,6 +19,7 @@ from storage_node.batch.session import BatchService
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 from storage_node.store.errors import StoreError
+from storage_node.store.format import Version
 from storage_node.store.writes import stage_object
 
 BUCKET = "b"
@@ -125,13 +126,21 @@ class LocalCluster:
         return self.view.holders(self.view.buckets[BUCKET], [name])[0]
 
     def put(self, objects: Mapping[str, bytes]) -> None:
-        """On all owners, in the same order, so that copies have the same versions where each node has all objects."""
+        """On all owners, in the same versions."""
+        clock = max(self.service(number).store.clock for number in range(len(self.nodes)))
+        versions = {name: Version(1, clock + 1 + at) for at, name in enumerate(objects)}
         for number in range(len(self.nodes)):
-            self.put_on(number, {name: data for name, data in objects.items() if number in self.owners(name)})
+            mine = {name: data for name, data in objects.items() if number in self.owners(name)}
+            self.put_on(number, mine, versions)
 
-    def put_on(self, number: int, objects: Mapping[str, bytes]) -> None:
+    def put_on(self, number: int, objects: Mapping[str, bytes], versions: Mapping[str, Version] | None = None) -> None:
+        """On one node; in versions of its own, where none are given."""
         store = self.service(number).store
-        done = store.commit_many([stage_object(store, BUCKET, name, [data], {}) for name, data in objects.items()])
+        uploads = [stage_object(store, BUCKET, name, [data], {}) for name, data in objects.items()]
+        if versions is not None:
+            for upload, name in zip(uploads, objects, strict=True):
+                upload.assign(versions[name])
+        done = store.commit_many(uploads)
         assert not any(isinstance(result, StoreError) for result in done)
 
     def names_of(self, number: int, names: Iterable[str]) -> list[str]:
