@@ -177,8 +177,10 @@ class Changes:
         commit = WriteBatch(raw_mode=True)
         ending: list[tuple[bytes, Record, int]] = []
         try:
+            if self._sync:
+                self._files.make_lasting_folders(record.path for record in records)
             for key, pending, record in chosen:
-                self._files.publish(pending.file, record.path, sync=self._sync)
+                self._files.publish(pending.file, record.path)
                 failpoint("put.renamed")
                 if key in current and not current[key].is_tombstone:
                     ending.append((key, current[key], record.counter))

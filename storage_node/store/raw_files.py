@@ -20,6 +20,7 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.errors import DriveFailed, DriveFull, StoreError, StoreReadOnly
 from storage_node.store.faults import Faults
 from storage_node.store.format import BLOCK_BYTES, ENDED_XATTR_NAME, XATTR_NAME
+from storage_node.store.object_folders import ObjectFolders
 from storage_node.store.syncing import Syncs
 
 RESERVE_BYTES = 64 << 20
@@ -170,12 +171,12 @@ class RawFiles:
         self.faults = faults or Faults()
         self.objects_fd = self.staging_fd = -1
         self._syncs = Syncs()
-        self._lasting_folders: set[bytes] = set()  # known to survive a power cut; only ever grows
         if writable:
             (root / "objects").mkdir(exist_ok=True)
             (root / "staging").mkdir(exist_ok=True)
         try:
             self.objects_fd = os.open(root / "objects", _DIRECTORY)
+            self._folders = ObjectFolders(self.objects_fd, self._syncs)
             if writable:
                 self.staging_fd = os.open(root / "staging", _DIRECTORY)
             self.keeps_identity = writable and self._try_xattr()
@@ -221,26 +222,20 @@ class RawFiles:
                 self.faults.note(error, "writing what an object is")
                 raise
 
-    def publish(self, staged: StagedFile, path: bytes, *, sync: bool) -> None:
-        """Give the staged file its final name; with `sync`, in a folder that survives a power cut."""
-        try:
-            self._publish(staged, path, sync=sync)
-        except OSError as error:
-            self.faults.note(error, "publishing an object")
-            raise
+    def make_lasting_folders(self, paths: Iterable[bytes]) -> None:
+        """Before `publish`: what these files will be in survives a power cut on return. Raises OSError."""
+        with self._noting("publishing an object"):
+            self._folders.make_lasting(paths)
 
-    def _publish(self, staged: StagedFile, path: bytes, *, sync: bool) -> None:
-        folder = os.path.dirname(path)
-        if sync and folder not in self._lasting_folders:
-            # Synced even where they exist: whoever made them may not have synced them.
-            self._make_folders(folder, sync=True)
-            self._lasting_folders.add(folder)
-        try:
-            os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
-        except FileNotFoundError:
-            self._make_folders(folder, sync=sync)
-            os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
-        staged.published = True
+    def publish(self, staged: StagedFile, path: bytes) -> None:
+        """Give the staged file its final name. Raises OSError."""
+        with self._noting("publishing an object"):
+            try:
+                os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
+            except FileNotFoundError:
+                self._folders.make(path)
+                os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
+            staged.published = True
 
     def sync_staged(self, files: Sequence[StagedFile]) -> None:
         """What has been written to these survives a power cut on return. Raises OSError."""
@@ -248,27 +243,16 @@ class RawFiles:
 
     def sync_names(self, paths: Iterable[bytes]) -> None:
         """The names of published files survive a power cut on return. Raises OSError."""
-        folders = {os.path.dirname(path) for path in paths}
+        with self._noting("publishing an object"):
+            self._folders.sync_names(paths)
+
+    @contextlib.contextmanager
+    def _noting(self, doing: str) -> Iterator[None]:
         try:
-            self._syncs.run([partial(self._sync_folder, folder) for folder in folders])
+            yield
         except OSError as error:
-            self.faults.note(error, "publishing an object")
+            self.faults.note(error, doing)
             raise
-
-    def _make_folders(self, inner: bytes, *, sync: bool) -> None:
-        outer = os.path.dirname(inner)
-        for folder, parent in ((outer, b"."), (inner, outer)):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, dir_fd=self.objects_fd)
-            if sync:
-                self._sync_folder(parent)
-
-    def _sync_folder(self, folder: bytes) -> None:
-        fd = os.open(folder, _DIRECTORY, dir_fd=self.objects_fd)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def open(self, path: bytes) -> int:
         """A descriptor for reading; the caller closes it. Raises OSError."""

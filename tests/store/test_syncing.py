@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from storage_node.store.object_folders import ObjectFolders
 from storage_node.store.syncing import SYNCS_AT_ONCE, Syncs
 
 
@@ -70,3 +73,20 @@ def test_closing_in_a_forked_child_leaves_the_threads_of_the_parent(syncs: Syncs
         together.wait(timeout=30)
 
     syncs.run([sync] * 2)
+
+
+def test_folders_that_somebody_removed_are_made_again_and_last(tmp_path: Path, syncs: Syncs) -> None:
+    objects = os.open(tmp_path, os.O_RDONLY)
+    try:
+        folders = ObjectFolders(objects, syncs)
+        folders.make_lasting([b"aa/bb/1", b"aa/cc/2", b"aa/bb/3"])
+        assert {str(found.relative_to(tmp_path)) for found in tmp_path.rglob("*")} == {"aa", "aa/bb", "aa/cc"}
+        shutil.rmtree(tmp_path / "aa")
+        folders.make(b"aa/bb/1")
+        folders.make(b"dd/ee/4")
+        assert {str(found.relative_to(tmp_path)) for found in tmp_path.rglob("*")} == {"aa", "aa/bb", "dd", "dd/ee"}
+        folders.sync_names([b"aa/bb/1"])
+        with pytest.raises(FileNotFoundError):
+            folders.sync_names([b"aa/cc/2"])
+    finally:
+        os.close(objects)
