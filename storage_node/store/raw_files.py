@@ -280,9 +280,13 @@ class RawFiles:
 
     def identity(self, path: bytes) -> bytes | None:
         """What the file says of itself; None when it says nothing."""
+        return self._attribute(path, XATTR_NAME)
+
+    def _attribute(self, path: bytes, name: str) -> bytes | None:
+        """None where the file has none of this name. Raises OSError."""
         fd = self.open(path)
         try:
-            return os.getxattr(fd, XATTR_NAME)
+            return os.getxattr(fd, name)
         except OSError as error:
             if error.errno in (errno.ENODATA, errno.ENOTSUP):
                 return None
@@ -302,15 +306,8 @@ class RawFiles:
 
     def ended(self, path: bytes) -> int | None:
         """At which counter the object in this file was replaced or deleted, of a file retained for snapshots."""
-        fd = self.open(path)
-        try:
-            return int.from_bytes(os.getxattr(fd, ENDED_XATTR_NAME), "big")
-        except OSError as error:
-            if error.errno in (errno.ENODATA, errno.ENOTSUP):
-                return None
-            raise
-        finally:
-            os.close(fd)
+        said = self._attribute(path, ENDED_XATTR_NAME)
+        return None if said is None else int.from_bytes(said, "big")
 
     def set_ended(self, path: bytes, ended: int | None) -> None:
         """Say so on the file, or take it back. Harmless where there is no such file. Raises OSError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import tarfile
 from collections.abc import Callable, Iterator
 
@@ -10,6 +9,7 @@ import pytest
 
 from ais_loader import Bucket, ObjectFile, ObjectReader, connect, errors
 from ais_loader.testing import FaultyLink, NodeProcess, seeded_bytes, throwaway_folder
+from tests.tar_kit import packed_tar
 
 MiB = 1 << 20
 DATA = seeded_bytes(48 * MiB + 5, seed=3)
@@ -19,17 +19,11 @@ MEMBERS = {f"{at}.bin": seeded_bytes(3 * MiB + at, seed=at) for at in range(8)}
 @pytest.fixture(scope="module")
 def node() -> Iterator[NodeProcess]:
     """Killed and frozen by tests here; each leaves it running."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, data in MEMBERS.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
         with connect(node.url) as client:
             bucket = client.create_bucket("b")
             bucket.put("large", DATA)
-            bucket.put("shard.tar", packed.getvalue())
+            bucket.put("shard.tar", packed_tar(MEMBERS))
         yield node
 
 

@@ -20,6 +20,7 @@ from storage_node.store.errors import CorruptObject, InvalidRequest
 from storage_node.store.format import BLOCK_BYTES
 from tests.faults.crash_kit import CrashServer
 from tests.store.store_kit import BUCKET, assert_sound, contents, file_of, flip_a_byte, names, put, read, store_at
+from tests.tar_kit import packed_tar
 
 DATA = os.urandom(5 * BLOCK_BYTES + 9)
 
@@ -112,16 +113,6 @@ def crashes() -> Iterator[CrashServer]:
         yield server
 
 
-def tar_of(**members: bytes) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return out.getvalue()
-
-
 def members_of(data: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
@@ -133,7 +124,7 @@ def test_a_crash_leaves_the_old_or_the_new_and_doing_it_again_ends_it(
 ) -> None:
     with store_at(tmp_path) as store:
         put(store, "source", b"source")
-        put(store, "a.tar", tar_of(old=b"old"))
+        put(store, "a.tar", packed_tar({"old": b"old"}))
     if operation == "complete":
         with ais_loader.connect(tmp_path) as client:
             upload = client.bucket(BUCKET).multipart("source")
