@@ -377,18 +377,17 @@ class Bucket:
         between each object's is in it whole or not at all. No data is copied: what is replaced or deleted later keeps
         its space on the drives for as long as a snapshot sees it.
 
-        Raises BucketNotFound, InvalidName, SnapshotExists, Unsupported (in a cluster), StoreReadOnly, DriveFailed.
-        After NodeUnavailable it may have been made.
+        A cluster makes it with all its nodes. Raises BucketNotFound, InvalidName, SnapshotExists, Unsupported while
+        nodes or drives come or go, StoreReadOnly, DriveFailed, NodeUnavailable when a node of the cluster is. After NodeUnavailable it may have been made.
         """
         return self._transport.snapshots("create", self.name, name)[0]
 
     def snapshots(self) -> list[SnapshotInfo]:
-        """The bucket's snapshots, oldest first. Raises BucketNotFound, Unsupported (in a cluster)."""
+        """The bucket's snapshots, oldest first. Raises BucketNotFound."""
         return self._transport.snapshots("list", self.name)
 
     def delete_snapshot(self, name: str) -> None:
-        """Let go of a snapshot and of what it alone sees. Raises SnapshotNotFound, BucketNotFound, StoreReadOnly,
-        Unsupported (in a cluster)."""
+        """Let go of a snapshot and of what it alone sees. Raises SnapshotNotFound, BucketNotFound, StoreReadOnly."""
         self._transport.snapshots("delete", self.name, name)
 
     def get_batch(self, names: Sequence[str], **options: Any) -> Batch:

@@ -48,18 +48,36 @@ class MapNode(_message.Message):
     def __init__(self, uuid: _Optional[bytes] = ..., host: _Optional[str] = ..., endpoint: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[_Union[MapNode.State, str]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class MapBucket(_message.Message):
-    __slots__ = ("name", "uuid", "copies", "min_copies", "reframe")
+    __slots__ = ("name", "uuid", "copies", "min_copies", "reframe", "snapshot")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     MIN_COPIES_FIELD_NUMBER: _ClassVar[int]
     REFRAME_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     name: str
     uuid: bytes
     copies: int
     min_copies: int
     reframe: bool
-    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ...) -> None: ...
+    snapshot: _containers.RepeatedCompositeFieldContainer[MapSnapshot]
+    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., snapshot: _Optional[_Iterable[_Union[MapSnapshot, _Mapping]]] = ...) -> None: ...
+
+class MapSnapshot(_message.Message):
+    __slots__ = ("name", "cut", "created_ns", "maker", "objects", "size_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    CREATED_NS_FIELD_NUMBER: _ClassVar[int]
+    MAKER_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cut: int
+    created_ns: int
+    maker: bytes
+    objects: int
+    size_bytes: int
+    def __init__(self, name: _Optional[str] = ..., cut: _Optional[int] = ..., created_ns: _Optional[int] = ..., maker: _Optional[bytes] = ..., objects: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class Ballot(_message.Message):
     __slots__ = ("number", "proposer")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import ais_objects_pb2 as protos_dot_ais__objects__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/ais_replica.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\"v\n\rMissedRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x03(\t\x12-\n\x07version\x18\x03 \x03(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\"%\n\x0eMissedResponse\x12\x13\n\x0bmap_version\x18\x01 \x01(\x04\"6\n\x0fReturnedRequest\x12\x11\n\tnode_uuid\x18\x01 \x01(\x0c\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\"\'\n\x10ReturnedResponse\x12\x13\n\x0bmap_version\x18\x01 \x01(\x04\"X\n\x0bPushRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x03(\t\x12\x11\n\tnode_uuid\x18\x03 \x01(\x0c\"\x1f\n\x0cPushResponse\x12\x0f\n\x07objects\x18\x01 \x01(\r\"\x11\n\x0fProgressRequest\"\xee\x01\n\x10ProgressResponse\x12\x13\n\x0bmap_version\x18\x01 \x01(\x04\x12\x15\n\rclean_version\x18\x02 \x01(\x04\x12\x12\n\nnames_seen\x18\x03 \x01(\x04\x12\x14\n\x0cnames_before\x18\x04 \x01(\x04\x12\x16\n\x0e\x64oubtful_names\x18\x05 \x01(\x04\x12\x17\n\x0f\x64oubtful_bucket\x18\x06 \x03(\t\x12\x0e\n\x06silent\x18\x07 \x03(\t\x12\x16\n\x0eobjects_pushed\x18\x08 \x01(\x04\x12\x14\n\x0c\x62ytes_pushed\x18\t \x01(\x04\x12\x15\n\rnames_fetched\x18\n \x01(\x04\"=\n\rObjectVersion\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\x12\x0c\n\x04node\x18\x03 \x01(\r\"\'\n\tBucketRef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\x0c\"\xd4\x01\n\x0cWriteRequest\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.ais_loader.v1.WriteHeaderH\x00\x12$\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x15.ais_loader.v1.PutEndH\x00\x12*\n\x05group\x18\x03 \x01(\x0b\x32\x19.ais_loader.v1.WriteGroupH\x00\x12,\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x1a.ais_loader.v1.WriteCommitH\x00\x12\x0e\n\x04\x64\x61ta\x18\x0f \x01(\x0cH\x00\x42\x06\n\x04part\"L\n\x0bWriteHeader\x12(\n\x06object\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.PutHeader\x12\x13\n\x0b\x62ucket_uuid\x18\x02 \x01(\x0c\"\xab\x01\n\nWriteGroup\x12*\n\x06object\x18\x01 \x03(\x0b\x32\x1a.ais_loader.v1.SmallObject\x12>\n\x0b\x62ucket_uuid\x18\x02 \x03(\x0b\x32).ais_loader.v1.WriteGroup.BucketUuidEntry\x1a\x31\n\x0f\x42ucketUuidEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\":\n\x0bWriteCommit\x12+\n\x06object\x18\x01 \x03(\x0b\x32\x1b.ais_loader.v1.CommitObject\"\x83\x01\n\x0c\x43ommitObject\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x13\n\x0bmodified_ns\x18\x02 \x01(\x04\x12/\n\tnot_above\x18\x03 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\"\x9b\x01\n\rWriteResponse\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.ais_loader.v1.WriteReadyH\x00\x12\'\n\x06staged\x18\x02 \x01(\x0b\x32\x15.ais_loader.v1.StagedH\x00\x12-\n\tcommitted\x18\x03 \x01(\x0b\x32\x18.ais_loader.v1.CommittedH\x00\x42\x06\n\x04part\"\x0c\n\nWriteReady\"D\n\x06Staged\x12+\n\x06object\x18\x01 \x03(\x0b\x32\x1b.ais_loader.v1.StagedObject\x12\r\n\x05\x63lock\x18\x02 \x01(\x04\"\x87\x01\n\x0cStagedObject\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.ais_loader.v1.Error\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x07\x12,\n\x06newest\x18\x04 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\"P\n\tCommitted\x12.\n\x06object\x18\x01 \x03(\x0b\x32\x1e.ais_loader.v1.CommittedObject\x12\x13\n\x0bmap_version\x18\x02 \x01(\x04\"e\n\x0f\x43ommittedObject\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.ais_loader.v1.Error\x12-\n\x07version\x18\x02 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\"^\n\rNewestRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x03(\t\x12\x15\n\rallow_unknown\x18\x03 \x01(\x08\"`\n\x0eNewestResponse\x12*\n\x06object\x18\x01 \x03(\x0b\x32\x1a.ais_loader.v1.ObjectState\x12\r\n\x05\x63lock\x18\x02 \x01(\x04\x12\x13\n\x0bmap_version\x18\x03 \x01(\x04\"\x97\x01\n\x0bObjectState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12-\n\x07version\x18\x02 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x14\n\x0cis_tombstone\x18\x03 \x01(\x08\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\x07\x12\x0f\n\x07unknown\x18\x06 \x01(\x08\"\xa5\x01\n\x0b\x42uryRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x01(\t\x12-\n\x07version\x18\x03 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12/\n\tnot_above\x18\x04 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\"R\n\x0c\x42uryResponse\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x13\n\x0bmap_version\x18\x02 \x01(\x04\"_\n\x0fVersionsRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x13\n\x0bstart_after\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\"L\n\x10VersionsResponse\x12*\n\x06object\x18\x01 \x03(\x0b\x32\x1a.ais_loader.v1.ObjectState\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\x8e\x01\n\rForgetRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x01(\t\x12-\n\x07version\x18\x03 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x16\n\x0etombstone_only\x18\x04 \x01(\x08\":\n\x0e\x46orgetResponse\x12(\n\x04left\x18\x01 \x01(\x0b\x32\x1a.ais_loader.v1.ObjectState2\xed\x02\n\x07Replica\x12\x46\n\x05Write\x12\x1b.ais_loader.v1.WriteRequest\x1a\x1c.ais_loader.v1.WriteResponse(\x01\x30\x01\x12\x45\n\x06Newest\x12\x1c.ais_loader.v1.NewestRequest\x1a\x1d.ais_loader.v1.NewestResponse\x12?\n\x04\x42ury\x12\x1a.ais_loader.v1.BuryRequest\x1a\x1b.ais_loader.v1.BuryResponse\x12K\n\x08Versions\x12\x1e.ais_loader.v1.VersionsRequest\x1a\x1f.ais_loader.v1.VersionsResponse\x12\x45\n\x06\x46orget\x12\x1c.ais_loader.v1.ForgetRequest\x1a\x1d.ais_loader.v1.ForgetResponse2\xaa\x02\n\x06Repair\x12\x45\n\x06Missed\x12\x1c.ais_loader.v1.MissedRequest\x1a\x1d.ais_loader.v1.MissedResponse\x12K\n\x08Returned\x12\x1e.ais_loader.v1.ReturnedRequest\x1a\x1f.ais_loader.v1.ReturnedResponse\x12?\n\x04Push\x12\x1a.ais_loader.v1.PushRequest\x1a\x1b.ais_loader.v1.PushResponse\x12K\n\x08Progress\x12\x1e.ais_loader.v1.ProgressRequest\x1a\x1f.ais_loader.v1.ProgressResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/ais_replica.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\"v\n\rMissedRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x03(\t\x12-\n\x07version\x18\x03 \x03(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\"%\n\x0eMissedResponse\x12\x13\n\x0bmap_version\x18\x01 \x01(\x04\"6\n\x0fReturnedRequest\x12\x11\n\tnode_uuid\x18\x01 \x01(\x0c\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\"\'\n\x10ReturnedResponse\x12\x13\n\x0bmap_version\x18\x01 \x01(\x04\"X\n\x0bPushRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x03(\t\x12\x11\n\tnode_uuid\x18\x03 \x01(\x0c\"\x1f\n\x0cPushResponse\x12\x0f\n\x07objects\x18\x01 \x01(\r\"\x11\n\x0fProgressRequest\"\xee\x01\n\x10ProgressResponse\x12\x13\n\x0bmap_version\x18\x01 \x01(\x04\x12\x15\n\rclean_version\x18\x02 \x01(\x04\x12\x12\n\nnames_seen\x18\x03 \x01(\x04\x12\x14\n\x0cnames_before\x18\x04 \x01(\x04\x12\x16\n\x0e\x64oubtful_names\x18\x05 \x01(\x04\x12\x17\n\x0f\x64oubtful_bucket\x18\x06 \x03(\t\x12\x0e\n\x06silent\x18\x07 \x03(\t\x12\x16\n\x0eobjects_pushed\x18\x08 \x01(\x04\x12\x14\n\x0c\x62ytes_pushed\x18\t \x01(\x04\x12\x15\n\rnames_fetched\x18\n \x01(\x04\"=\n\rObjectVersion\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\x12\x0c\n\x04node\x18\x03 \x01(\r\"\'\n\tBucketRef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\x0c\"\xd4\x01\n\x0cWriteRequest\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.ais_loader.v1.WriteHeaderH\x00\x12$\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x15.ais_loader.v1.PutEndH\x00\x12*\n\x05group\x18\x03 \x01(\x0b\x32\x19.ais_loader.v1.WriteGroupH\x00\x12,\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x1a.ais_loader.v1.WriteCommitH\x00\x12\x0e\n\x04\x64\x61ta\x18\x0f \x01(\x0cH\x00\x42\x06\n\x04part\"L\n\x0bWriteHeader\x12(\n\x06object\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.PutHeader\x12\x13\n\x0b\x62ucket_uuid\x18\x02 \x01(\x0c\"\xab\x01\n\nWriteGroup\x12*\n\x06object\x18\x01 \x03(\x0b\x32\x1a.ais_loader.v1.SmallObject\x12>\n\x0b\x62ucket_uuid\x18\x02 \x03(\x0b\x32).ais_loader.v1.WriteGroup.BucketUuidEntry\x1a\x31\n\x0f\x42ucketUuidEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"K\n\x0bWriteCommit\x12+\n\x06object\x18\x01 \x03(\x0b\x32\x1b.ais_loader.v1.CommitObject\x12\x0f\n\x07is_copy\x18\x02 \x01(\x08\"\x83\x01\n\x0c\x43ommitObject\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x13\n\x0bmodified_ns\x18\x02 \x01(\x04\x12/\n\tnot_above\x18\x03 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\"\x9b\x01\n\rWriteResponse\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.ais_loader.v1.WriteReadyH\x00\x12\'\n\x06staged\x18\x02 \x01(\x0b\x32\x15.ais_loader.v1.StagedH\x00\x12-\n\tcommitted\x18\x03 \x01(\x0b\x32\x18.ais_loader.v1.CommittedH\x00\x42\x06\n\x04part\"\x0c\n\nWriteReady\"D\n\x06Staged\x12+\n\x06object\x18\x01 \x03(\x0b\x32\x1b.ais_loader.v1.StagedObject\x12\r\n\x05\x63lock\x18\x02 \x01(\x04\"\x87\x01\n\x0cStagedObject\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.ais_loader.v1.Error\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x07\x12,\n\x06newest\x18\x04 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\"P\n\tCommitted\x12.\n\x06object\x18\x01 \x03(\x0b\x32\x1e.ais_loader.v1.CommittedObject\x12\x13\n\x0bmap_version\x18\x02 \x01(\x04\"e\n\x0f\x43ommittedObject\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.ais_loader.v1.Error\x12-\n\x07version\x18\x02 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\"^\n\rNewestRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x03(\t\x12\x15\n\rallow_unknown\x18\x03 \x01(\x08\"`\n\x0eNewestResponse\x12*\n\x06object\x18\x01 \x03(\x0b\x32\x1a.ais_loader.v1.ObjectState\x12\r\n\x05\x63lock\x18\x02 \x01(\x04\x12\x13\n\x0bmap_version\x18\x03 \x01(\x04\"\x97\x01\n\x0bObjectState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12-\n\x07version\x18\x02 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x14\n\x0cis_tombstone\x18\x03 \x01(\x08\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\x07\x12\x0f\n\x07unknown\x18\x06 \x01(\x08\"\xb6\x01\n\x0b\x42uryRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x01(\t\x12-\n\x07version\x18\x03 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12/\n\tnot_above\x18\x04 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x0f\n\x07is_copy\x18\x05 \x01(\x08\"R\n\x0c\x42uryResponse\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x13\n\x0bmap_version\x18\x02 \x01(\x04\"_\n\x0fVersionsRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x13\n\x0bstart_after\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\"L\n\x10VersionsResponse\x12*\n\x06object\x18\x01 \x03(\x0b\x32\x1a.ais_loader.v1.ObjectState\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\x8e\x01\n\rForgetRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x01(\t\x12-\n\x07version\x18\x03 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x16\n\x0etombstone_only\x18\x04 \x01(\x08\":\n\x0e\x46orgetResponse\x12(\n\x04left\x18\x01 \x01(\x0b\x32\x1a.ais_loader.v1.ObjectState2\xed\x02\n\x07Replica\x12\x46\n\x05Write\x12\x1b.ais_loader.v1.WriteRequest\x1a\x1c.ais_loader.v1.WriteResponse(\x01\x30\x01\x12\x45\n\x06Newest\x12\x1c.ais_loader.v1.NewestRequest\x1a\x1d.ais_loader.v1.NewestResponse\x12?\n\x04\x42ury\x12\x1a.ais_loader.v1.BuryRequest\x1a\x1b.ais_loader.v1.BuryResponse\x12K\n\x08Versions\x12\x1e.ais_loader.v1.VersionsRequest\x1a\x1f.ais_loader.v1.VersionsResponse\x12\x45\n\x06\x46orget\x12\x1c.ais_loader.v1.ForgetRequest\x1a\x1d.ais_loader.v1.ForgetResponse2\xaa\x02\n\x06Repair\x12\x45\n\x06Missed\x12\x1c.ais_loader.v1.MissedRequest\x1a\x1d.ais_loader.v1.MissedResponse\x12K\n\x08Returned\x12\x1e.ais_loader.v1.ReturnedRequest\x1a\x1f.ais_loader.v1.ReturnedResponse\x12?\n\x04Push\x12\x1a.ais_loader.v1.PushRequest\x1a\x1b.ais_loader.v1.PushResponse\x12K\n\x08Progress\x12\x1e.ais_loader.v1.ProgressRequest\x1a\x1f.ais_loader.v1.ProgressResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -63,41 +63,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WRITEGROUP_BUCKETUUIDENTRY']._serialized_start=1228
   _globals['_WRITEGROUP_BUCKETUUIDENTRY']._serialized_end=1277
   _globals['_WRITECOMMIT']._serialized_start=1279
-  _globals['_WRITECOMMIT']._serialized_end=1337
-  _globals['_COMMITOBJECT']._serialized_start=1340
-  _globals['_COMMITOBJECT']._serialized_end=1471
-  _globals['_WRITERESPONSE']._serialized_start=1474
-  _globals['_WRITERESPONSE']._serialized_end=1629
-  _globals['_WRITEREADY']._serialized_start=1631
-  _globals['_WRITEREADY']._serialized_end=1643
-  _globals['_STAGED']._serialized_start=1645
-  _globals['_STAGED']._serialized_end=1713
-  _globals['_STAGEDOBJECT']._serialized_start=1716
-  _globals['_STAGEDOBJECT']._serialized_end=1851
-  _globals['_COMMITTED']._serialized_start=1853
-  _globals['_COMMITTED']._serialized_end=1933
-  _globals['_COMMITTEDOBJECT']._serialized_start=1935
-  _globals['_COMMITTEDOBJECT']._serialized_end=2036
-  _globals['_NEWESTREQUEST']._serialized_start=2038
-  _globals['_NEWESTREQUEST']._serialized_end=2132
-  _globals['_NEWESTRESPONSE']._serialized_start=2134
-  _globals['_NEWESTRESPONSE']._serialized_end=2230
-  _globals['_OBJECTSTATE']._serialized_start=2233
-  _globals['_OBJECTSTATE']._serialized_end=2384
-  _globals['_BURYREQUEST']._serialized_start=2387
-  _globals['_BURYREQUEST']._serialized_end=2552
-  _globals['_BURYRESPONSE']._serialized_start=2554
-  _globals['_BURYRESPONSE']._serialized_end=2636
-  _globals['_VERSIONSREQUEST']._serialized_start=2638
-  _globals['_VERSIONSREQUEST']._serialized_end=2733
-  _globals['_VERSIONSRESPONSE']._serialized_start=2735
-  _globals['_VERSIONSRESPONSE']._serialized_end=2811
-  _globals['_FORGETREQUEST']._serialized_start=2814
-  _globals['_FORGETREQUEST']._serialized_end=2956
-  _globals['_FORGETRESPONSE']._serialized_start=2958
-  _globals['_FORGETRESPONSE']._serialized_end=3016
-  _globals['_REPLICA']._serialized_start=3019
-  _globals['_REPLICA']._serialized_end=3384
-  _globals['_REPAIR']._serialized_start=3387
-  _globals['_REPAIR']._serialized_end=3685
+  _globals['_WRITECOMMIT']._serialized_end=1354
+  _globals['_COMMITOBJECT']._serialized_start=1357
+  _globals['_COMMITOBJECT']._serialized_end=1488
+  _globals['_WRITERESPONSE']._serialized_start=1491
+  _globals['_WRITERESPONSE']._serialized_end=1646
+  _globals['_WRITEREADY']._serialized_start=1648
+  _globals['_WRITEREADY']._serialized_end=1660
+  _globals['_STAGED']._serialized_start=1662
+  _globals['_STAGED']._serialized_end=1730
+  _globals['_STAGEDOBJECT']._serialized_start=1733
+  _globals['_STAGEDOBJECT']._serialized_end=1868
+  _globals['_COMMITTED']._serialized_start=1870
+  _globals['_COMMITTED']._serialized_end=1950
+  _globals['_COMMITTEDOBJECT']._serialized_start=1952
+  _globals['_COMMITTEDOBJECT']._serialized_end=2053
+  _globals['_NEWESTREQUEST']._serialized_start=2055
+  _globals['_NEWESTREQUEST']._serialized_end=2149
+  _globals['_NEWESTRESPONSE']._serialized_start=2151
+  _globals['_NEWESTRESPONSE']._serialized_end=2247
+  _globals['_OBJECTSTATE']._serialized_start=2250
+  _globals['_OBJECTSTATE']._serialized_end=2401
+  _globals['_BURYREQUEST']._serialized_start=2404
+  _globals['_BURYREQUEST']._serialized_end=2586
+  _globals['_BURYRESPONSE']._serialized_start=2588
+  _globals['_BURYRESPONSE']._serialized_end=2670
+  _globals['_VERSIONSREQUEST']._serialized_start=2672
+  _globals['_VERSIONSREQUEST']._serialized_end=2767
+  _globals['_VERSIONSRESPONSE']._serialized_start=2769
+  _globals['_VERSIONSRESPONSE']._serialized_end=2845
+  _globals['_FORGETREQUEST']._serialized_start=2848
+  _globals['_FORGETREQUEST']._serialized_end=2990
+  _globals['_FORGETRESPONSE']._serialized_start=2992
+  _globals['_FORGETRESPONSE']._serialized_end=3050
+  _globals['_REPLICA']._serialized_start=3053
+  _globals['_REPLICA']._serialized_end=3418
+  _globals['_REPAIR']._serialized_start=3421
+  _globals['_REPAIR']._serialized_end=3719
 # @@protoc_insertion_point(module_scope)

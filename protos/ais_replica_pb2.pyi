@@ -137,10 +137,12 @@ class WriteGroup(_message.Message):
     def __init__(self, object: _Optional[_Iterable[_Union[_ais_objects_pb2.SmallObject, _Mapping]]] = ..., bucket_uuid: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class WriteCommit(_message.Message):
-    __slots__ = ("object",)
+    __slots__ = ("object", "is_copy")
     OBJECT_FIELD_NUMBER: _ClassVar[int]
+    IS_COPY_FIELD_NUMBER: _ClassVar[int]
     object: _containers.RepeatedCompositeFieldContainer[CommitObject]
-    def __init__(self, object: _Optional[_Iterable[_Union[CommitObject, _Mapping]]] = ...) -> None: ...
+    is_copy: bool
+    def __init__(self, object: _Optional[_Iterable[_Union[CommitObject, _Mapping]]] = ..., is_copy: bool = ...) -> None: ...
 
 class CommitObject(_message.Message):
     __slots__ = ("version", "modified_ns", "not_above")
@@ -239,16 +241,18 @@ class ObjectState(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ...) -> None: ...
 
 class BuryRequest(_message.Message):
-    __slots__ = ("bucket", "name", "version", "not_above")
+    __slots__ = ("bucket", "name", "version", "not_above", "is_copy")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NOT_ABOVE_FIELD_NUMBER: _ClassVar[int]
+    IS_COPY_FIELD_NUMBER: _ClassVar[int]
     bucket: BucketRef
     name: str
     version: ObjectVersion
     not_above: ObjectVersion
-    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., not_above: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
+    is_copy: bool
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., not_above: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_copy: bool = ...) -> None: ...
 
 class BuryResponse(_message.Message):
     __slots__ = ("version", "map_version")

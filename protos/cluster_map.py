@@ -155,6 +155,12 @@ class ClusterView:
         self.version = map_.version
         self.position = {node.uuid: at for at, node in enumerate(self.nodes)}
         self.buckets = {bucket.name: bucket for bucket in map_.bucket}
+        self.pinned = {
+            name: pb.MapBucket(name=name, uuid=bucket.uuid, copies=bucket.copies, min_copies=bucket.min_copies)
+            for bucket in map_.bucket
+            for name in (f"{bucket.name}@{one.name}" for one in bucket.snapshot if not one.maker)
+        }
+        """Buckets as they were, by bucket@snapshot: read like others, wherever those are."""
         if len(self.position) != len(self.nodes) or any(len(node.uuid) != 16 for node in self.nodes):
             raise ValueError("every node of a map needs a 16-byte uuid of its own")
         if any(not 0 < node.weight < float("inf") for node in self.nodes):
@@ -169,6 +175,10 @@ class ClusterView:
             Placement([place for place in places if states[place.node] != pb.MapNode.JOINING]) if any(states) else None
         )
         """Where they were before the nodes that are joining or leaving began to; None when none is."""
+
+    def to_read(self, name: str) -> pb.MapBucket | None:
+        """A bucket, or one of its snapshots."""
+        return self.buckets.get(name) or self.pinned.get(name)
 
     def bucket_with_uuid(self, bucket_uuid: bytes) -> pb.MapBucket | None:
         return next((bucket for bucket in self.buckets.values() if bucket.uuid == bucket_uuid), None)

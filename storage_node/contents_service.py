@@ -46,7 +46,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
     ) -> AsyncIterator[pb.SummarizeResponse]:
         tally = Tally(request.prefix, request.depth)
         try:
-            if (target := self._writes.target(request.bucket)) is not None:
+            if (target := self._writes.target_to_read(request.bucket)) is not None:
                 summing = Summing(self._service, self._writes.channels, target, request.prefix, tally)
                 async for counted in summing.run():
                     yield pb.SummarizeResponse(counted=counted)

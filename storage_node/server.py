@@ -27,7 +27,6 @@ from protos import (
     ais_objects_pb2_grpc,
     ais_promote_pb2_grpc,
     ais_replica_pb2_grpc,
-    ais_snapshots_pb2_grpc,
 )
 from storage_node.background import keep_going
 from storage_node.batch.session import BatchService
@@ -39,6 +38,7 @@ from storage_node.cluster.repair_service import RepairService
 from storage_node.cluster.replica_service import ReplicaService
 from storage_node.cluster.replicate import Replication
 from storage_node.cluster.service import ClusterService
+from storage_node.cluster.snapshots_of_node import SnapshotsOfNode
 from storage_node.cluster.start import open_membership
 from storage_node.compose_service import ComposeService
 from storage_node.config import ServerConfig
@@ -46,7 +46,6 @@ from storage_node.contents_service import ContentsReplicaService, ContentsServic
 from storage_node.metrics import metrics_served, require_library
 from storage_node.promote.service import PromoteService
 from storage_node.services import BucketsService, NodeService, ObjectsService, abort
-from storage_node.snapshot_service import SnapshotsService
 from storage_node.store.drive import Drive
 from storage_node.store.errors import StoreError
 from storage_node.store.store import Store
@@ -164,7 +163,6 @@ class NodeServer:
             objects = ObjectsService(service, writes)
             ais_objects_pb2_grpc.add_ObjectsServicer_to_server(objects, server)
             ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(service, writes, objects), server)
-            ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(service), server)
             promote = PromoteService(service, self.membership, writes)
             ais_promote_pb2_grpc.add_PromoteServicer_to_server(promote, server)
             ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(service, writes), server)
@@ -175,6 +173,8 @@ class NodeServer:
             ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(service), server)
             self.repair = repair = Repair(service, self.membership, writes, lambda: self.endpoint)
             ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), server)
+            snapshots = SnapshotsOfNode(service, self.membership, writes, repair)
+            snapshots.serve(server)
             self.drives = drives = DriveCare(service, self.membership, self._keeper, repair)
             ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), server)
             repair.prepare()
@@ -194,6 +194,7 @@ class NodeServer:
                 asyncio.create_task(keep_going("removing replaced files", lambda: self._reap(service))),
                 asyncio.create_task(keep_going("measuring the load", service.pressure.watch)),
                 asyncio.create_task(keep_going("following the cluster's map", follower.run)),
+                asyncio.create_task(keep_going("taking care of snapshots", snapshots.care.run)),
             ]
             repair.start()
             drives.start()
@@ -206,6 +207,7 @@ class NodeServer:
             promote.stop()
             await server.stop(self._grace_s)
             await service.peers.close()
+            await snapshots.close()
             await writes.close()
             await _finish_tasks()
             promote.close()

@@ -19,7 +19,7 @@ def snapshot() -> None:
     """Keep a bucket as it is, whatever is put and deleted later.
 
     What a bucket was is read as BUCKET@SNAPSHOT: in `ls`, `get` and `batch`, and as ais://BUCKET@SNAPSHOT/NAME
-    wherever a URL is taken. A cluster has no snapshots.
+    wherever a URL is taken.
     """
 
 
@@ -51,7 +51,7 @@ def create(made: _Pinned, store: StoreChoice) -> None:
     """Keep BUCKET as it is now.
 
     No data is copied. What is replaced or deleted from now on keeps its space until the last snapshot that sees it is
-    deleted. SNAPSHOT has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot.
+    deleted. A cluster needs all its nodes for this. SNAPSHOT has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot.
     """
     with store.writing(create=False) as client:
         info = client.bucket(made.bucket).snapshot(made.snapshot)

@@ -106,7 +106,8 @@ class AskingNodes:
         if not members.knows(bucket):
             return members.anybody()[:1]
         view = members.view
-        return [view.nodes[at].uuid for at in view.owners(view.buckets[bucket], name)]
+        known = view.to_read(bucket)
+        return [] if known is None else [view.nodes[at].uuid for at in view.owners(known, name)]
 
     def _any(self, call: Callable[[GrpcTransport], T], *, again: bool = True) -> T:
         """The answer of whichever node has one; without `again` of the first that can be reached."""

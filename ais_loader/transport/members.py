@@ -91,14 +91,17 @@ class Members:
         """For each name the nodes that may have it, best first; of a bucket that no map knows, all nodes."""
         view = self.view
         uuids = [node.uuid for node in view.nodes]
-        known = view.buckets.get(bucket)
+        known = view.to_read(bucket)
         if known is None:
             return [uuids] * len(names)
         return [[uuids[at] for at in found] for found in view.holders(known, names)]
 
     def knows(self, bucket: str) -> bool:
-        """Whether the map has the bucket; asks for a newer map where it has not."""
-        return bucket in self.view.buckets or (self.refresh(force=True) and bucket in self.view.buckets)
+        """Whether the map has the bucket, or the snapshot; asks for a newer map where it has not."""
+        return self._has(bucket) or (self.refresh(force=True) and self._has(bucket))
+
+    def _has(self, bucket: str) -> bool:
+        return self.view.to_read(bucket) is not None
 
     def by_trust(self, nodes: Sequence[bytes]) -> list[bytes]:
         """The same nodes, those last that did not answer a moment ago."""

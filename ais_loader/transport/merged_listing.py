@@ -9,7 +9,14 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 
 from ais_loader.entry import ObjectInfo
-from ais_loader.errors import BucketNotFound, DriveFailed, LoaderError, NodeUnavailable, SilenceTimeout
+from ais_loader.errors import (
+    BucketNotFound,
+    DriveFailed,
+    LoaderError,
+    NodeUnavailable,
+    SilenceTimeout,
+    SnapshotNotFound,
+)
 from ais_loader.transport.patience import Patience
 
 
@@ -24,7 +31,7 @@ def merged_listing(
     Raises NodeUnavailable, SilenceTimeout, DriveFailed when more hosts do, BucketNotFound when no node has the bucket.
     """
     silent: dict[str, LoaderError] = {}
-    without: list[BucketNotFound] = []
+    without: dict[int, BucketNotFound] = {}
     tries = _Tries(retry_s)
 
     def listing(at: int) -> Iterator[ObjectInfo]:
@@ -36,10 +43,15 @@ def merged_listing(
                     begun = True
                     yield info
                 return
-            except BucketNotFound as error:
-                without.append(error)
-                return
-            except (NodeUnavailable, SilenceTimeout, DriveFailed) as error:
+            except (BucketNotFound, NodeUnavailable, SilenceTimeout, DriveFailed) as error:
+                if isinstance(error, BucketNotFound):
+                    without[at] = error
+                    if not isinstance(error, SnapshotNotFound):
+                        return
+                    if len(without) == len(hosts):
+                        raise
+                    # A node that has not learned of a bucket yet has nothing of it; of a snapshot it has what it had.
+                    error = NodeUnavailable(f"a node has not learned of it yet: {error}")
                 if len({*silent, hosts[at]}) < copies:
                     silent[hosts[at]] = error
                     return
@@ -58,7 +70,7 @@ def merged_listing(
     if found is not None:
         yield found
     if len(without) == len(hosts):
-        raise without[0]
+        raise next(iter(without.values()))
 
 
 class _Tries(Patience):

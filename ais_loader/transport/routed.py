@@ -64,7 +64,10 @@ class RoutedTransport(AskingNodes, RoutedBucketCalls, RoutedContentsCalls):
     # -- buckets
 
     def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
-        return self._any(lambda node: node.snapshots(action, bucket, name), again=False)
+        found = self._any(lambda node: node.snapshots(action, bucket, name), again=action == "list")
+        if action != "list":
+            self.members.refresh(force=True)
+        return found
 
     # -- objects
 
@@ -220,12 +223,14 @@ class RoutedTransport(AskingNodes, RoutedBucketCalls, RoutedContentsCalls):
             yield from self._any(lambda node: node.objects(bucket, prefix=prefix, page_size=page_size))
             return
         view = members.view
+        known = view.to_read(bucket)
+        copies = 1 if known is None else known.copies
 
         def pages(at: int) -> Iterator[ObjectInfo]:
             return members.transport(view.nodes[at].uuid).objects(bucket, prefix=prefix, page_size=page_size)
 
         yield from merged_listing(
-            pages, [node.host for node in view.nodes], copies=view.buckets[bucket].copies, retry_s=self._retry_s
+            pages, [node.host for node in view.nodes], copies=copies, retry_s=self._retry_s
         )
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:

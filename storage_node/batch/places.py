@@ -78,7 +78,7 @@ class Places:
         placed = {position: [self.here] for position in positions}  # also for a bucket that no map has
         names = list(request.name)
         for at, members in by_bucket.items():
-            bucket = view.buckets.get(request.bucket[at])
+            bucket = view.to_read(request.bucket[at])
             if bucket is None:
                 continue
             owners = min(bucket.copies, view.placement.hosts)

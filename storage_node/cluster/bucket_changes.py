@@ -20,8 +20,16 @@ from storage_node.cluster.change import change_map_async
 from storage_node.cluster.errors import NodesSilent
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.steps import Edit
-from storage_node.store.errors import BucketExists, BucketNotEmpty, BucketNotFound, InvalidRequest
-from storage_node.store.names import check_bucket_name
+from storage_node.store.errors import (
+    BucketExists,
+    BucketNotEmpty,
+    BucketNotFound,
+    InvalidRequest,
+    SnapshotNotFound,
+    SnapshotReadOnly,
+    StoreError,
+)
+from storage_node.store.names import SNAPSHOT_MARK, check_bucket_name
 
 CHANGE_TIMEOUT_S = 20.0
 LIST_TIMEOUT_S = 10.0
@@ -39,9 +47,10 @@ class ClusterBuckets:
 
     def get(self, view: ClusterView, name: str) -> pb.Bucket:
         """Raises BucketNotFound."""
-        if name not in view.buckets:
-            raise _not_found(name)
-        return described(view.buckets[name])
+        found = view.to_read(name)
+        if found is None:
+            raise _not_found(name, view)
+        return described(found)
 
     async def create(self, view: ClusterView, request: pb.CreateBucketRequest) -> pb.Bucket:
         """Raises InvalidName, InvalidRequest, BucketExists, ChangeFailed."""
@@ -70,7 +79,7 @@ class ClusterBuckets:
         name = request.name
         meant = view.buckets.get(name) or _find(await _change(view, _unchanged), name)
         if meant is None:
-            raise _not_found(name)
+            raise _not_to_change(name, view)
         change = edits.set_bucket(name, *asked_for(request))
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
@@ -91,7 +100,7 @@ class ClusterBuckets:
         """
         meant = view.buckets.get(name) or _find(await _change(view, _unchanged), name)
         if meant is None:
-            raise _not_found(name)
+            raise _not_to_change(name, view)
         async with _Listing(view, name) as listing:
             if not force:
                 await listing.require_empty()
@@ -181,8 +190,17 @@ def _find(map_: cluster_pb.ClusterMap | None, name: str) -> cluster_pb.MapBucket
     return next((bucket for bucket in buckets if bucket.name == name), None)
 
 
-def _not_found(name: str) -> BucketNotFound:
+def _not_found(name: str, view: ClusterView | None = None) -> BucketNotFound:
+    of, mark, snapshot = name.partition(SNAPSHOT_MARK)
+    if mark and view is not None and of in view.buckets:
+        return SnapshotNotFound(f"bucket {of!r} has no snapshot {snapshot!r}")
     return BucketNotFound(f"bucket {name!r} does not exist; create_bucket makes it")
+
+
+def _not_to_change(name: str, view: ClusterView) -> StoreError:
+    if name in view.pinned:
+        return SnapshotReadOnly(f"{name!r} is a snapshot, which never changes; change the bucket itself")
+    return _not_found(name, view)
 
 
 def described(bucket: cluster_pb.MapBucket) -> pb.Bucket:

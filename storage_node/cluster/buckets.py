@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protos.cluster_map import ClusterView
+from storage_node.store.record import SnapshotRecord
 from storage_node.store.store import Store
 
 
@@ -22,10 +23,31 @@ def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) ->
             # Deleted and made again while this node was away; or, half-way through a map that was never used, empty.
             store.delete_bucket(name, force=name in known, of_cluster=True)
         store.create_bucket(name, copies=bucket.copies, exist_ok=True, bucket_uuid=bucket.uuid.hex())
+    sync_snapshots(store, view)
+
+
+def sync_snapshots(store: Store, view: ClusterView) -> None:
+    """Retain what the map's snapshots see, and no more than that. Raises StoreError.
+
+    Those that are being made are kept under names that no snapshot can have.
+    """
+    store.follow_snapshots({
+        bucket.uuid.hex(): {
+            f".{one.name}" if one.maker else one.name: SnapshotRecord(
+                one.cut, one.created_ns, one.objects, one.size_bytes, of_cluster=True
+            )
+            for one in bucket.snapshot
+        }
+        for bucket in view.buckets.values()
+    })  # fmt: skip
 
 
 def restore_buckets(store: Store, view: ClusterView) -> None:
-    """Make the buckets that a store lacks although the map that it served under has them. Raises StoreError."""
+    """Make the buckets and snapshots that a store lacks although the map that it served under has them.
+
+    Raises StoreError.
+    """
     for name in set(view.buckets) - set(store.buckets()):
         bucket = view.buckets[name]
         store.create_bucket(name, copies=bucket.copies, exist_ok=True, bucket_uuid=bucket.uuid.hex())
+    sync_snapshots(store, view)

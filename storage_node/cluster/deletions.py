@@ -125,24 +125,29 @@ class Deletions:
                     entry.taking.append(node)
 
     async def _bury(self, target: Target, entries: Sequence[_Deletion]) -> dict[str, StoreError | None]:
-        leap = self._ahead.leap(entries)
-        try:
-            versions = await self._nodes.service.read(self._choose, target, entries, leap)
-        except StoreError as error:
-            return {entry.name: error for entry in entries}
         membership = self._nodes.service.membership
         if membership is not None:
             membership.in_use.hold(target.epoch)
-        burying = asyncio.ensure_future(self._bury_all(target, entries, versions))
+        burying = asyncio.ensure_future(self._choose_and_bury(target, entries))
         if membership is not None:
             burying.add_done_callback(lambda _: membership.in_use.end(target.epoch))
         self._commits.track(burying)
-        told = await asyncio.shield(burying)
+        try:
+            told = await asyncio.shield(burying)
+        except StoreError as error:
+            return {entry.name: error for entry in entries}
         results: dict[str, StoreError | None] = {}
         for entry in entries:
             count = sum(node in entry.taking for node in entry.buried)
             results[entry.name] = None if told and count >= target.min_copies else entry.unfinished(count)
         return results
+
+    async def _choose_and_bury(self, target: Target, entries: Sequence[_Deletion]) -> bool:
+        """Whether all have been told whom it concerns. Raises StoreError, and nothing has been changed."""
+        async with self._commits.gate.passing([target.bucket.uuid]):
+            leap = self._ahead.leap(entries)
+            versions = await self._nodes.service.read(self._choose, target, entries, leap)
+            return await self._bury_all(target, entries, versions)
 
     def _choose(self, target: Target, entries: Sequence[_Deletion], leap: int) -> list[Version]:
         store = self._nodes.service.store

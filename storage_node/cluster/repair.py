@@ -80,7 +80,7 @@ class Repair:
         self.counts = RepairCounts()
         channels = Channels()  # writes do not wait behind what is moved
         self._peers = RepairPeers(channels)
-        self._transfers = Transfers(service, channels, self.counts)
+        self.transfers = Transfers(service, channels, self.counts)
         self._reconciler = Reconciler(service, membership, self._peers, self.counts, endpoint)
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
@@ -268,7 +268,7 @@ class Repair:
             for group in groups:
                 if self._membership.view is not view:
                     return  # they may belong elsewhere
-                await self._transfers.push(view.nodes[node].endpoint, bucket, [names[at] for at in group])
+                await self.transfers.push(view.nodes[node].endpoint, bucket, [names[at] for at in group])
         except (CopyLost, StoreError) as error:
             log.info("%d names cannot be copied to %s for now: %s", len(names), view.nodes[node].endpoint, error)
 
@@ -288,11 +288,11 @@ class Repair:
         for part in chunks(steps, _TAKEN_AT_ONCE):
             if not in_use.begin(view):
                 return
-            free = self._transfers.let_go(bucket, [name for _, name, _ in part])
+            free = self.transfers.let_go(bucket, [name for _, name, _ in part])
             try:
                 await self._service.read(self._do, bucket, [one for one in part if one[1] in free])
             finally:  # cancelled or not, by now nothing is running
-                self._transfers.gone(bucket, free)
+                self.transfers.gone(bucket, free)
                 in_use.end(view.version)
 
     def _do(self, bucket: pb.MapBucket, steps: Sequence[tuple[Callable[[str, str, State], None], str, State]]) -> None:
@@ -379,7 +379,7 @@ class Repair:
         bucket = view.bucket_with_uuid(request.bucket.uuid) if view is not None else None
         if view is None or at is None or bucket is None:
             raise BucketNotFound("the map has no such node or bucket")
-        done = await self._transfers.push(view.nodes[at].endpoint, bucket, list(request.name))
+        done = await self.transfers.push(view.nodes[at].endpoint, bucket, list(request.name))
         return wire.PushResponse(objects=done)
 
     def progress(self) -> wire.ProgressResponse:

@@ -142,8 +142,10 @@ class HeldWrite:
                 continue
             if isinstance(upload, Upload):
                 upload.assign(from_wire(chosen.version), chosen.modified_ns)
+                condition = replace(upload.condition or Condition(), after_cuts=not commit.is_copy)
                 if chosen.HasField("not_above"):
-                    upload.require(replace(upload.condition or Condition(), not_above=from_wire(chosen.not_above)))
+                    condition = replace(condition, not_above=from_wire(chosen.not_above))
+                upload.require(condition)
             wanted.append(upload)
         committed = wire.Committed()
         for result in self._store.commit_many(wanted):
@@ -183,7 +185,8 @@ def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> w
 
 def bury(store: Store, request: wire.BuryRequest, known_map: Callable[[], int] = lambda: 0) -> wire.BuryResponse:
     require_bucket(store, request.bucket.name, request.bucket.uuid)
-    condition = Condition(not_above=from_wire(request.not_above)) if request.HasField("not_above") else None
+    not_above = from_wire(request.not_above) if request.HasField("not_above") else None
+    condition = Condition(not_above=not_above, after_cuts=not request.is_copy)
     left = store.delete(
         request.bucket.name, request.name, from_wire(request.version), keep_tombstone=True, condition=condition
     )

@@ -14,12 +14,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from protos import ais_cluster_pb2 as cluster_pb
 from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
+from protos.cluster_map import ClusterView
 from storage_node.batch.session import BatchService
 from storage_node.cluster.absent import map_version, tell_absent, tell_missed, tell_of_commits
 from storage_node.cluster.ahead import Ahead
 from storage_node.cluster.channels import Channels
+from storage_node.cluster.commit_gate import CommitGate
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
 from storage_node.cluster.deciding import decide, misplaced
 from storage_node.cluster.deletions import Deletions
@@ -51,6 +54,10 @@ class Replication:
         self._commits = Commits(self._nodes, self._ahead)
         self._deletions = Deletions(self._nodes, self._ahead, self._commits)
 
+    @property
+    def gate(self) -> CommitGate:
+        return self._commits.gate
+
     async def settle(self) -> None:
         """Wait until commits and deletions that have begun are done; each has a deadline."""
         await self._commits.settle()
@@ -67,12 +74,20 @@ class Replication:
         Raises TooFewCopies when this node has been taken out of the map.
         """
         view = self._membership.view
-        if view is None or bucket not in view.buckets:
+        return self._in(view, view.buckets.get(bucket)) if view is not None else None
+
+    def target_to_read(self, bucket: str) -> Target | None:
+        """As `target`, of a snapshot too."""
+        view = self._membership.view
+        return self._in(view, view.to_read(bucket)) if view is not None else None
+
+    def _in(self, view: ClusterView, bucket: cluster_pb.MapBucket | None) -> Target | None:
+        if bucket is None:
             return None
         position = view.position.get(self._membership.node_uuid)
         if position is None:
-            raise TooFewCopies("this node is no longer part of the cluster; write to another one")
-        return Target(view, view.buckets[bucket], position)
+            raise TooFewCopies("this node is no longer part of the cluster; ask another one")
+        return Target(view, bucket, position)
 
     # -- one object
 
@@ -304,11 +319,8 @@ class Replication:
         """
         target = asked.target
         store = self._service.store
-        clock = max(store.clock, clock) + self._ahead.leap([asked])
-        chosen = await self._service.read(store.next_version, target.number, target.epoch, seen, clock)
-        version = to_wire(chosen)
 
-        async def bury(node: int, limit: wire.ObjectVersion | None = None) -> int | None:
+        async def bury(node: int, version: wire.ObjectVersion, limit: wire.ObjectVersion | None = None) -> int | None:
             result = await outcome(self._nodes.bury(target, node, asked.name, version, limit))
             if isinstance(result, CopyLost):
                 asked.lose(result)
@@ -316,17 +328,25 @@ class Replication:
             return node
 
         async def bury_all() -> tuple[list[int], bool]:
+            async with self._commits.gate.passing([target.bucket.uuid]):
+                above = max(store.clock, clock) + self._ahead.leap([asked])
+                chosen = await self._service.read(store.next_version, target.number, target.epoch, seen, above)
+                return await bury_with(chosen)
+
+        async def bury_with(chosen: Version) -> tuple[list[int], bool]:
+            version = to_wire(chosen)
             by_map = map_version(self._nodes)
             told = [*nodes, *rest]
             telling = (tell_missed(self._nodes, target, node, {asked.name: chosen}) for node in rest)
             first: list[int] = []
             if not_above is not None:
-                if target.position not in asked.taking or await bury(target.position, to_wire(not_above)) is None:
+                here = target.position
+                if here not in asked.taking or await bury(here, version, to_wire(not_above)) is None:
                     raise asked.without_its_first_owner()
-                first = [target.position]
+                first = [here]
             left = [node for node in nodes if node not in first]
             absent = tell_absent(self._nodes, [asked], [chosen], [told])
-            found = await asyncio.gather(*map(bury, left), absent, *telling)
+            found = await asyncio.gather(*(bury(node, version) for node in left), absent, *telling)
             buried = first + [node for node in found if node is not None]
             there = [*buried, *rest]
             lost = Candidates(target, asked.name, asked.ranking, taking=told)

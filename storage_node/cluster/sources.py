@@ -216,7 +216,7 @@ class Sources:
 
     def _streams(self, wanted: wire.ComposeRange) -> Iterator[Stream]:
         """One for each node that may have it, best first: this one, then those that have answered lately."""
-        target = self._writes.target(wanted.bucket)
+        target = self._writes.target_to_read(wanted.bucket)
         if target is None:
             yield LocalStream(self._service)
             return

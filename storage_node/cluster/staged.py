@@ -12,6 +12,7 @@ from protos import ais_objects_pb2 as pb
 from protos import ais_replica_pb2 as wire
 from storage_node.cluster.absent import map_version, outdated, tell_absent, tell_of_commits
 from storage_node.cluster.ahead import Ahead
+from storage_node.cluster.commit_gate import CommitGate
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
 from storage_node.cluster.deciding import decide
 from storage_node.cluster.name_locks import NameLocks
@@ -19,7 +20,7 @@ from storage_node.cluster.nodes import Nodes, close_all, outcome
 from storage_node.cluster.replica import from_wire, to_wire
 from storage_node.cluster.targets import Candidates, Target
 from storage_node.store.conditions import Condition
-from storage_node.store.errors import StoreError
+from storage_node.store.errors import StoreError, WriteTooLate
 from storage_node.store.format import Record, Version
 
 Result: TypeAlias = pb.ObjectInfo | StoreError
@@ -70,6 +71,7 @@ class Commits:
         self._ahead = ahead
         self.names = NameLocks()
         """Held by whoever changes one of them."""
+        self.gate = CommitGate()
         self._running: set[asyncio.Future[Any]] = set()
 
     async def settle(self) -> None:
@@ -102,7 +104,8 @@ class Commits:
                     entry.settled = entry.shortage() or outdated(self._nodes, entry)
                 await self._decide([entry for entry in entries if entry.settled is None])
                 going = [entry for entry in entries if entry.settled is None]
-                done = iter(await self._commit_all(going, copies) if going else [])
+                async with self.gate.passing(entry.target.bucket.uuid for entry in going):
+                    done = iter(await self._commit_all(going, copies) if going else [])
                 ended = {id(entry) for entry in going}
                 return [next(done) if id(entry) in ended else entry.settled or entry.unfinished(0) for entry in entries]
         finally:
@@ -243,7 +246,10 @@ def _refusal(entry: Staged, answer: wire.WriteResponse | CopyLost, place: int) -
     if isinstance(answer, CopyLost):
         return answer.refusal or entry.unfinished(0)
     one = answer.committed.object[place]
-    return refused(entry.target.endpoint(entry.target.position), one.error).refusal if one.HasField("error") else None
+    if not one.HasField("error"):
+        return None
+    refusal = refused(entry.target.endpoint(entry.target.position), one.error).refusal
+    return entry.unfinished(0) if isinstance(refusal, WriteTooLate) else refusal
 
 
 def landed_info(target: Target, name: str, record: Record) -> pb.ObjectInfo:

@@ -28,7 +28,7 @@ from storage_node.cluster.copies import CopyLost, reporting
 from storage_node.cluster.nodes import outcome
 from storage_node.cluster.replica import require_bucket
 from storage_node.cluster.targets import Target
-from storage_node.store.errors import BucketNotFound, StoreError
+from storage_node.store.errors import BucketNotFound, SnapshotNotFound, StoreError
 from storage_node.store.names import PARTS_PREFIX
 from storage_node.store.store import Store
 from storage_node.store.summary import Tally
@@ -140,7 +140,8 @@ class Summing:
         if not isinstance(page, CopyLost):
             return page
         feed.next = None
-        if not isinstance(page.refusal, BucketNotFound):  # it has not learned of the bucket yet
+        # One that has not learned of a bucket yet has nothing of it; of a snapshot it has what it had.
+        if not isinstance(page.refusal, BucketNotFound) or isinstance(page.refusal, SnapshotNotFound):
             feed.lost = page
         return None
 

@@ -142,7 +142,9 @@ class Transfers:
         ]  # fmt: skip
 
     async def _bury(self, endpoint: str, bucket: cluster_pb.MapBucket, name: str, record: Record) -> None:
-        request = wire.BuryRequest(bucket=bucket_ref(bucket), name=name, version=to_wire(record.version))
+        request = wire.BuryRequest(
+            bucket=bucket_ref(bucket), name=name, version=to_wire(record.version), is_copy=True
+        )
         with reporting(self._channels, endpoint):
             await ais_replica_pb2_grpc.ReplicaStub(self._channels.to(endpoint)).Bury(request, timeout=STEP_TIMEOUT_S)
 
@@ -183,7 +185,7 @@ class Transfers:
         """Commit what has been staged under the versions that it has here; how many the node has now."""
         commit = wire.WriteCommit(object=[
             wire.CommitObject(version=to_wire(record.version), modified_ns=record.modified_ns) for record in records
-        ])  # fmt: skip
+        ], is_copy=True)  # fmt: skip
         for one in staged.object:
             if one.HasField("error"):
                 self._failed("an object", refused("the other node", one.error))

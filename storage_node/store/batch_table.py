@@ -133,7 +133,7 @@ class BatchTable:
             except (StoreError, UnicodeEncodeError) as error:
                 failed.update(dict.fromkeys(mine, error))
                 continue
-            failed.update(self._take(slot, drive, bucket_uuid, mine, found))
+            failed.update(self._take(slot, drive, bucket_uuid, mine, found, of_snapshot=cut is not None))
         return failed
 
     def _look_up_moving(self, placement: Placement, bucket_uuid: bytes, positions: list[int]) -> _Unfound:
@@ -156,10 +156,11 @@ class BatchTable:
         return failed
 
     def _take(
-        self, slot: int, drive: Drive, bucket_uuid: bytes, mine: list[int], found: list[Record | None]
-    ) -> _Unfound:
+        self, slot: int, drive: Drive, bucket_uuid: bytes, mine: list[int], found: list[Record | None], *,
+        of_snapshot: bool = False,
+    ) -> _Unfound:  # fmt: skip
         """Enter what was found on one drive; returns what was not."""
-        if self._store.doubts.any:
+        if self._store.doubts.any and not of_snapshot:
             mine, found = self._believed(bucket_uuid, mine, found)
             if not mine:
                 return {}
@@ -326,7 +327,8 @@ class BatchTable:
         except StoreError as error:
             self._fail(position, pb.UNAVAILABLE, str(error), error.kind)
             return False
-        if bucket is not None and self._store.doubts.any and self._doubtful(bucket.uuid_bytes, position, record):
+        current = bucket if bucket is not None and bucket.cut is None and self._store.doubts.any else None
+        if current is not None and self._doubtful(current.uuid_bytes, position, record):
             self._fail(position, pb.UNAVAILABLE, in_doubt_message(name), CopyInDoubt.kind)
             return False
         if record is None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from storage_node.store import format as fmt
 from storage_node.store.blocks import put_blocks
 from storage_node.store.catalog import Catalog, WriteBatch
-from storage_node.store.conditions import Condition, LandedWrites, require
+from storage_node.store.conditions import Condition, LandedWrites, require, too_late
 from storage_node.store.counters import Counters
 from storage_node.store.errors import BucketNotFound, FormatError, StoreError, VersionConflict
 from storage_node.store.failpoints import failpoint
@@ -123,11 +123,14 @@ class Changes:
                 if (settled := self.landed.settled(pending.condition, pending.name, before)) is not None:
                     results[at] = settled
                     continue
+                floor = self.retention.floor(pending.bucket_uuid)
+                if (late := too_late(pending.condition, pending.name, records[at].version, floor)) is not None:
+                    results[at] = late
+                    continue
                 newer = before.version if before is not None and before.version >= records[at].version else None
                 if before is not None and newer is not None and pending.version is not None:
                     results[at] = before
                     continue
-                floor = self.retention.floor(pending.bucket_uuid)
                 if pending.version is None and records[at].counter <= floor:
                     # A snapshot has been made since it took its number, and must not see it.
                     self.counters.advance(floor)
@@ -140,10 +143,10 @@ class Changes:
                 chosen.append(_Chosen(key, pending, records[at]))
             ended = self._publish(chosen, current) if chosen else Ended([], [])
             self.landed.add((pending.write_id, record) for _, pending, record in chosen)
-        self._bury(ended)
+        self.bury(ended)
         return results
 
-    def _bury(self, ended: Ended) -> None:
+    def bury(self, ended: Ended) -> None:
         """With no stripe held: see to the files of what a commit has ended."""
         self.retention.mark(ended.kept)
         self._garbage.bury(ended.dead)
@@ -182,7 +185,7 @@ class Changes:
             for key, pending, record in chosen:
                 self._files.publish(pending.file, record.path)
                 failpoint("put.renamed")
-                if key in current and not current[key].is_tombstone:
+                if key in current:
                     ending.append((key, current[key], record.counter))
                 current[key] = record
                 commit.put(key, fmt.encode_record(record))
@@ -242,7 +245,7 @@ class Changes:
                     gone[key] = record
             ended = self._replace(dict.fromkeys(gone), gone)
             failpoint("delete.committed")
-        self._bury(ended)
+        self.bury(ended)
         return [key in gone and not gone[key].is_tombstone for key in keys]
 
     def entomb(
@@ -267,13 +270,15 @@ class Changes:
                 if before is None or before.is_tombstone:
                     return before, before
                 version = self._above(before.version, name)
+            elif late := too_late(condition, name, version, self.retention.floor(bucket_uuid)):
+                raise late
             elif before is not None and before.version >= version:
                 return before, before
             self.counters.advance(version.counter)
             grave = fmt.tombstone(version, modified_ns or time.time_ns())
             ended = self._replace({key: grave}, {key: here} if here is not None else {})
             failpoint("delete.committed")
-        self._bury(ended)
+        self.bury(ended)
         return before, grave
 
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
@@ -290,7 +295,7 @@ class Changes:
                 return before
             ended = self._replace({key: None}, {key: before})
             failpoint("delete.committed")
-        self._bury(ended)
+        self.bury(ended)
         return None
 
     def entomb_many(
@@ -308,7 +313,10 @@ class Changes:
                 if value is not None:
                     here[key] = fmt.decode_record(value)
             newest, placed = dict(here), dict[bytes, Record | None]()
-            for key, (_, version) in zip(keys, graves, strict=True):
+            floor = self.retention.floor(bucket_uuid)
+            for key, (name, version) in zip(keys, graves, strict=True):
+                if (late := too_late(Condition(after_cuts=True), name, version, floor)) is not None:
+                    raise late
                 before = newest.get(key)
                 if before is not None and before.version >= version:
                     results.append((before, before))
@@ -318,7 +326,7 @@ class Changes:
                 results.append((before, grave))
             ended = self._replace(placed, {key: here[key] for key in placed if key in here})
             failpoint("delete.committed")
-        self._bury(ended)
+        self.bury(ended)
         return results
 
     def _replace(self, entries: dict[bytes, Record | None], before: dict[bytes, Record]) -> Ended:
@@ -329,9 +337,10 @@ class Changes:
                 batch.delete(key)
             else:
                 batch.put(key, fmt.encode_record(record))
-        objects = {key: record for key, record in before.items() if not record.is_tombstone}
-        now = self.counters.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in objects) else 0
-        ended = self.retention.end(batch, ((key, record, now) for key, record in objects.items()))
+        now = self.counters.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in before) else 0
+        # What a tombstone ends, ends with the tombstone's number, on whichever node and whenever that is.
+        ends = {key: grave.counter for key, grave in entries.items() if grave is not None}
+        ended = self.retention.end(batch, ((key, record, ends.get(key, now)) for key, record in before.items()))
         if entries:
             self._catalog.write(batch, sync=self._sync)
             self._cache.forget(entries)
@@ -362,7 +371,7 @@ class Changes:
             ended = self.retention.end(batch, ((key, other, now) for other in dead))
             self._catalog.write(batch, sync=True)
             self._cache.forget([key])
-        self._bury(ended)
+        self.bury(ended)
 
     # -- snapshots
 
@@ -370,6 +379,14 @@ class Changes:
         """All that is given a number from now on is seen by none of these snapshots; the caller holds all stripes."""
         self.counters.advance(max((cut for of_bucket in cuts.values() for cut in of_bucket), default=0))
         self.retention.set_cuts(cuts)
+
+    def retain(self, batch: WriteBatch, key: bytes, ended: int, pending: PendingObject) -> Record:
+        """Publish a version that has ended under `key`, after `batch`; with its stripe held, and `bury` to follow."""
+        record = self._identify(pending, 0)
+        batch.put(fmt.generation_key(fmt.MARK_PREFIX, record.generation), ended.to_bytes(8, "big") + record.path)
+        self._catalog.write(batch, sync=self._sync)
+        self._publish([_Chosen(key, pending, record)], {})
+        return record
 
     def trim(self, bucket_uuid: bytes) -> int:
         """Let go of what no snapshot sees any more; returns how many versions that were. Raises as `commit` does."""

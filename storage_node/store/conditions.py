@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protos import ais_objects_pb2 as pb
-from storage_node.store.errors import InvalidRequest, VersionConflict
+from storage_node.store.errors import InvalidRequest, VersionConflict, WriteTooLate
 from storage_node.store.format import Record, Version
 
 WRITE_ID_BYTES = 16
@@ -33,6 +33,9 @@ class Condition:
     """Nothing newer than this is there, be it an object or a tombstone."""
     write_id: bytes = b""
     """The same for every try of one write, kept with the object; empty where there will be one try only."""
+    after_cuts: bool = False
+    """The version it brings was given after all snapshots of the bucket: it is a write, and no copy of what there was
+    before."""
 
     @property
     def is_empty(self) -> bool:
@@ -59,6 +62,13 @@ def require(condition: Condition | None, label: str, before: Record | None) -> N
     """Raises VersionConflict."""
     if condition is not None and (fault := condition.fault(label, before)) is not None:
         raise fault
+
+
+def too_late(condition: Condition | None, label: str, version: Version, cut: int) -> WriteTooLate | None:
+    """What is wrong with a version that was given before the bucket's last snapshot, with this cut, was made."""
+    if condition is None or not condition.after_cuts or version.counter > cut:
+        return None
+    return WriteTooLate(f"{label}: version {version} comes after a snapshot that it should be in; write it again")
 
 
 def _described(entry: Record | None) -> str:

@@ -12,7 +12,7 @@ from storage_node.store.doubts import CopyInDoubt, Doubts
 from storage_node.store.drive import Drive
 from storage_node.store.errors import DriveFailed, DriveFull, ObjectDeleted, ObjectNotFound, StoreError
 from storage_node.store.format import Record, Version
-from storage_node.store.names import check_object_name, object_name_fault
+from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault
 from storage_node.store.record import BucketRecord, ClusterRecord
 
 
@@ -66,7 +66,10 @@ class Copies(ABC):
     def _require_writable(self) -> None: ...
 
     def in_doubt(self, bucket_uuid: bytes, name: str, found: Record | None) -> bool:
-        """Whether a reader may not believe what was found of this name. Raises DriveFailed, FormatError."""
+        """Whether a reader may not believe what was found of this name. Raises DriveFailed, FormatError.
+
+        Not to be asked of snapshots: whatever was written since they were made, they see what they saw.
+        """
         if self.doubts.whole(bucket_uuid):
             return True
         wanted = self.doubts.wanted(bucket_uuid, name)
@@ -85,9 +88,10 @@ class Copies(ABC):
         self, bucket: str, prefix: str, start_after: str, page_size: int
     ) -> Iterator[tuple[str, Record]]:
         """As `objects`, without those in doubt: another node lists them. Raises CopyInDoubt where all are."""
-        bucket_uuid = self.bucket(bucket).uuid_bytes
+        of = self.bucket(bucket)
+        bucket_uuid = of.uuid_bytes
         found = self._scans(bucket, prefix, start_after, tombstones=False)
-        if self.doubts.any:
+        if self.doubts.any and of.cut is None:
             if self.doubts.whole(bucket_uuid) or self.doubts.gaps(bucket_uuid):
                 raise CopyInDoubt(f"bucket {bucket!r}: copies here may be old, and are being compared with others")
             found = (pair for pair in found if not self.in_doubt(bucket_uuid, *pair))
@@ -116,7 +120,7 @@ class Copies(ABC):
     def missing(self, bucket: str, bucket_uuid: bytes, name: str) -> ObjectNotFound:
         """What to say of a name that is not in doubt, and of which there is no object: that it was deleted, if so."""
         message = not_found_message(bucket, name)
-        if object_name_fault(name) is None:
+        if object_name_fault(name) is None and SNAPSHOT_MARK not in bucket:
             with contextlib.suppress(StoreError):  # of its drive; there is no object all the same
                 found = self.newest_entry(bucket_uuid, name)
                 if found is not None and found.is_tombstone and self.is_owner(bucket_uuid, name):

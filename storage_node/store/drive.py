@@ -317,6 +317,12 @@ class Drive:
         return self._changes.landed.find(write_id, before)
 
     @property
+    def changes(self) -> Changes:
+        """Raises StoreReadOnly, StoreClosed."""
+        self._require_writable()
+        return self._changes
+
+    @property
     def counters(self) -> Counters:
         """Raises StoreReadOnly, StoreClosed."""
         self._require_writable()

@@ -90,6 +90,12 @@ class VersionConflict(StoreError):
     kind = "version-conflict"
 
 
+class WriteTooLate(VersionConflict):
+    """A write whose version was given before a snapshot was made of which it is no part; nothing was changed."""
+
+    kind = "write-too-late"
+
+
 class StoreNotFound(StoreError):
     kind = "store-not-found"
 

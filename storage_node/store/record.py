@@ -22,10 +22,13 @@ from storage_node.store.sealed import seal, unseal
 FILE_NAME = "record.json"
 DRIVES_VERSION = 3
 """Format of a record whose drives have changed; others keep the format that older versions read as well."""
+CLUSTER_SNAPSHOTS_VERSION = 6
+"""Format of a record with snapshots of a cluster's buckets: for those, tombstones are retained as well."""
 SNAPSHOTS_VERSION = 4
 """Format of a record with snapshots: older versions would remove what those see."""
 PROPERTIES_VERSION = 5
 """Format of a record with buckets that have more than copies."""
+_VERSIONS = (FORMAT_VERSION, DRIVES_VERSION, SNAPSHOTS_VERSION, PROPERTIES_VERSION, CLUSTER_SNAPSHOTS_VERSION)
 _CHANGED_DRIVES = ("retiring", "former", "gone")
 _SNAPSHOTS = ("snapshots", "trimming")
 
@@ -68,6 +71,8 @@ class SnapshotRecord:
     objects: int = -1
     """-1: not counted yet."""
     size_bytes: int = -1
+    of_cluster: bool = False
+    """Made by all nodes of a cluster, whose map says that it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +191,16 @@ class ClusterRecord:
         named = {**self.snapshots.get(bucket_uuid, {}), name: snapshot}
         return replace(self, revision=self.revision + 1, snapshots={**self.snapshots, bucket_uuid: named})
 
+    def with_snapshots_of(self, found: Mapping[str, Mapping[str, SnapshotRecord]]) -> ClusterRecord:
+        """With exactly these of the buckets with these uuids."""
+        snapshots = {of: named for of, named in {**self.snapshots, **found}.items() if named}
+        changed = replace(self, revision=self.revision + 1, snapshots=snapshots)
+        for of in found:
+            left = {one.cut for one in snapshots.get(of, {}).values()}
+            if any(one.cut not in left for one in self.snapshots.get(of, {}).values()):
+                changed = changed.with_trimming(of)
+        return changed
+
     def without_snapshot(self, bucket_uuid: str, name: str) -> ClusterRecord:
         named = {other: one for other, one in self.snapshots[bucket_uuid].items() if other != name}
         left = {other: found for other, found in self.snapshots.items() if other != bucket_uuid}
@@ -219,6 +234,11 @@ def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple
 
 def encode(record: ClusterRecord) -> bytes:
     fields = asdict(record)
+    if any(one.of_cluster for named in record.snapshots.values() for one in named.values()):
+        return seal("record", CLUSTER_SNAPSHOTS_VERSION, fields)
+    for named in fields["snapshots"].values():
+        for one in named.values():
+            del one["of_cluster"]
     if any(bucket.reframe for bucket in record.buckets.values()):
         return seal("record", PROPERTIES_VERSION, fields)
     for bucket in fields["buckets"].values():
@@ -234,7 +254,7 @@ def encode(record: ClusterRecord) -> bytes:
 def decode(data: bytes, source: Path) -> ClusterRecord:
     """Raises FormatError on anything that `encode` did not write."""
     try:
-        fields = unseal("record", (FORMAT_VERSION, DRIVES_VERSION, SNAPSHOTS_VERSION, PROPERTIES_VERSION), data, source)
+        fields = unseal("record", _VERSIONS, data, source)
         fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
         fields["drives"], fields["purging"] = tuple(fields["drives"]), tuple(fields["purging"])
         fields["retiring"] = tuple(fields.get("retiring", ()))

@@ -78,11 +78,17 @@ class Retention:
     # -- ending
 
     def end(self, batch: WriteBatch, ending: Iterable[tuple[bytes, Record, int]]) -> Ended:
-        """Add to a commit what becomes of objects that it ends: key, record and end of each."""
+        """Add to a commit what becomes of entries that it ends: key, record and end of each."""
         outcome = Ended([], [])
         for key, record, ended in ending:
+            is_kept = bool(self._cuts) and self._is_kept(key, record, ended)
+            if record.is_tombstone:  # of a copy in a cluster: another one may not have heard of the deletion
+                if is_kept:
+                    name = fmt.name_of_key(key)
+                    batch.put(fmt.retained_key(fmt.bucket_of_key(key), name, ended), fmt.encode_record(record))
+                continue
             generation = record.generation
-            if self._cuts and self._is_kept(key, record, ended):
+            if is_kept:
                 kept = Retained(fmt.retained_key(fmt.bucket_of_key(key), fmt.name_of_key(key), ended), record)
                 batch.put(kept.key, fmt.encode_record(record))
                 batch.put(
@@ -135,16 +141,20 @@ class Retention:
         """With a stripe held: make garbage of those of these that no snapshot sees. Returns their records."""
         batch = WriteBatch(raw_mode=True)
         dead: list[Record] = []
+        gone = 0
         for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
             if value is None:
                 continue
             record = fmt.decode_record(value)
             if not self.is_seen(fmt.bucket_of_key(key), record.counter, fmt.ended_of_retained(key)):
                 batch.delete(key)
+                gone += 1
+                if record.is_tombstone:
+                    continue
                 batch.delete(fmt.generation_key(fmt.MARK_PREFIX, record.generation))
                 batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
                 dead.append(record)
-        if dead:
+        if gone:
             self._catalog.write(batch, sync=sync)
             failpoint("snapshot.trimmed")
         return dead
@@ -166,12 +176,18 @@ def enter_from_file(
 
 
 def find_retained(catalog: Catalog, bucket_uuid: bytes, name: str, cut: int) -> Record | None:
-    """The version of a name that has ended and that this cut sees."""
+    """The object of a name that has ended and that this cut sees."""
+    found = find_seen(catalog, bucket_uuid, name, cut)
+    return None if found is None or found.record.is_tombstone else found.record
+
+
+def find_seen(catalog: Catalog, bucket_uuid: bytes, name: str, cut: int) -> Retained | None:
+    """As `find_retained`, of a deletion too."""
     prefix = fmt.retained_prefix(bucket_uuid, name)
     # Versions of one name follow each other: only the first that ended after the cut can have been there at it.
-    for _, value in catalog.scan(prefix, prefix + cut.to_bytes(8, "big")):
+    for key, value in catalog.scan(prefix, prefix + cut.to_bytes(8, "big")):
         record = fmt.decode_record(value)
-        return record if record.counter <= cut else None
+        return Retained(key, record) if record.counter <= cut else None
     return None
 
 
@@ -179,6 +195,13 @@ def scan_at(
     catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
 ) -> Iterator[tuple[str, Record]]:
     """Names with this prefix after `start_after` as this cut sees them, in the order of their UTF-8 bytes."""
+    return (pair for pair in scan_seen(catalog, bucket_uuid, prefix, start_after, cut) if not pair[1].is_tombstone)
+
+
+def scan_seen(
+    catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
+) -> Iterator[tuple[str, Record]]:
+    """As `scan_at`, with deletions."""
     # Those that have not ended are looked at first: what ends meanwhile is in both lists, and in none never.
     current = _begun(_current(catalog, bucket_uuid, prefix, start_after, cut))
     ended = _ended(catalog, bucket_uuid, prefix, start_after, cut)
@@ -204,7 +227,7 @@ def _current(
     yield None
     for key, value in itertools.chain(first, scan):
         record = fmt.decode_record(value)
-        if record.path and record.counter <= cut:
+        if record.counter <= cut:
             yield fmt.name_of_key(key), record
 
 

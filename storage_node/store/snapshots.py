@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -122,6 +122,34 @@ class Snapshots(Recorded):
             failpoint("snapshot.released")
             with contextlib.suppress(StoreError):  # it is deleted; what is left of it goes at the next start
                 self._trim(found.uuid)
+
+    def follow_snapshots(self, wanted: Mapping[str, Mapping[str, SnapshotRecord]]) -> None:
+        """Keep what these snapshots of a cluster see, by uuid of the bucket, and no others of these buckets.
+
+        What they do not see any more goes with `finish_trimming`. Raises StoreReadOnly, StoreClosed, DriveFull,
+        DriveFailed.
+        """
+        self._require_writable()
+        with self._record_lock, contextlib.ExitStack() as quiet:
+            record = self._record.with_snapshots_of(wanted)
+            if record.snapshots == self._record.snapshots:
+                return
+            for drive in self._live():
+                quiet.enter_context(drive.quiet())
+            # Before it counts, as in `create_snapshot`.
+            both = {uuid: [*cuts, *self._record.cuts.get(uuid, ())] for uuid, cuts in record.cuts.items()}
+            for drive in self._live():
+                drive.set_cuts({**self._record.cuts, **both})
+            self._commit_record(record, whoever=True)  # a drive that does not hear of it now hears when it comes back
+            for drive in self._live():
+                drive.set_cuts(record.cuts)
+
+    def finish_trimming(self) -> None:
+        """Let go of what snapshots that were deleted have left. Raises StoreError."""
+        self._require_writable()
+        with self._trim_lock:
+            for bucket_uuid in self._record.trimming:
+                self._trim(bucket_uuid)
 
     def _trim(self, bucket_uuid: str) -> int:
         """Let go of what no snapshot of a bucket sees any more; how many versions that were."""

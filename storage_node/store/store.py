@@ -240,7 +240,7 @@ class Store(Snapshots):
                 drive = self._set.at(slot)
         except UnicodeEncodeError:
             found = None
-        if self.doubts.any and self.in_doubt(bucket_uuid, name, found):
+        if of.cut is None and self.doubts.any and self.in_doubt(bucket_uuid, name, found):
             raise CopyInDoubt(in_doubt_message(name))
         if found is None:
             raise self.missing(bucket, bucket_uuid, name)

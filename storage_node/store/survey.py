@@ -138,7 +138,7 @@ class Examination:
                     yield record.path
         for _, value in self._drive.catalog.scan(fmt.RETAINED_PREFIX):
             with contextlib.suppress(FormatError):
-                yield fmt.decode_record(value).path
+                yield fmt.decode_record(value).path  # of a tombstone none, which is no file's
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
             for _, path in self._drive.catalog.scan(prefix):
                 self.survey.waiting += 1
@@ -152,7 +152,8 @@ class Examination:
         except (FormatError, UnicodeDecodeError) as error:
             return self._suspect("bad-entry", str(error), key=key)
         if key.startswith(fmt.RETAINED_PREFIX):
-            return self._examine_file(key, record)  # it stays where it was when it ended
+            # It stays where it was when it ended; a tombstone has no file.
+            return None if record.is_tombstone else self._examine_file(key, record)
         bucket_uuid = fmt.bucket_of_key(key)
         if self._record is not None:
             if bucket_uuid not in self._names:

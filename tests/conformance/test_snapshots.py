@@ -17,18 +17,22 @@ from tests.tar_kit import packed_tar
 MEMBERS = {"a.wav": b"first", "b.wav": seeded_bytes(3000, seed=2)}
 
 
-@pytest.fixture(params=["embedded", "grpc"])
-def url(request: pytest.FixtureRequest) -> str:
-    """A cluster has no snapshots: see the end."""
-    if request.param == "grpc":
-        return str(request.getfixturevalue("node").url)
-    path: Path = request.getfixturevalue("embedded_path")
-    return f"file://{path}"
+@pytest.fixture(params=["embedded", "grpc", "cluster"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def bucket(client: Client, bucket_name: str) -> Iterator[Bucket]:
-    made = client.create_bucket(bucket_name)
+def url(request: pytest.FixtureRequest, way: str) -> str:
+    if way == "embedded":
+        path: Path = request.getfixturevalue("embedded_path")
+        return f"file://{path}"
+    return str(request.getfixturevalue("node" if way == "grpc" else "shared_cluster").url)
+
+
+@pytest.fixture
+def bucket(client: Client, bucket_name: str, way: str) -> Iterator[Bucket]:
+    made = client.create_bucket(bucket_name, copies=2 if way == "cluster" else 1)
     yield made
     for snapshot in made.snapshots():
         made.delete_snapshot(snapshot.name)
@@ -55,6 +59,8 @@ def test_a_snapshot_stays_as_it_was_by_every_way_to_read_it(client: Client, buck
     entries = [f"ais://{made.pinned}/{name}" for name in reversed(objects)]
     assert contents(client.get_batch(entries)) == list(reversed(objects.values()))
     assert contents(frozen.get_batch(list(objects))) == list(objects.values())
+    summary = frozen.summary()
+    assert (summary.objects, summary.size_bytes) == (made.objects, made.size_bytes)
     assert contents(client.get_batches([entries[:5], entries[5:9]]).__next__()) == list(reversed(objects.values()))[:5]
     assert {name: frozen.get(name) for name in objects} == objects
     assert frozen.get("large", start=MiB, length=99, verify=True) == objects["large"][MiB : MiB + 99]
@@ -214,20 +220,3 @@ def test_a_snapshot_survives_kill_9_of_its_node_with_the_same_bytes() -> None:
             frozen = client.bucket("speech", snapshot="run-1")
             assert contents(frozen.get_batch(list(before))) == list(before.values())
             assert [info.name for info in frozen.objects()] == sorted(before)
-
-
-def test_a_cluster_says_that_it_has_no_snapshots(request: pytest.FixtureRequest, bucket_name: str) -> None:
-    with connect(request.getfixturevalue("shared_cluster").url) as client:
-        bucket = client.create_bucket(bucket_name)
-        bucket.put("a", b"1")
-        for call in (lambda: bucket.snapshot("s"), bucket.snapshots, lambda: bucket.delete_snapshot("s")):
-            with pytest.raises(errors.Unsupported, match="a cluster keeps no snapshots"):
-                call()
-        frozen = client.bucket(bucket_name, snapshot="s")
-        for read in (
-            lambda: frozen.get("a"), lambda: frozen.head("a"), lambda: list(frozen.objects()),
-            lambda: list(frozen.get_batch(["a"])), lambda: frozen.put("a", b"2"),
-        ):  # fmt: skip
-            with pytest.raises(errors.BucketNotFound):
-                read()
-        client.delete_bucket(bucket_name, force=True)

@@ -1,0 +1,41 @@
+"""All that a node has to do with snapshots, put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protos import ais_snapshot_copies_pb2_grpc, ais_snapshots_pb2_grpc
+from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.membership import Membership
+from storage_node.cluster.repair import Repair
+from storage_node.cluster.replicate import Replication
+from storage_node.cluster.snapshot_care import SnapshotCare
+from storage_node.cluster.snapshot_copies_service import SnapshotCopiesService
+from storage_node.cluster.snapshot_settling import Settling
+from storage_node.cluster.snapshotting import ClusterSnapshots
+from storage_node.snapshot_service import SnapshotsService
+
+
+class SnapshotsOfNode:
+    """`care` is to be run; `close` when the node stops."""
+
+    def __init__(
+        self, service: BatchService, membership: Membership, writes: Replication, repair: Repair
+    ) -> None:
+        self._service = service
+        self._gate = writes.gate
+        self._channels = Channels()
+        self._settling = Settling(service, membership, repair.transfers, self._channels)
+        self._snapshots = ClusterSnapshots(membership, self._channels)
+        self.care = SnapshotCare(service, membership, self._snapshots, self._channels)
+
+    def serve(self, server: Any) -> None:
+        ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(
+            SnapshotsService(self._service, self._snapshots), server
+        )
+        copies = SnapshotCopiesService(self._service, self._gate, self._settling, self._snapshots)
+        ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, server)
+
+    async def close(self) -> None:
+        await self._channels.close()
