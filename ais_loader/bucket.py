@@ -377,8 +377,8 @@ class Bucket:
         between each object's is in it whole or not at all. No data is copied: what is replaced or deleted later keeps
         its space on the drives for as long as a snapshot sees it.
 
-        A cluster makes it with all its nodes. Raises BucketNotFound, InvalidName, SnapshotExists, Unsupported while
-        nodes or drives come or go, StoreReadOnly, DriveFailed, NodeUnavailable when a node of the cluster is. After NodeUnavailable it may have been made.
+        Raises BucketNotFound, InvalidName, SnapshotExists, Unsupported while nodes or drives come or go, StoreReadOnly,
+        DriveFailed, and NodeUnavailable when a node of a cluster does not answer. After that it may have been made.
         """
         return self._transport.snapshots("create", self.name, name)[0]
 

@@ -51,7 +51,8 @@ def create(made: _Pinned, store: StoreChoice) -> None:
     """Keep BUCKET as it is now.
 
     No data is copied. What is replaced or deleted from now on keeps its space until the last snapshot that sees it is
-    deleted. A cluster needs all its nodes for this. SNAPSHOT has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot.
+    deleted. Of a cluster all nodes have to be there. SNAPSHOT has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no
+    leading dot.
     """
     with store.writing(create=False) as client:
         info = client.bucket(made.bucket).snapshot(made.snapshot)

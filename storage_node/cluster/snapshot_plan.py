@@ -18,7 +18,7 @@ class Unsettled:
     push: dict[int, list[str]] = field(default_factory=dict)
     """To these nodes, by their positions in the map, these names."""
     behind: int = 0
-    """Names of which another owner sees something newer: it sends that."""
+    """Names of which this node is an owner and another one sees something newer: it sends that."""
     unknown: int = 0
     """Names of which an owner said nothing."""
 
@@ -59,7 +59,7 @@ def compare_seen(
                     found.push.setdefault(node, []).append(name)
             elif theirs.version < mine.version:
                 found.push.setdefault(node, []).append(name)
-            else:
+            elif here in positions:  # what another node has left from before is in nobody's way
                 behind = behind or theirs.version > mine.version
         found.behind += behind
         found.unknown += unknown

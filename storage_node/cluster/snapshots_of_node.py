@@ -28,7 +28,15 @@ class SnapshotsOfNode:
         self._channels = Channels()
         self._settling = Settling(service, membership, repair.transfers, self._channels)
         self._snapshots = ClusterSnapshots(membership, self._channels)
+        self._membership = membership
+        service.store.is_holder = self._holds
         self.care = SnapshotCare(service, membership, self._snapshots, self._channels)
+
+    def _holds(self, bucket_uuid: bytes, name: str) -> bool:
+        """Whether this node is, or was before the last change of the map, an owner."""
+        view, position = self._membership.view, self._membership.position
+        bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
+        return view is None or bucket is None or position in view.holders(bucket, [name])[0]
 
     def serve(self, server: Any) -> None:
         ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(

@@ -39,6 +39,8 @@ class Copies(ABC):
         """Copies that are not to be read from."""
         self.is_owner: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
         """Whether what this store knows of an object, by bucket uuid and name, is what counts. Set by the cluster."""
+        self.is_holder: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
+        """Whether readers of a snapshot ask this store for an object. Of others it may have what is out of date."""
 
     @property
     @abstractmethod

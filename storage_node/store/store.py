@@ -328,4 +328,5 @@ class Store(Snapshots):
         except UnicodeEncodeError:
             raise InvalidRequest(f"prefix {prefix!r}, start_after {start_after!r}: not valid Unicode") from None
         self._require_open()
-        return merged(self._set, of.uuid_bytes, prefix, start_after, tombstones=tombstones, cut=of.cut)
+        found = merged(self._set, of.uuid_bytes, prefix, start_after, tombstones=tombstones, cut=of.cut)
+        return found if of.cut is None else (pair for pair in found if self.is_holder(of.uuid_bytes, pair[0]))
