@@ -11,14 +11,6 @@ import pytest
 from tests.cli.kit import Run
 
 
-@pytest.fixture(params=["embedded", "grpc"])
-def url(request: pytest.FixtureRequest) -> str:
-    """A cluster has no snapshots."""
-    if request.param == "grpc":
-        return str(request.getfixturevalue("node").url)
-    return f"file://{request.getfixturevalue('embedded_path')}"
-
-
 @pytest.fixture
 def pinned(run: Run, filled: str) -> Iterator[str]:
     """The objects as they were; all but one of them have been replaced or deleted since."""
