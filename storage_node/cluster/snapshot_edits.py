@@ -82,8 +82,9 @@ def find_snapshot(bucket: pb.MapBucket, name: str) -> pb.MapSnapshot | None:
 
 def require_new(bucket: pb.MapBucket, name: str) -> None:
     """Raises SnapshotExists."""
-    if find_snapshot(bucket, name) is not None:
-        raise SnapshotExists(f"bucket {bucket.name!r} has a snapshot {name!r} already, or one is being made")
+    if (found := find_snapshot(bucket, name)) is not None:
+        how = "is making a snapshot" if found.maker else "has a snapshot"
+        raise SnapshotExists(f"bucket {bucket.name!r} {how} {name!r} already")
 
 
 def require_settled(map_: pb.ClusterMap) -> None:
