@@ -57,14 +57,19 @@ class ClusterProcesses:
         self._held = ExitStack()
         self.map = pb.ClusterMap(cluster_uuid=uuid.uuid4().bytes, version=1)
         try:
-            for number in range(nodes):
+
+            def started(number: int) -> NodeProcess:
                 drives = [Path(root) / f"node-{number}" / f"drive-{drive}" for drive in range(drives_per_node)]
                 place = Place() if machines is None else machines.places[number]
                 node = NodeProcess(
                     drives, environment=environment, arguments=arguments, metrics=metrics,
                     host=place.address, launcher=place.launcher,
                 )  # fmt: skip
-                self.nodes.append(self._held.enter_context(node))
+                return self._held.enter_context(node)
+
+            with ThreadPoolExecutor(nodes) as pool:
+                self.nodes.extend(pool.map(started, range(nodes)))
+            for number, node in enumerate(self.nodes):
                 host = hosts[number] if hosts is not None else f"host-{number}"
                 self.map.node.add(
                     uuid=self.uuid_of(number), host=host, endpoint=node.url.removeprefix("grpc://"), weight=1.0,
@@ -121,7 +126,12 @@ class ClusterProcesses:
         }
 
     def close(self) -> None:
-        self._held.close()
+        """Stop all nodes, at once. Raises TimeoutError, with all of them ended, when one does not stop."""
+        try:
+            with ThreadPoolExecutor(max(1, len(self.nodes))) as pool:
+                list(pool.map(NodeProcess.stop, self.nodes))
+        finally:
+            self._held.close()
 
     def __enter__(self) -> ClusterProcesses:
         return self

@@ -70,6 +70,7 @@ def test_a_node_behind_a_proxy_is_taken_back_under_the_address_that_it_advertise
         assert client.bucket("b").get_batch(NAMES).tobytes() == wanted
 
 
+@pytest.mark.slow
 def test_a_node_whose_proxy_has_moved_says_so_in_the_map(nodes: list[Behind]) -> None:
     endpoints = [one.outer for one in nodes]
     change_map(endpoints, create_cluster([one.member for one in nodes]))

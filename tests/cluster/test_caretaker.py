@@ -321,6 +321,7 @@ def test_a_life_that_ends_in_order_is_not_a_short_one(root: Path, node: NodeDriv
     assert said is not None and (said.born_s, said.short_lives) == (0.0, 0)
 
 
+@pytest.mark.slow
 def test_a_process_that_crashes_whenever_it_begins_rests_and_leaves_its_stack_in_the_log(
     root: Path, node: NodeDrives
 ) -> None:

@@ -155,6 +155,7 @@ def test_status_says_of_each_node_where_and_how_it_is(operator: Operator, cluste
     assert "serving" in operator.run("status")
 
 
+@pytest.mark.slow
 def test_a_killed_node_is_back_on_its_drives_at_its_address(operator: Operator, cluster: dict[str, Any]) -> None:
     before = operator.nodes()
     for node in before.values():
@@ -231,6 +232,7 @@ def test_after_everything_was_killed_up_brings_back_nodes_and_data(operator: Ope
     assert contents(again["url"]) == OBJECTS
 
 
+@pytest.mark.slow
 def test_down_leaves_no_process_and_all_data(operator: Operator, cluster: dict[str, Any]) -> None:
     assert operator.left_over()
     said = operator.json("down")

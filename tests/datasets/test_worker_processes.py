@@ -94,6 +94,7 @@ class TestFork:
 class TestSpawn:
     """What crosses is pickled: the address of the store, the entries, the plan, the decoder."""
 
+    @pytest.mark.slow
     def test_a_map_dataset_reads_in_a_spawned_worker(self, node_store: Client) -> None:
         dataset = MapDataset(node_store, URLS, decode_recording)
         loader = DataLoader(dataset, 16, num_workers=1, multiprocessing_context="spawn", collate_fn=list)

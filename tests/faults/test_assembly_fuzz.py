@@ -33,7 +33,7 @@ OBJECTS = {**SMALL, **LARGE}
 NAMES = list(OBJECTS)
 SILENCE_S = 0.3
 DEADLINE_S = 20.0
-FEW, MANY = 40, 600
+FEW, MANY = 25, 600
 Messages = list[bytes]
 Change = Callable[[random.Random, int, Messages], Messages]
 

@@ -129,7 +129,14 @@ def check(items: list[Item], names: list[str], *, ordered: bool = True) -> None:
 
 @pytest.mark.parametrize(
     ("victim", "assembly", "ordered"),
-    [(0, "direct", True), (1, "direct", False), (2, "direct", True), (0, "target", True), (1, "target", False)],
+    [
+        (0, "direct", True),
+        (1, "target", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(1, "direct", False), (2, "direct", True), (0, "target", True)]
+        ),
+    ],
 )
 def test_nobody_notices_a_node_that_is_killed_while_each_object_has_another_copy(
     cluster: Cluster, client: Client, victim: int, assembly: str, ordered: bool

@@ -52,7 +52,7 @@ POINTS = [
     ("add", "move.dropped:1"),
     ("retire", "drive.recorded"),
     ("retire", "move.committed:3"),
-    ("retire", "delete.committed:20"),
+    ("retire", "delete.committed:10"),
     ("retire", "record.one_drive:3"),
     ("retire", "drive.settled"),
     ("put", "delete.committed:4"),

@@ -55,6 +55,12 @@ def filled(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
+CLUSTER_SLOW = pytest.mark.parametrize(
+    "filled", ["node", pytest.param("cluster", marks=pytest.mark.slow)], indirect=True, scope="module"
+)
+"""Each case is a program, and what a cluster's client adds is more of the same connections."""
+
+
 def run(url: str, program: str) -> str:
     """What the program prints; it must end by itself, with code 0, and complain of nothing."""
     done = subprocess.run(
@@ -94,6 +100,7 @@ def test_a_batch_that_is_half_read_at_the_fork_goes_on_in_the_parent_and_is_clos
     assert run(filled, program).split() == ["0", "True"]
 
 
+@CLUSTER_SLOW
 def test_a_child_that_exits_in_the_ordinary_way_does_so_cleanly(filled: str) -> None:
     program = """
         held = bucket.get_batch(NAMES)
@@ -112,6 +119,7 @@ def test_a_child_that_exits_in_the_ordinary_way_does_so_cleanly(filled: str) -> 
     assert run(filled, program).split() == ["0", "199"]
 
 
+@CLUSTER_SLOW
 def test_a_forked_pool_shares_the_object_and_not_the_connection(filled: str) -> None:
     program = """
         def work(seed):
@@ -150,6 +158,7 @@ def test_threads_read_on_while_the_process_forks_again_and_again(filled: str) ->
     assert run(filled, program) == "True [] True"
 
 
+@CLUSTER_SLOW
 def test_a_child_of_a_child_works_too(filled: str) -> None:
     program = """
         assert read_all() == EXPECTED
@@ -160,6 +169,7 @@ def test_a_child_of_a_child_works_too(filled: str) -> None:
     assert run(filled, program) == "0 True"
 
 
+@CLUSTER_SLOW
 def test_a_client_closed_before_the_fork_is_closed_in_the_child(filled: str) -> None:
     program = """
         assert read_all() == EXPECTED
@@ -174,6 +184,7 @@ def test_a_client_closed_before_the_fork_is_closed_in_the_child(filled: str) -> 
     assert run(filled, program) == "0"
 
 
+@CLUSTER_SLOW
 def test_writes_under_way_at_the_fork_end_whole(filled: str) -> None:
     program = """
         data = os.urandom(30_000_000)

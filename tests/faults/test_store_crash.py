@@ -90,7 +90,7 @@ def history(tmp_path: Path, server: CrashServer) -> History:
     return made
 
 
-@pytest.mark.parametrize("durability", ["process", "power"])
+@pytest.mark.parametrize("durability", ["process", pytest.param("power", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_operation_that_is_killed_at_a_fail_point_happened_whole_or_not_at_all(
     history: History, server: CrashServer, operation: str, durability: str
@@ -142,7 +142,7 @@ def test_a_rebuild_that_is_killed_is_rebuilt_again(history: History, server: Cra
     history.judge(history.new_journal())
 
 
-@pytest.mark.parametrize("kills", [60, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("kills", [24, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_a_store_that_is_killed_at_random_moments_loses_nothing(
     history: History, server: CrashServer, kills: int
 ) -> None:

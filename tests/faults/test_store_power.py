@@ -62,7 +62,10 @@ def roots_below(top: Path) -> list[str]:
     return [str(top / "drives" / "a"), str(top / "drives" / "b")]
 
 
-@pytest.mark.parametrize("extent", EXTENTS)
+@pytest.mark.parametrize(
+    "extent",
+    [extent if extent == "any mixture" else pytest.param(extent, marks=pytest.mark.slow) for extent in EXTENTS],
+)
 def test_what_was_acknowledged_survives_one_power_cut_after_the_other(
     server: CrashServer, tmp_path: Path, extent: Extent
 ) -> None:

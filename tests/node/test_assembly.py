@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -223,10 +224,17 @@ def test_an_answer_too_large_to_be_collected_is_refused(tmp_path: Path) -> None:
 
 # -- credit and memory
 
+SMALLEST = [(1, 1, True), (1, 200_000, False), (50_000, 1, False), (3 * MiB, 200_000, True)]
+"""Window, budget, and whether in order: each value at least once."""
 
-@pytest.mark.parametrize("window", [1, 50_000, 3 * MiB])
-@pytest.mark.parametrize("budget", [1, 200_000])
-@pytest.mark.parametrize("ordered", [True, False])
+
+@pytest.mark.parametrize(
+    ("window", "budget", "ordered"),
+    [
+        case if case in SMALLEST else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product([1, 50_000, 3 * MiB], [1, 200_000], [True, False])
+    ],
+)
 def test_however_small_the_budgets_are_every_batch_comes_to_its_end(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, window: int, budget: int, ordered: bool
 ) -> None:

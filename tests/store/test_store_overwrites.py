@@ -30,6 +30,7 @@ from storage_node.store.store import Store
 from tests.store.test_store_overwrites import look_until
 with Store.open([sys.argv[1]], mode="r") as store:
     print("ready", flush=True)
+    sys.stdin.readline()
     print(look_until(store, float(sys.argv[2])), flush=True)
 """
 
@@ -85,7 +86,7 @@ def overwrite(store: Store, stop: threading.Event, pause: Callable[[], None]) ->
     return number
 
 
-@pytest.mark.parametrize("grace", ["usual grace", "no grace"])
+@pytest.mark.parametrize("grace", [pytest.param("usual grace", marks=pytest.mark.slow), "no grace"])
 def test_threads_and_processes_read_whole_states_while_objects_are_replaced(tmp_path: Path, grace: str) -> None:
     """Without grace, nearly every look-up meets a file that is gone by the time that it is opened."""
     with store_at(tmp_path / "drive") as store:
@@ -107,7 +108,10 @@ def test_threads_and_processes_read_whole_states_while_objects_are_replaced(tmp_
 
         readers = [
             subprocess.Popen(
-                [sys.executable, "-c", READER, str(tmp_path / "drive"), str(SECONDS)], stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", READER, str(tmp_path / "drive"), str(SECONDS)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for _ in range(2)
         ]
@@ -119,6 +123,10 @@ def test_threads_and_processes_read_whole_states_while_objects_are_replaced(tmp_
             writer = threading.Thread(target=lambda: rounds.append(overwrite(store, stop, pause)))
             for thread in (writer, *threads):
                 thread.start()
+            for reader in readers:
+                assert reader.stdin is not None
+                reader.stdin.write("\n")
+                reader.stdin.flush()
             for thread in threads:
                 thread.join(timeout=60)
             outputs = [reader.communicate(timeout=60)[0] for reader in readers]

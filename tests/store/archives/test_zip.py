@@ -6,9 +6,10 @@ import io
 import struct
 import zipfile
 import zlib
+from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from storage_node.store.archives.archive import Archive, index_shard, open_archive
@@ -224,6 +225,7 @@ def test_a_member_that_changed_under_its_index_is_found_out() -> None:
     cut=st.integers(0, 1 << 16),
     method=st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]),
 )
+@example(flips=[(5135, 64)], cut=1, method=zipfile.ZIP_STORED)  # the number of the zip version that is needed
 def test_a_damaged_zip_gives_a_typed_error_or_bytes_of_its_checksum(
     flips: list[tuple[int, int]], cut: int, method: int
 ) -> None:
@@ -236,7 +238,11 @@ def test_a_damaged_zip_gives_a_typed_error_or_bytes_of_its_checksum(
     except StoreError as error:
         assert isinstance(error, ArchiveError)
         return
-    with zipfile.ZipFile(io.BytesIO(kept)) as reference:
+    # A damaged version number says that a later zip is needed, which the reference would refuse, and stays a number.
+    with (
+        mock.patch.object(zipfile, "MAX_EXTRACT_VERSION", 255),
+        zipfile.ZipFile(io.BytesIO(kept)) as reference,
+    ):
         checksums = {info.CRC for info in reference.infolist()}
     for member in archive.index:
         assert zlib.crc32(archive.read_member(member)) in checksums
