@@ -1,10 +1,10 @@
-"""Calls on buckets, over gRPC: to one node, and to whichever node of a cluster answers."""
+"""Calls on buckets, over gRPC, to one node. To those of a cluster: routed_buckets.py."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ais_loader import errors
 from ais_loader.transport.base import BucketChange, BucketInfo
@@ -12,10 +12,6 @@ from ais_loader.transport.connection import Connection
 from ais_loader.transport.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.text import require_bucket, require_text
 from protos import ais_objects_pb2 as pb
-
-if TYPE_CHECKING:
-    from ais_loader.transport.grpc import GrpcTransport
-    from ais_loader.transport.members import Members
 
 T = TypeVar("T")
 
@@ -62,42 +58,6 @@ class BucketCalls(ABC):
         request = pb.DeleteBucketRequest(name=name, force=force)
         # No deadline: the time is that of the objects. A lost answer leaves the bucket gone.
         return int(self._call(lambda here: here.buckets.DeleteBucket(request), retry=False).deleted_objects)
-
-
-class RoutedBucketCalls(ABC):
-    """The part of a transport to a cluster that makes them."""
-
-    members: Members
-
-    @abstractmethod
-    def _any(self, call: Callable[[GrpcTransport], T], *, again: bool = True) -> T: ...
-
-    def create_bucket(
-        self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
-    ) -> BucketInfo:
-        made = self._any(
-            lambda node: node.create_bucket(
-                name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
-            )
-        )
-        self.members.refresh(force=True)
-        return made
-
-    def bucket(self, name: str) -> BucketInfo:
-        return self._any(lambda node: node.bucket(name))
-
-    def buckets(self) -> list[BucketInfo]:
-        return self._any(lambda node: node.buckets())
-
-    def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
-        changed = self._any(lambda node: node.set_bucket(name, change))
-        self.members.refresh(force=True)
-        return changed
-
-    def delete_bucket(self, name: str, *, force: bool) -> int:
-        deleted = self._any(lambda node: node.delete_bucket(name, force=force), again=False)
-        self.members.refresh(force=True)
-        return deleted
 
 
 def _count(what: str, count: int) -> int:

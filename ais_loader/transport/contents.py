@@ -1,10 +1,10 @@
-"""Calls that concern many objects of a bucket at once, over gRPC."""
+"""Calls that concern many objects of a bucket at once, over gRPC, to one node. To a cluster: routed_contents.py."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ais_loader import errors
 from ais_loader.summary import BucketSummary, PrefixSummary
@@ -12,10 +12,6 @@ from ais_loader.transport.connection import Connection
 from ais_loader.transport.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.watchdog import Watchdog
 from protos import ais_contents_pb2 as pb
-
-if TYPE_CHECKING:
-    from ais_loader.transport.grpc import GrpcTransport
-    from ais_loader.transport.members import Members
 
 T = TypeVar("T")
 
@@ -32,21 +28,6 @@ class ContentsCalls(ABC):
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         return self._call(lambda here: summarized(here, bucket, prefix, depth))
-
-
-class RoutedContentsCalls(ABC):
-    """The part of a transport to a cluster that makes them: any node sees to all of them."""
-
-    members: Members
-
-    @abstractmethod
-    def _any(self, call: Callable[[GrpcTransport], T], *, again: bool = True) -> T: ...
-
-    def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-        return delete_by_any(self.members, bucket, names)
-
-    def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
-        return self._any(lambda node: node.summary(bucket, prefix=prefix, depth=depth))
 
 
 def delete_names(here: Connection, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
@@ -83,24 +64,3 @@ def _summary(bucket: str, prefix: str, summary: pb.Summary) -> BucketSummary:
     return BucketSummary(
         bucket, prefix, summary.objects, summary.size_bytes, by_prefix, not summary.incomplete, tuple(summary.silent)
     )
-
-
-def delete_by_any(members: Members, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-    """As `delete_names`, by whichever node answers: it has the owners of all names leave tombstones.
-
-    Raises BucketNotFound, NodeUnavailable, SilenceTimeout.
-    """
-    failure: errors.NodeUnavailable | None = None
-    for node in members.anybody():
-        try:
-            results = members.transport(node).delete_names(bucket, names)
-        except errors.NodeUnavailable as error:
-            members.suspect(node)
-            failure = error
-            continue
-        if failure is None:
-            return results
-        # The one before may have deleted what is not found now, and its answer have been lost.
-        return [failure if isinstance(result, errors.NotFound) else result for result in results]
-    members.refresh()
-    raise failure or errors.NodeUnavailable("the map has no nodes")

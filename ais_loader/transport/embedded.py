@@ -1,17 +1,17 @@
 """The store in this process: the same code that a node runs, without a network.
 
 A writer ("a") holds the store alone. In a forked child, and after unpickling, a writer's transport becomes a reader
-beside it: one writer, any number of readers. The single module of ais_loader that loads storage_node, lazily.
+beside it: one writer, any number of readers. With embedded_puts, embedded_stream and store_errors the only part of
+ais_loader that loads storage_node, lazily.
 """
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
 from ais_loader import errors
@@ -21,21 +21,16 @@ from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary, PrefixSummary
 from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, PutSpec
-from ais_loader.transport.text import require_metadata
+from ais_loader.transport.embedded_puts import object_info, put_groups, staged
+from ais_loader.transport.embedded_stream import READ_PARTS, EmbeddedStream
+from ais_loader.transport.store_errors import translated
 from protos import ais_batch_pb2 as pb
 from protos import ais_compose_pb2 as compose_pb
-from protos.frame import Frame
 
 if TYPE_CHECKING:
-    from storage_node.store.batch import StoreBatch
-    from storage_node.store.format import Record
     from storage_node.store.record import BucketRecord
-    from storage_node.store.store import Store, Upload
+    from storage_node.store.store import Store
 
-# More threads than cores do not read faster, and more than a few only take from the trainer.
-_READ_PARTS = min(4, len(os.sched_getaffinity(0)))
-_COMMIT_TOGETHER = 128
-_COMMIT_TOGETHER_BYTES = 8 << 20
 
 
 class EmbeddedTransport:
@@ -130,32 +125,10 @@ class EmbeddedTransport:
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
         with translated():
-            return _object_info(spec.bucket, spec.name, _staged(self._store_here(), spec, source).commit())
+            return object_info(spec.bucket, spec.name, staged(self._store_here(), spec, source).commit())
 
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
-        from storage_node.store.errors import StoreError
-        from storage_node.store.store import Upload
-
-        store = self._store_here()
-        group: list[tuple[PutSpec, Upload | StoreError | errors.LoaderError]] = []
-        group_bytes = 0
-        try:
-            for spec, source in objects:
-                try:
-                    upload = _staged(store, spec, source)
-                    group_bytes += upload.size_bytes
-                    group.append((spec, upload))
-                except (StoreError, errors.LoaderError) as error:
-                    group.append((spec, error))
-                if len(group) >= _COMMIT_TOGETHER or group_bytes >= _COMMIT_TOGETHER_BYTES:
-                    yield from _commit_group(store, group)
-                    group, group_bytes = [], 0
-            yield from _commit_group(store, group)
-            group = []
-        finally:
-            for _, left in group:
-                if isinstance(left, Upload):
-                    left.abort()
+        yield from put_groups(self._store_here(), objects)
 
     def compose(
         self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
@@ -164,7 +137,7 @@ class EmbeddedTransport:
 
         with translated():
             record = compose_object(self._store_here(), request, moved or (lambda moved_bytes: None))
-            return _object_info(request.object.bucket, request.object.name, record)
+            return object_info(request.object.bucket, request.object.name, record)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         from storage_node.store.tar_append import tar_end
@@ -188,7 +161,7 @@ class EmbeddedTransport:
 
     def head(self, bucket: str, name: str) -> ObjectInfo:
         with translated():
-            return _object_info(bucket, name, self._store_here().head(bucket, name))
+            return object_info(bucket, name, self._store_here().head(bucket, name))
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         from storage_node.store.conditions import parse_condition
@@ -218,7 +191,7 @@ class EmbeddedTransport:
             with translated():
                 page = list(self._store_here().objects(bucket, prefix, after, page_size))
             for name, record in page:
-                yield _object_info(bucket, name, record)
+                yield object_info(bucket, name, record)
             if len(page) < page_size:
                 return
             after = page[-1][0]
@@ -259,14 +232,14 @@ class EmbeddedTransport:
         self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
     ) -> FrameStream:
         store = self._store_here()
-        return _EmbeddedStream(store, request, self._helpers_here())
+        return EmbeddedStream(store, request, self._helpers_here())
 
     def _helpers_here(self) -> ThreadPoolExecutor | None:
         """Threads that share the reading of a batch; none where this process is one of several that do so already."""
-        if self._helpers is None and _READ_PARTS > 1 and multiprocessing.parent_process() is None:
+        if self._helpers is None and READ_PARTS > 1 and multiprocessing.parent_process() is None:
             with self._lock:
                 if self._helpers is None:
-                    self._helpers = ThreadPoolExecutor(_READ_PARTS - 1, thread_name_prefix="ais-loader-read")
+                    self._helpers = ThreadPoolExecutor(READ_PARTS - 1, thread_name_prefix="ais-loader-read")
         return self._helpers
 
     def describe(self) -> dict[str, object]:
@@ -301,42 +274,6 @@ def _reader(paths: list[str], open_shards: int, shard_copy_bytes: int) -> Embedd
     return EmbeddedTransport(paths, mode="r", open_shards=open_shards, shard_copy_bytes=shard_copy_bytes)
 
 
-@contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """Turn the store's errors into the client's, by kind."""
-    from storage_node.store.errors import StoreError
-
-    try:
-        yield
-    except StoreError as error:
-        raise errors.from_kind(error.kind, str(error)) from error
-
-
-def _staged(store: Store, spec: PutSpec, source: Source) -> Upload:
-    """Raises StoreError, LoaderError."""
-    from storage_node.store.conditions import parse_condition
-    from storage_node.store.reframing import content_of
-    from storage_node.store.writes import stage_object
-
-    require_metadata(spec.metadata)
-    with content_of(
-        store, spec.bucket, spec.name, source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
-    ) as content:
-        return stage_object(
-            store, spec.bucket, spec.name, content.chunks, content.metadata, content.size_bytes, content.checksum,
-            parse_condition(spec.if_absent, spec.if_version or "", spec.write_id),
-        )  # fmt: skip
-
-
-def _commit_group(store: Store, group: list[Any]) -> Iterator[ObjectInfo | errors.LoaderError]:
-    results = store.commit_many([upload for _, upload in group])
-    for (spec, _), result in zip(group, results, strict=True):
-        if isinstance(result, Exception):
-            yield errors.from_kind(result.kind, str(result))
-        else:
-            yield _object_info(spec.bucket, spec.name, result)
-
-
 def _translated_chunks(chunks: Iterator[bytes]) -> Iterator[Buffer]:
     with translated():
         yield from chunks
@@ -344,56 +281,3 @@ def _translated_chunks(chunks: Iterator[bytes]) -> Iterator[Buffer]:
 
 def _bucket_info(name: str, record: BucketRecord) -> BucketInfo:
     return BucketInfo(name, record.uuid, record.copies, reframe=record.reframe)
-
-
-def _object_info(bucket: str, name: str, record: Record) -> ObjectInfo:
-    return ObjectInfo(
-        bucket, name, record.size_bytes, str(record.version), record.checksum, record.modified_ns, record.metadata
-    )
-
-
-class _EmbeddedStream:
-    """Frames read when they are asked for, in the caller's thread."""
-
-    retries, paused_s, hedged = 0, 0.0, 0
-
-    def __init__(self, store: Store, request: pb.BatchRequest, helpers: Executor | None) -> None:
-        self._store = store
-        self._helpers = helpers
-        self._request = request
-        self._batch: StoreBatch | None = None
-        self._frames = self._read_frames()
-
-    def __iter__(self) -> Iterator[Frame]:
-        return self
-
-    def __next__(self) -> Frame:
-        return next(self._frames)
-
-    def read_all(self) -> list[bytes] | None:
-        with translated():
-            return self._looked_up().read_all(self._helpers, _READ_PARTS)
-
-    def _looked_up(self) -> StoreBatch:
-        from storage_node.store.batch import StoreBatch
-
-        if self._batch is None:
-            self._batch = StoreBatch(self._store, self._request)
-        return self._batch
-
-    def _read_frames(self) -> Generator[Frame, None, None]:
-        with translated():
-            batch = self._looked_up()
-            try:
-                for span in batch.spans():
-                    frame = batch.read(span)
-                    yield frame
-                    if self._request.fail_fast and frame.status.any():
-                        return
-            finally:
-                batch.close()
-
-    def close(self) -> None:
-        # A generator that is running in another thread refuses to close; it then ends with its consumer.
-        with contextlib.suppress(ValueError):
-            self._frames.close()

@@ -32,19 +32,16 @@ from ais_loader.transport.lane import Arrivals, Lane, Share
 from ais_loader.transport.members import Members
 from ais_loader.transport.parts import Columns
 from ais_loader.transport.session import Broken, Event
-from ais_loader.transport.stream import StreamPolicy, damaged_entry
+from ais_loader.transport.sifting import Sifting
+from ais_loader.transport.stream import StreamPolicy
 from protos import ais_batch_pb2 as pb
-from protos.frame import EntryFault, Frame, FrameError, Response
-from protos.frame_edit import Mask, failed_as
+from protos.frame import EntryFault, Frame, Response
+from protos.frame_edit import Mask
 from protos.reorder import Reorder
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _EVENTS_AT_ONCE = 16
 _NOBODY = -1
-_ASK_ANOTHER = (pb.NOT_FOUND, pb.CORRUPT)
-"""What one copy has not, another may have."""
-_ASK_HOLDERS = (pb.UNAVAILABLE, pb.TIMEOUT)
-"""What the gathering node could not reach, this process may; and it has a longer patience."""
 
 
 class MergedStream:
@@ -63,6 +60,7 @@ class MergedStream:
         self._asking = Asking(members, self._columns, targets)
         self._pid = os.getpid()
         self._reorder = Reorder(self._columns.count, request.first_index, ordered=request.ordered)
+        self._sifting = Sifting(self._reorder, self._asking, verify=policy.verify_payload)
         self._arrivals: Arrivals = queue.SimpleQueue()
         self._lanes: dict[int, Lane] = {}
         self._later: list[tuple[float, Share]] = []
@@ -253,23 +251,11 @@ class MergedStream:
         self._end(lane)
 
     def _take(self, lane: Lane, came: Frame) -> None:
-        try:
-            if (frame := self._reorder.wanted(lane.number, came)) is not None:
-                if self._policy.verify_payload:
-                    self._verify(lane, frame)
-                again = self._ask_elsewhere(lane, frame)
-                contested = self._reorder.contested(lane.number, frame)
-                if contested.any():
-                    elsewhere = np.isin(frame.status, _ASK_ANOTHER + _ASK_HOLDERS)
-                    again |= contested & elsewhere & ~failed_as(frame, errors.ObjectDeleted.kind)
-                self._reorder.push(lane.number, frame, again)
-        except FrameError as wrong:
-            name = self._asking.name(lane.node)
-            raise errors.LoaderError(f"{name}: the node's answer does not add up: {wrong}") from wrong
+        sifted = self._sifting.sift(lane, came)
         lane.take(came)
-        if frame is None:
+        if sifted is None:
             return
-        again = again & ~contested  # another has been asked for these already
+        frame, again = sifted
         if (waiting := again & lane.comparing(frame)).any():
             self._wait_for(lane.share, lane.node, frame, waiting)
             again = again & ~waiting
@@ -291,33 +277,6 @@ class MergedStream:
             failing_since_s=share.failing_since_s or time.monotonic(), error=errors.NodeUnavailable(fault.message),
             hedge=False, awaited=True, missing=share.gone,
         ))  # fmt: skip
-
-    def _verify(self, lane: Lane, frame: Frame) -> None:
-        last = max(frame.index.tolist(), default=-1)
-        if last >= len(lane.share.positions):
-            raise FrameError(f"entry {last} of {len(lane.share.positions)}")
-        resume = self._reorder.resume_of(lane.share.positions[last]) if frame.piece is not None and last >= 0 else None
-        if (index := damaged_entry(frame, 0 if resume is None else resume[1])) is not None:
-            raise FrameError(f"entry {lane.share.positions[index]} was damaged on its way")
-
-    def _ask_elsewhere(self, lane: Lane, frame: Frame) -> Mask:
-        """Entries that this node has not got whole, and another one may have."""
-        one, other = _ASK_ANOTHER if lane.share.direct else _ASK_HOLDERS
-        again: Mask = (frame.status == one) | (frame.status == other)
-        if not lane.share.direct:
-            return again
-        again = (again | (frame.status == pb.UNAVAILABLE)) & ~failed_as(frame, errors.ObjectDeleted.kind)
-        if not again.any():
-            return again
-        where = np.flatnonzero(again)
-        if int(frame.index[where].max()) >= len(lane.share.positions):
-            raise FrameError(f"entry {int(frame.index.max())} of {len(lane.share.positions)}")
-        positions = [lane.share.positions[at] for at in frame.index[where].tolist()]
-        tried = lane.share.tried | {lane.node}
-        if hopeless := self._asking.hopeless(positions, tried):
-            again[where[[at in hopeless for at in positions]]] = False
-            again |= lane.comparing(frame)
-        return again
 
     # -- who is asked
 

@@ -18,10 +18,7 @@ from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.transport.asking_nodes import AskingNodes
 from ais_loader.transport.base import FrameStream, PutSpec
-from ais_loader.transport.bucket_calls import RoutedBucketCalls
-from ais_loader.transport.contents import RoutedContentsCalls
 from ais_loader.transport.download import Call, download
 from ais_loader.transport.grpc import GrpcTransport
 from ais_loader.transport.member_pages import listed_members
@@ -31,6 +28,8 @@ from ais_loader.transport.merged_listing import merged_listing
 from ais_loader.transport.parts import Columns, grouped
 from ais_loader.transport.promote_shares import promote
 from ais_loader.transport.put_groups import put_many
+from ais_loader.transport.routed_buckets import RoutedBucketCalls
+from ais_loader.transport.routed_contents import RoutedContentsCalls
 from ais_loader.transport.stream import StreamPolicy
 from ais_loader.transport.text import require_bucket, require_object, require_text
 from protos import ais_batch_pb2 as batch_pb
@@ -48,7 +47,7 @@ DIRECT_FROM_ENTRIES_PER_OWNER = 8
 session with every node that there is."""
 
 
-class RoutedTransport(AskingNodes, RoutedBucketCalls, RoutedContentsCalls):
+class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls):
     """A `Transport` over the nodes of a cluster. `url` is where the client began."""
 
     def __init__(
