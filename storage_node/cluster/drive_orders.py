@@ -58,10 +58,15 @@ def nodes_with_drives(root: Path) -> list[NodeOfDrives]:
     if not endpoints:
         raise ClusterError(f"no nodes below {root}; `cluster up` makes and starts them")
 
+    listed = {answer.uuid: answer.drives for answer in answers.values() if answer.uuid}
+
     def one(uuid: str) -> NodeOfDrives:
         name, endpoint = names.get(uuid, uuid), endpoints[uuid]
         if not endpoint:
             return NodeOfDrives(uuid, name, "", None, "it never served")
+        if (drives := listed.get(uuid)) is not None:
+            return NodeOfDrives(uuid, name, endpoint, drives)
+        # Asked once more, alone: the answer above does not say why it has no drives, and may only have come too late.
         try:
             return NodeOfDrives(uuid, name, endpoint, drives_at(endpoint))
         except ClusterError as error:
