@@ -210,7 +210,7 @@ class ObjectsService:
                 uploads.append(
                     stage_object(
                         self._store, small.bucket, small.name, [small.data], dict(small.metadata), checksum=checksum,
-                        condition=condition_of(small),
+                        condition=condition_of(small), grouped=True,
                     )
                 )
             except errors.StoreError as error:

@@ -19,8 +19,8 @@ _COMMIT_TOGETHER = 128
 _COMMIT_TOGETHER_BYTES = 8 << 20
 
 
-def staged(store: Store, spec: PutSpec, source: Source) -> Upload:
-    """Raises StoreError, LoaderError."""
+def staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False) -> Upload:
+    """`grouped`: see `Store.begin_put`. Raises StoreError, LoaderError."""
     from storage_node.store.conditions import parse_condition
     from storage_node.store.reframing import content_of
     from storage_node.store.writes import stage_object
@@ -31,7 +31,7 @@ def staged(store: Store, spec: PutSpec, source: Source) -> Upload:
     ) as content:
         return stage_object(
             store, spec.bucket, spec.name, content.chunks, content.metadata, content.size_bytes, content.checksum,
-            parse_condition(spec.if_absent, spec.if_version or "", spec.write_id),
+            parse_condition(spec.if_absent, spec.if_version or "", spec.write_id), grouped=grouped,
         )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def put_groups(
     try:
         for spec, source in objects:
             try:
-                upload = staged(store, spec, source)
+                upload = staged(store, spec, source, grouped=True)
                 group_bytes += upload.size_bytes
                 group.append((spec, upload))
             except (StoreError, errors.LoaderError) as error:

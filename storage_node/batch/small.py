@@ -15,6 +15,7 @@ from storage_node.cluster.membership import Membership
 from storage_node.store.batch_read import CachedFile, read_cached
 from storage_node.store.checksum import crc32c, digest
 from storage_node.store.drive import Drive
+from storage_node.store.segment_format import file_of
 from storage_node.store.store import Store
 
 MAX_BYTES = 384 << 10
@@ -54,7 +55,8 @@ def answer_small(
         size_bytes += record.size_bytes
         if size_bytes > MAX_BYTES:
             return None
-        files.append((drive.files.objects_fd, record.path, record.size_bytes, record.checksum))
+        path = file_of(record.path) if record.offset else record.path
+        files.append((drive.files.objects_fd, path, record.offset, record.size_bytes, record.checksum))
     answer = read_cached(_prefix(batch_id, files, size_bytes), tuple(files))
     return None if answer is None else (answer, size_bytes)
 
@@ -63,16 +65,16 @@ def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int) -> bytes:
     """Everything that stands before the objects' bytes, END included."""
     n = len(files)
     if n == 1:
-        _, _, size, checksum = files[0]
+        *_, size, checksum = files[0]
         return encode_single(batch_id, size, checksum, crc32c(checksum.to_bytes(4, "little"), _DIGEST_OF_OK))
-    checksums = np.array([checksum for _, _, _, checksum in files], "<u4")
+    checksums = np.array([checksum for *_, checksum in files], "<u4")
     end = pb.End(
         outcome=pb.End.COMPLETE, entries=n, payload_bytes=size_bytes,
         digest=digest(np.zeros(n, np.uint8), checksums),
     )  # fmt: skip
     prefix, _ = encode_prefix(
         batch_id, index=np.arange(n, dtype=np.uint32),
-        size=np.array([size for _, _, size, _ in files], np.uint32), checksum=checksums, status=np.zeros(n, np.uint8),
+        size=np.array([size for *_, size, _ in files], np.uint32), checksum=checksums, status=np.zeros(n, np.uint8),
         checksum_kind=np.full(n, pb.STORED, np.uint8), payload_bytes=size_bytes, end=end,
     )  # fmt: skip
     return prefix

@@ -107,7 +107,7 @@ class HeldWrite:
             require_bucket(self._store, small.bucket, group.bucket_uuid[small.bucket])
             return stage_object(
                 self._store, small.bucket, small.name, [small.data], dict(small.metadata), checksum=checksum,
-                condition=Condition(write_id=small.condition.write_id),
+                condition=Condition(write_id=small.condition.write_id), grouped=True,
             )  # fmt: skip
         except StoreError as error:
             return error

@@ -12,7 +12,7 @@ from storage_node.promote.walk import FoundFile, NotFit
 from storage_node.store.drive import Drive
 from storage_node.store.errors import InvalidRequest, SourceChanged, SourceRefused, StoreError
 from storage_node.store.filling import FROM_BYTES
-from storage_node.store.raw_files import StagedFile
+from storage_node.store.staged_file import StagedFile
 
 Overwrite: TypeAlias = Literal["changed", "always", "never"]
 OVERWRITES = get_args(Overwrite)
@@ -99,7 +99,9 @@ def is_small(source: SourceFile) -> bool:
 
 def staging(job: Job, source: SourceFile) -> Callable[[Drive], StagedFile]:
     """How a drive stages the file: by a hard link, if it is given up and lies on the drive's own file system."""
-    return partial(_stage_link, source=source) if job.move and not source.found.is_link else Drive.stage
+    if job.move and not source.found.is_link:
+        return partial(_stage_link, source=source)
+    return partial(Drive.stage, held=is_small(source))
 
 
 def _stage_link(drive: Drive, source: SourceFile) -> StagedFile:

@@ -214,7 +214,8 @@ static int64_t job_announce(struct job *job)
 
 /* Read and check a whole small file only if nothing has to be waited for: neither its folders nor its
  * bytes. 1 when that went well; 0 for everything else, from cold data to a wrong checksum. */
-static int read_if_cached(int dirfd, const char *path, uint8_t *dest, size_t length, uint32_t expected)
+static int read_if_cached(int dirfd, const char *path, int64_t offset, uint8_t *dest, size_t length,
+                          uint32_t expected)
 {
 #ifdef HAVE_CACHED_READS
     struct open_how how = {.flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW, .resolve = RESOLVE_CACHED};
@@ -222,11 +223,11 @@ static int read_if_cached(int dirfd, const char *path, uint8_t *dest, size_t len
     const int fd = (int)syscall(SYS_openat2, dirfd, path, &how, sizeof how);
     if (fd < 0)
         return 0;
-    const ssize_t got = length ? preadv2(fd, &piece, 1, 0, RWF_NOWAIT) : 0;
+    const ssize_t got = length ? preadv2(fd, &piece, 1, (off_t)offset, RWF_NOWAIT) : 0;
     close(fd);
     return got == (ssize_t)length && (crc_update(0xFFFFFFFFu, dest, length) ^ 0xFFFFFFFFu) == expected;
 #else
-    (void)dirfd, (void)path, (void)dest, (void)length, (void)expected;
+    (void)dirfd, (void)path, (void)offset, (void)dest, (void)length, (void)expected;
     return 0;
 #endif
 }

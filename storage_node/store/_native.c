@@ -273,6 +273,7 @@ static PyObject *read_cached(PyObject *module, PyObject *args)
     const Py_ssize_t count = PyTuple_GET_SIZE(files);
     struct file {
         const char *path;
+        long long offset;
         Py_ssize_t length;
         int dirfd;
         unsigned int expected;
@@ -285,10 +286,11 @@ static PyObject *read_cached(PyObject *module, PyObject *args)
         PyObject *const item = PyTuple_GET_ITEM(files, i);
         if (!PyTuple_Check(item))
             PyErr_Format(PyExc_TypeError, "files[%zd] must be a tuple, not %.100s", i, Py_TYPE(item)->tp_name);
-        else if (PyArg_ParseTuple(item, "iynI;a file is (dirfd, path, length, expected)", &file->dirfd, &file->path,
-                                  &file->length, &file->expected)
-                 && (file->length < 0 || file->length > PY_SSIZE_T_MAX - total))
-            PyErr_Format(PyExc_ValueError, "length %zd is not a size", file->length);
+        else if (PyArg_ParseTuple(item, "iyLnI;a file is (dirfd, path, offset, length, expected)", &file->dirfd,
+                                  &file->path, &file->offset, &file->length, &file->expected)
+                 && (file->offset < 0 || file->length < 0 || file->length > PY_SSIZE_T_MAX - total))
+            PyErr_Format(PyExc_ValueError, "offset %lld and length %zd are not a range of a file", file->offset,
+                         file->length);
         if (PyErr_Occurred())
             goto done;
         total += file->length;
@@ -300,7 +302,8 @@ static PyObject *read_cached(PyObject *module, PyObject *args)
     memcpy(dest, prefix, (size_t)prefix_bytes);
     dest += prefix_bytes;
     for (Py_ssize_t i = 0; i < count; dest += wanted[i++].length) {
-        if (!read_if_cached(wanted[i].dirfd, wanted[i].path, dest, (size_t)wanted[i].length, wanted[i].expected)) {
+        if (!read_if_cached(wanted[i].dirfd, wanted[i].path, wanted[i].offset, dest, (size_t)wanted[i].length,
+                            wanted[i].expected)) {
             Py_SETREF(frame, Py_NewRef(Py_None));
             break;
         }

@@ -10,49 +10,34 @@ A batch belongs to one thread at a time. It holds no lock and no memory between 
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 
 import numpy as np
 
 from protos import ais_batch_pb2 as pb
-from protos.frame import TARGET_PAYLOAD_BYTES, EntryFault, Frame, Piece, encode_frame, encode_prefix
+from protos.frame import TARGET_PAYLOAD_BYTES, Frame, Piece, encode_frame, encode_prefix
 from storage_node.store.batch_members import MemberPart, status_of
+from storage_node.store.batch_pieces import LOOKUPS_OF_A_MOVING_OBJECT, BatchPieces
 from storage_node.store.batch_plan import FrameSpan, plan_frames
 from storage_node.store.batch_read import Failure, FailureCode, announce, read_frame, read_list
-from storage_node.store.batch_table import MAX_ITEM_BYTES, BatchTable
-from storage_node.store.checksum import combine, crc32c, digest
+from storage_node.store.batch_verdicts import MAX_ITEM_BYTES
+from storage_node.store.checksum import crc32c, digest
 from storage_node.store.errors import StoreError
 from storage_node.store.format import BLOCK_BYTES, Record
+from storage_node.store.segment_format import file_of
 from storage_node.store.store import Store
 
-_LOOKUPS_OF_A_MOVING_OBJECT = 10
 _MIN_ENTRIES_PER_PART = 16
 
 
-@dataclass(slots=True)
-class _OpenEntry:
-    """A large entry whose pieces are being sent."""
-
-    position: int
-    fd: int
-    checksum: int
-    unpacked: Iterator[bytes] | None = None
-    """Of a member that is packed: what has not been sent yet."""
-    rest: bytes = b""
-
-
-class StoreBatch(BatchTable):
+class StoreBatch(BatchPieces):
     """n entries looked up, ready to be read, in order."""
 
     def __init__(self, store: Store, request: pb.BatchRequest) -> None:
         super().__init__(store, request)
         self.wait_us = 0
         """What END is to say of it; see ais_batch.proto."""
-        self._open: _OpenEntry | None = None
-        self._waited = bytearray(1)
         self._has_duplicates = len(set(self._sources(slice(0, self.n)))) < self.n
 
     def spans(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[FrameSpan]:
@@ -160,15 +145,18 @@ class StoreBatch(BatchTable):
         at = slice(span.first, span.stop)
         if self.status[at].any():
             return False
-        if self._request.verify_ranges and (self.kind[at] == pb.COMPUTED).any():
+        if (self.kind[at] == pb.COMPUTED).any() and (self._request.verify_ranges or self._any_in_segment(at)):
             return False
         if self._packed and not self._packed.isdisjoint(range(span.first, span.stop)):
             return False
         return not (self._has_duplicates and len(set(self._sources(at))) < span.stop - span.first)
 
+    def _any_in_segment(self, at: slice) -> bool:
+        return self._shared_files and any(record is not None and record.offset for record in self._records[at])
+
     def _sources(self, at: slice) -> Sequence[object]:
         """What is read for each entry: equal ones are read once."""
-        if not self._shards:
+        if not self._shards and not self._shared_files:
             return self._paths[at]
         columns = self._folders[at].tolist(), self._paths[at], self._start[at].tolist(), self.sizes[at].tolist()
         return list(zip(*columns, strict=True))
@@ -180,16 +168,6 @@ class StoreBatch(BatchTable):
             self.checksum[at], self.kind[at] == pb.STORED, self._waited,
         )  # fmt: skip
         return result if isinstance(result, bytes) else None
-
-    def _frame(self, at: slice, payload: memoryview) -> Frame:
-        faults: dict[int, EntryFault] = {}
-        if self.faults:
-            indexes = range(self.first_index + at.start, self.first_index + at.stop)
-            faults = {index: self.faults[index] for index in indexes if index in self.faults}
-        return Frame(
-            self.index[at], self.sizes[at].astype(np.uint32), self.checksum[at].copy(), self.status[at].copy(),
-            self.kind[at].copy(), payload, errors=faults,
-        )  # fmt: skip
 
     def _read_patiently(self, span: FrameSpan) -> Frame:
         """Entry by entry: duplicates are read once, failures get their status, moving objects another look."""
@@ -214,12 +192,14 @@ class StoreBatch(BatchTable):
 
     def _read_one(self, position: int) -> bytes:
         """The bytes of one entry; b"" with its status set when they cannot be had."""
-        for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
+        for _ in range(LOOKUPS_OF_A_MOVING_OBJECT):
             record = self._records[position]
             assert record is not None  # entries without one have a status and are not read
             outcome: bytes | tuple[int, int]
             part = self._members.get(position)
-            verify = self._request.verify_ranges and self.kind[position] == pb.COMPUTED
+            # A range says nothing of bytes that were given back a moment ago; the whole object does.
+            in_segment = record.offset > 0
+            verify = (self._request.verify_ranges or in_segment) and self.kind[position] == pb.COMPUTED
             if part is not None and (verify or part.file_offset is None):
                 outcome = self._unpack(position, part, verify=verify)
                 if self.status[position]:
@@ -236,12 +216,34 @@ class StoreBatch(BatchTable):
                 self.checksum[position] = crc32c(outcome)
                 return outcome
             code, number = outcome
-            if code != FailureCode.OPEN or number != errno.ENOENT or not self._look_again(position):
+            if code == FailureCode.OPEN and number == errno.ENOENT:
+                moved = self._look_again(position)
+            else:
+                moved = in_segment and self._look_again(position, outcome)
+            if not moved:
                 if not self.status[position]:
                     self._fail_read(position, code, number)
                 return b""
         self._fail(position, pb.UNAVAILABLE, f"{self._names[position]!r} is replaced faster than it can be read")
         return b""
+
+    def _read_piece(self, span: FrameSpan) -> Frame:
+        """One that lies in a segment is small, and read whole: it may only be resumed here."""
+        position, at = span.first, slice(span.first, span.stop)
+        record, whole_size = self._records[position], int(self.sizes[position])
+        if record is None or not record.offset or self.status[position]:
+            return super()._read_piece(span)
+        whole = self._read_one(position)
+        if not self.status[position] and len(whole) != whole_size:
+            self._fail(position, pb.UNAVAILABLE, f"{self._names[position]!r} was replaced before it could be read")
+        if self.status[position]:
+            return self._frame(at, memoryview(b""))
+        piece = whole[span.offset : span.offset + span.payload_bytes]
+        checksum = crc32c(whole[: span.offset + len(piece)])
+        return Frame(
+            self.index[at], np.array([len(piece)], np.uint32), np.array([checksum], np.uint32), self.status[at].copy(),
+            self.kind[at].copy(), memoryview(piece), Piece(span.offset, whole_size, str(record.version)),
+        )  # fmt: skip
 
     def _unpack(self, position: int, part: MemberPart, *, verify: bool) -> bytes:
         """A part of a member; b"" with its status set when it cannot be had. To verify it, all of it is read."""
@@ -257,21 +259,13 @@ class StoreBatch(BatchTable):
             self._fail_read(position, FailureCode.READ, error.errno or 0)
         return b""
 
-    def _read_bytes(
-        self, folder: int, path: bytes, start: int, size: int, expected: int | None
-    ) -> bytes | tuple[int, int]:
-        result = read_frame(
-            b"", -1, np.array([folder], np.int32), [path], np.array([start]), np.array([size]),
-            np.array([expected or 0], np.uint32), np.array([expected is not None]), self._waited,
-        )  # fmt: skip
-        return result if isinstance(result, bytes) else (result[1], result[2])
-
     def _read_verified(self, position: int, record: Record) -> bytes | tuple[int, int]:
         """A range, after its covering blocks have been compared with their stored checksums."""
-        start, size = int(self._start[position]), int(self.sizes[position])
+        start, size = int(self._start[position]) - record.offset, int(self.sizes[position])
         folder = int(self._folders[position])
         if record.size_bytes <= BLOCK_BYTES:
-            whole = self._read_bytes(folder, record.path, 0, record.size_bytes, record.checksum)
+            path = file_of(record.path)
+            whole = self._read_bytes(folder, path, record.offset, record.size_bytes, record.checksum)
             if isinstance(whole, bytes):
                 self.kind[position] = pb.STORED
                 return whole[start : start + size]
@@ -293,96 +287,6 @@ class StoreBatch(BatchTable):
                 return FailureCode.CHECKSUM, 0
         self.kind[position] = pb.STORED
         return covering[start - begin : start - begin + size]
-
-    # -- pieces of large entries
-
-    def _read_piece(self, span: FrameSpan) -> Frame:
-        position, at = span.first, slice(span.first, span.stop)
-        assert span.piece_bytes is not None
-        whole_size = int(self.sizes[position])
-        opened = self._open_large(position, span.offset)
-        if opened is None:
-            return self._frame(at, memoryview(b""))
-        record = self._records[position]
-        assert record is not None
-        if int(self.sizes[position]) != whole_size:
-            self.close()
-            self._fail(position, pb.UNAVAILABLE, f"{self._names[position]!r} was replaced before it could be read")
-            return self._frame(at, memoryview(b""))
-        result: bytes | tuple[int, int]
-        if opened.unpacked is not None:
-            result = self._unpack_more(opened, span.piece_bytes)
-            if self.status[position]:
-                self.close()
-                return self._frame(at, memoryview(b""))
-        else:
-            result = self._read_bytes(opened.fd, b"", int(self._start[position]) + span.offset, span.piece_bytes, None)
-        if not isinstance(result, bytes):
-            self._fail_read(position, *result)
-            self.close()
-            return self._frame(at, memoryview(b""))
-        opened.checksum = combine(opened.checksum, crc32c(result), len(result)) if span.offset else crc32c(result)
-        if span.offset + len(result) == whole_size:
-            self.close()
-            if self.kind[position] == pb.STORED and opened.checksum != int(self.checksum[position]):
-                self._fail_read(position, FailureCode.CHECKSUM, 0)
-                return self._frame(at, memoryview(b""))
-            self.checksum[position] = opened.checksum
-        return Frame(
-            self.index[at], np.array([len(result)], np.uint32), np.array([opened.checksum], np.uint32),
-            self.status[at].copy(), self.kind[at].copy(), memoryview(result),
-            Piece(span.offset, whole_size, str(record.version)),
-        )  # fmt: skip
-
-    def _unpack_more(self, opened: _OpenEntry, size_bytes: int) -> bytes:
-        """The next bytes of a member that is packed; its status is set when they cannot be had."""
-        assert opened.unpacked is not None
-        position, parts, got = opened.position, [opened.rest], len(opened.rest)
-        try:
-            while got < size_bytes:
-                parts.append(next(opened.unpacked))
-                got += len(parts[-1])
-        except StoreError as error:
-            self._fail(position, status_of(error), f"{self._names[position]!r}: {error}", error.kind)
-            return b""
-        except OSError as error:
-            self._fail_read(position, FailureCode.READ, error.errno or 0)
-            return b""
-        whole = b"".join(parts)
-        opened.rest = whole[size_bytes:]
-        return whole[:size_bytes]
-
-    def _open_large(self, position: int, offset: int) -> _OpenEntry | None:
-        """The entry's file, held open until its last piece: what was begun is finished, whatever is put meanwhile."""
-        if self._open is not None and self._open.position == position:
-            return self._open
-        self.close()
-        resumed = self._request.resume_checksum if position == 0 else 0
-        if not self._paths[position] and (shard := self._shards.get(int(self._folders[position]))) is not None:
-            pieces = self._members[position].pieces(offset) if position in self._packed else None
-            self._open = _OpenEntry(position, os.dup(shard.fd), resumed, pieces)
-            return self._open
-        for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
-            record = self._records[position]
-            assert record is not None
-            try:
-                fd = self._store.drive_at(self._drives[position]).files.open(record.path)
-            except FileNotFoundError:
-                if self._look_again(position):
-                    continue
-                return None
-            except OSError as error:
-                self._fail_read(position, FailureCode.OPEN, error.errno or 0)
-                return None
-            self._open = _OpenEntry(position, fd, resumed)
-            return self._open
-        return None
-
-    def close(self) -> None:
-        """Close what a batch that ends early has left open. Reading on afterwards begins anew."""
-        if self._open is not None:
-            os.close(self._open.fd)
-            self._open = None
 
     # -- the end
 

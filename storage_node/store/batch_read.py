@@ -155,23 +155,23 @@ def announce_python(dirfds: Column, paths: Paths, offsets: Column, lengths: Colu
     return announced
 
 
-CachedFile: TypeAlias = tuple[int, bytes, int, int]
-"""(folder that the path is relative to, path, size in bytes, CRC-32C)"""
+CachedFile: TypeAlias = tuple[int, bytes, int, int, int]
+"""(folder that the path is relative to, path, offset in bytes, size in bytes, CRC-32C)"""
 
 
 def read_cached_python(prefix: bytes, files: tuple[CachedFile, ...], /) -> bytes | None:
-    """`prefix` and these whole small files, verified, but only if no drive has to be waited for.
+    """`prefix` and these small objects, verified, but only if no drive has to be waited for.
 
     None for everything else, whatever it is: a caller on an event loop then takes the way over a thread, which also
     finds out what is wrong. Needs RWF_NOWAIT; this implementation may wait for a folder, the native one does not.
     """
     parts: list[bytes | bytearray] = [prefix]
-    for dirfd, path, length, expected in files:
+    for dirfd, path, offset, length, expected in files:
         data = bytearray(length)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dirfd)
             try:
-                got = os.preadv(fd, [data], 0, os.RWF_NOWAIT) if length else 0
+                got = os.preadv(fd, [data], offset, os.RWF_NOWAIT) if length else 0
             finally:
                 os.close(fd)
         except OSError:

@@ -6,7 +6,6 @@ Whatever is wrong ends in the entry's status and fault, in its place.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,19 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from protos import ais_batch_pb2 as pb
-from protos.frame import U8, U32, EntryFault
+from protos.frame import EntryFault
 from storage_node.store.batch_members import MemberPart, find_member, status_of
 from storage_node.store.batch_plan import check_columns, check_range
 from storage_node.store.batch_read import FailureCode
+from storage_node.store.batch_verdicts import MAX_ITEM_BYTES, BatchVerdicts
 from storage_node.store.doubts import CopyInDoubt, in_doubt_message
 from storage_node.store.drive import Drive
-from storage_node.store.errors import ObjectDeleted, StoreError
+from storage_node.store.errors import StoreError
 from storage_node.store.format import Record
 from storage_node.store.places import Placement
+from storage_node.store.segment_format import file_of
 from storage_node.store.shards import OpenShard
-from storage_node.store.store import Store, not_found_message
-
-MAX_ITEM_BYTES = 256 << 20
+from storage_node.store.store import Store
 
 _Unfound: TypeAlias = dict[int, StoreError | UnicodeEncodeError | None]
 """By position: why an object could not be looked up; None when there is none."""
@@ -38,24 +37,17 @@ class _Failed:
     fault: EntryFault
 
 
-class BatchTable:
+class BatchTable(BatchVerdicts):
     """n entries looked up. Arrays have shape (n,). Belongs to one thread at a time.
 
     Raises InvalidRequest when the request's columns do not fit together.
     """
 
     def __init__(self, store: Store, request: pb.BatchRequest) -> None:
-        self._store = store
+        super().__init__(store, list(request.name), request.first_index)
         self._request = request
-        self._names = list(request.name)
-        self.n = n = len(self._names)
+        n = self.n
         check_columns(request, n)
-        self.first_index = request.first_index
-        self.index: U32 = np.arange(self.first_index, self.first_index + n, dtype=np.uint32)
-        self.status: U8 = np.zeros(n, np.uint8)
-        self.checksum: U32 = np.zeros(n, np.uint32)
-        self.kind: U8 = np.full(n, pb.STORED, np.uint8)
-        self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self._start: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self._folders: npt.NDArray[np.int32] = np.zeros(n, np.int32)
         self._records: list[Record | None] = [None] * n
@@ -67,11 +59,12 @@ class BatchTable:
         """By descriptor: files in which members lie; kept open for as long as the batch is."""
         self._members: dict[int, MemberPart] = {}
         """Of those members that are packed, or asked for in part."""
+        self._shared_files = False
+        """Whether some of the objects lie in one file with others."""
         self._packed: set[int] = set()
         """Those of them that have to be unpacked."""
         self._looking: set[str] = set()
         """Shards that were looked up again, because their files had gone."""
-        self.faults: dict[int, EntryFault] = {}
         self._look_up()
 
     def _look_up(self) -> None:
@@ -169,6 +162,10 @@ class BatchTable:
         self._folders[at] = drive.files.objects_fd
         self.sizes[at] = [0 if record is None else record.size_bytes for record in found]
         self.checksum[at] = [0 if record is None else record.checksum for record in found]
+        offsets = [0 if record is None else record.offset for record in found]
+        if any(offsets):
+            self._start[at] = offsets
+            self._shared_files = True
         missed: _Unfound = {}
         for position, record in zip(mine, found, strict=True):
             if record is None:
@@ -176,7 +173,7 @@ class BatchTable:
             else:
                 self._drives[position] = slot
                 self._records[position] = record
-                self._paths[position] = record.path
+                self._paths[position] = file_of(record.path) if record.offset else record.path
                 if record.size_bytes > MAX_ITEM_BYTES and not (self._request.start or self._request.member):
                     self._fail_too_large(position, record.size_bytes)
         return missed
@@ -213,7 +210,7 @@ class BatchTable:
         if request.member and request.member[position]:
             self._narrow_to_member(position, record, request.member[position])
         elif start or length >= 0:
-            self._start[position] = start
+            self._start[position] = record.offset + start
             self.sizes[position] = record.size_bytes - start if length < 0 else length
             if self.sizes[position] != record.size_bytes:
                 self.kind[position] = pb.COMPUTED
@@ -316,8 +313,11 @@ class BatchTable:
             return _Failed(pb.RANGE, EntryFault(f"{name!r}: {fault}"))
         return None
 
-    def _look_again(self, position: int) -> bool:
-        """After a file has vanished: True when the catalog names another one by now, False with a status set if not."""
+    def _look_again(self, position: int, problem: tuple[int, int] | None = None) -> bool:
+        """After a file has vanished: True when the catalog names another one by now, False with a status set if not.
+
+        `problem`: what else it was that reading met, a FailureCode and an errno.
+        """
         name, old = self._names[position], self._records[position]
         bucket_name = self._request.bucket[self._request.bucket_index[position] if self._request.bucket_index else 0]
         bucket = self._store.find_bucket(bucket_name)
@@ -335,58 +335,23 @@ class BatchTable:
             self._fail_missing(position, bucket_name, bucket.uuid_bytes if bucket is not None else None)
             return False
         if old is not None and (slot, record.path) == (self._drives[position], old.path):
-            self._fail_missing_file(position, drive)
+            if problem is not None:
+                self._fail_read(position, *problem)
+            else:
+                self._fail_missing_file(position, drive)
             return False
         if failed := self._refused(position, record):
             self._fail(position, failed.status, failed.fault.message, failed.fault.kind)
             return False
         self._held[slot] = drive
         self._drives[position], self._folders[position] = slot, drive.files.objects_fd
-        self._records[position], self._paths[position] = record, record.path
+        self._records[position], self._paths[position] = record, file_of(record.path)
         self.sizes[position], self.checksum[position] = record.size_bytes, record.checksum
         self.kind[position] = pb.STORED
-        self._start[position] = 0
+        self._start[position] = record.offset
+        self._shared_files |= record.offset > 0
         self._narrow(position)
         return not self.status[position]
 
-    def _fail(self, position: int, status: int, message: str, kind: str = "") -> None:
-        self.status[position] = status
-        self.kind[position] = pb.NONE
-        self.sizes[position] = self.checksum[position] = 0
-        self.faults[self.first_index + position] = EntryFault(message, kind)
-
-    def _fail_missing(self, position: int, bucket: str, bucket_uuid: bytes | None) -> None:
-        name = self._names[position]
-        if bucket_uuid is None:
-            self._fail(position, pb.NOT_FOUND, not_found_message(bucket, name))
-            return
-        error = self._store.missing(bucket, bucket_uuid, name)
-        self._fail(position, pb.NOT_FOUND, str(error), error.kind if isinstance(error, ObjectDeleted) else "")
-
-    def _fail_too_large(self, position: int, size_bytes: int) -> None:
-        self._fail(
-            position, pb.FAILED,
-            f"{self._names[position]!r}: {size_bytes:,} bytes, a batch carries at most {MAX_ITEM_BYTES:,} per entry; "
-            "read it in ranges, or with bucket.open()", "item-too-large",
-        )  # fmt: skip
-
-    def _fail_missing_file(self, position: int, drive: Drive) -> None:
-        if os.path.isdir(drive.root / "objects"):
-            message = f"{self._names[position]!r}: its file or block checksums are gone from {drive.root}"
-            self._fail(position, pb.CORRUPT, message)
-        else:
-            self._fail(position, pb.UNAVAILABLE, f"{drive.root}: the drive's folder is gone", "drive-failed")
-
     def _fail_read(self, position: int, code: int, number: int) -> None:
-        name = self._names[position]
-        faults = self._held[self._drives[position]].faults
-        if code in (FailureCode.SHORT, FailureCode.CHECKSUM):
-            faults.note_checksum()
-        else:
-            faults.note_number(number, f"reading {name!r}: {os.strerror(number)}")
-        if code == FailureCode.SHORT:
-            self._fail(position, pb.CORRUPT, f"{name!r}: its file is shorter than what was put")
-        elif code == FailureCode.CHECKSUM:
-            self._fail(position, pb.CORRUPT, f"{name!r}: the bytes on the drive do not match the stored checksum")
-        else:
-            self._fail(position, pb.UNAVAILABLE, f"{name!r}: {os.strerror(number)} (errno {number})")
+        self._fail_reading(position, self._held[self._drives[position]], code, number)

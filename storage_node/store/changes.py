@@ -13,46 +13,25 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from storage_node.store import format as fmt
 from storage_node.store.blocks import put_blocks
 from storage_node.store.catalog import Catalog, WriteBatch
+from storage_node.store.commit_files import CommitFiles
 from storage_node.store.conditions import Condition, LandedWrites, require, too_late
 from storage_node.store.counters import Counters
 from storage_node.store.errors import BucketNotFound, FormatError, StoreError, VersionConflict
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record, Version
 from storage_node.store.garbage import Garbage
-from storage_node.store.raw_files import RawFiles, StagedFile
+from storage_node.store.pending import PendingObject
+from storage_node.store.raw_files import RawFiles
 from storage_node.store.record_cache import RecordCache
 from storage_node.store.retained import Ended, Retention
+from storage_node.store.staged_file import StagedFile
 from storage_node.store.stripes import Stripes
-
-
-@dataclass(slots=True)
-class PendingObject:
-    """A staged file and the name under which it is to become visible."""
-
-    bucket_uuid: bytes
-    name: str
-    file: StagedFile
-    metadata: dict[str, str]
-    version: Version | None = None
-    """None: the drive gives one, above what it has. Otherwise it has to be newer than what the drive has."""
-    modified_ns: int = 0
-    """0: the moment of the commit."""
-    damaged: Record | None = None
-    """Of an object whose bytes are not what was put: its entry as it was, so that it goes on being found damaged."""
-    damaged_blocks: Sequence[int] = ()
-    condition: Condition | None = None
-    """Of what is there; where it does not hold, this object is not committed."""
-
-    @property
-    def write_id(self) -> bytes:
-        return self.condition.write_id if self.condition is not None else b""
 
 
 class _Chosen(NamedTuple):
@@ -95,15 +74,25 @@ class Changes:
     # -- putting
 
     def commit(
-        self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None
-    ) -> list[Record | VersionConflict]:
-        """`elsewhere`: newest entries of these names on other drives, which count as if they were here."""
+        self, objects: Sequence[PendingObject], stage: Callable[[], StagedFile],
+        elsewhere: Mapping[bytes, Record] | None = None,
+    ) -> list[Record | VersionConflict]:  # fmt: skip
+        """`elsewhere`: newest entries of these names on other drives, which count as if they were here.
+
+        `stage`: see `Drive.stage`.
+        """
         failpoint("put.staged")
-        now = time.time_ns()
+        files = CommitFiles(self._files, self.counters, objects, stage, epoch=self._epoch, sync=self._sync)
+        try:
+            return self._commit(objects, files, elsewhere or {})
+        finally:
+            files.discard()
+
+    def _commit(
+        self, objects: Sequence[PendingObject], files: CommitFiles, elsewhere: Mapping[bytes, Record]
+    ) -> list[Record | VersionConflict]:
         # Before the stripes are held: syncing is slow. Whoever is overtaken meanwhile takes another counter then.
-        records = [self._identify(pending, now) for pending in objects]
-        if self._sync:
-            self._files.sync_staged([pending.file for pending in objects])
+        records = files.prepare()
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
         with self.stripes.of(keys):
             self._require_writable()
@@ -113,7 +102,7 @@ class Changes:
                 if value is not None:
                     current[key] = fmt.decode_record(value)
             newest = dict(current)
-            for key, other in (elsewhere or {}).items():
+            for key, other in elsewhere.items():
                 if key not in newest or newest[key].version < other.version:
                     newest[key] = other
             chosen: list[_Chosen] = []
@@ -136,12 +125,10 @@ class Changes:
                     self.counters.advance(floor)
                     newer = newer or Version(self._epoch, floor)
                 if newer is not None:
-                    records[at] = self._identify(pending, now, self._above(newer, pending.name))
-                    if self._sync:
-                        pending.file.sync()
+                    records[at] = files.identify_anew(pending, self._above(newer, pending.name))
                 newest[key] = results[at] = records[at]
                 chosen.append(_Chosen(key, pending, records[at]))
-            ended = self._publish(chosen, current) if chosen else Ended([], [])
+            ended = self._publish(chosen, files, current) if chosen else Ended([], [])
             self.landed.add((pending.write_id, record) for _, pending, record in chosen)
         self.bury(ended)
         return results
@@ -169,7 +156,7 @@ class Changes:
             )
         return version
 
-    def _publish(self, chosen: Sequence[_Chosen], current: dict[bytes, Record]) -> Ended:
+    def _publish(self, chosen: Sequence[_Chosen], files: CommitFiles, current: dict[bytes, Record]) -> Ended:
         """Announce the files, rename them, commit; returns what was replaced."""
         records = [record for _, _, record in chosen]
         intents = WriteBatch(raw_mode=True)
@@ -180,11 +167,8 @@ class Changes:
         commit = WriteBatch(raw_mode=True)
         ending: list[tuple[bytes, Record, int]] = []
         try:
-            if self._sync:
-                self._files.make_lasting_folders(record.path for record in records)
+            files.publish([(pending, record) for _, pending, record in chosen])
             for key, pending, record in chosen:
-                self._files.publish(pending.file, record.path)
-                failpoint("put.renamed")
                 if key in current:
                     ending.append((key, current[key], record.counter))
                 current[key] = record
@@ -203,27 +187,6 @@ class Changes:
         self._cache.forget([key for key, _, _ in chosen])
         failpoint("put.committed")
         return ended
-
-    def _identify(self, pending: PendingObject, now_ns: int, version: Version | None = None) -> Record:
-        """Give the staged file a generation and a version, and write on it what it is."""
-        version = version or pending.version
-        # One number for both where the drive gives both.
-        generation = version.counter if version and version is not pending.version else self.counters.take()
-        version = version or Version(self._epoch, generation)
-        self.counters.advance(version.counter)
-        file = pending.file
-        modified_ns = pending.modified_ns or now_ns
-        content = pending.damaged or file
-        identity = fmt.Identity(
-            pending.bucket_uuid, pending.name, version, generation, content.size_bytes, content.checksum, modified_ns,
-            pending.metadata,
-        )  # fmt: skip
-        self._files.set_identity(file.fd, fmt.encode_identity(identity))
-        path = fmt.file_path(pending.bucket_uuid, pending.name, generation)
-        return Record(
-            version.epoch, version.counter, version.node, content.size_bytes, content.checksum, modified_ns, 0, path,
-            fmt.encode_metadata(pending.metadata, pending.write_id),
-        )  # fmt: skip
 
     # -- taking away
 
@@ -382,10 +345,11 @@ class Changes:
 
     def retain(self, batch: WriteBatch, key: bytes, ended: int, pending: PendingObject) -> Record:
         """Publish a version that has ended under `key`, after `batch`; with its stripe held, and `bury` to follow."""
-        record = self._identify(pending, 0)
+        files = CommitFiles(self._files, self.counters, [pending], None, epoch=self._epoch, sync=self._sync)
+        [record] = files.prepare()
         batch.put(fmt.generation_key(fmt.MARK_PREFIX, record.generation), ended.to_bytes(8, "big") + record.path)
         self._catalog.write(batch, sync=self._sync)
-        self._publish([_Chosen(key, pending, record)], {})
+        self._publish([_Chosen(key, pending, record)], files, {})
         return record
 
     def trim(self, bucket_uuid: bytes) -> int:

@@ -19,6 +19,7 @@ from storage_node.store.adopt import adopt_file, restore_blocks, restore_identit
 from storage_node.store.catalog import held_by_this_process
 from storage_node.store.drive import Drive
 from storage_node.store.errors import FormatError, StoreError, StoreNotFound
+from storage_node.store.evidence import keeps_identity
 from storage_node.store.identity import DriveIdentity
 from storage_node.store.locking import lock_holder
 from storage_node.store.opening import drive_folders
@@ -26,7 +27,7 @@ from storage_node.store.rebuild import rebuild
 from storage_node.store.record import ClusterRecord, recovered_name
 from storage_node.store.report import DriveSummary, Finding, Progress, Report, batch_reader
 from storage_node.store.store import Store
-from storage_node.store.survey import Examination, Suspect, keeps_identity
+from storage_node.store.survey import Examination, Suspect
 
 __all__ = ["DriveSummary", "Finding", "Progress", "Report", "check", "rebuild", "repair"]
 

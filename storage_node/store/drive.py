@@ -21,57 +21,33 @@ from storage_node.store import format as fmt
 from storage_node.store import session
 from storage_node.store.blocks import read_blocks
 from storage_node.store.catalog import REBUILD_HINT, Catalog
-from storage_node.store.changes import Changes, PendingObject
+from storage_node.store.changes import Changes
 from storage_node.store.conditions import Condition
 from storage_node.store.counters import Counters
+from storage_node.store.drive_use import DriveUse
 from storage_node.store.errors import (
-    DriveFailed,
     FormatError,
-    StoreClosed,
     StoreError,
     StoreNotFound,
-    StoreReadOnly,
     VersionConflict,
 )
 from storage_node.store.faults import Faults
 from storage_node.store.format import Record, Version
 from storage_node.store.garbage import GRACE_S, Garbage
 from storage_node.store.identity import DriveIdentity
-from storage_node.store.raw_files import RawFiles, StagedFile, drive_error, is_full
+from storage_node.store.pending import PendingObject
+from storage_node.store.raw_files import RawFiles, drive_error
 from storage_node.store.record import sync_folder
 from storage_node.store.record_cache import RecordCache
 from storage_node.store.retained import Retention, find_retained, scan_at
 from storage_node.store.shard_limits import ShardLimits
 from storage_node.store.shards import Shards
+from storage_node.store.staged_file import StagedFile, is_full
 
 Durability: TypeAlias = Literal["process", "power"]
 
 READER_STALENESS_S = 1.0
 """A reader beside a writer sees a commit after at most this time; a miss is always looked up anew."""
-
-
-class _Use:
-    """Whether a drive may be used. Refers to nothing, so that a drive goes with the last one who uses it."""
-
-    def __init__(self, root: Path, *, writable: bool) -> None:
-        self.root = root
-        self.writable = writable
-        self.pid = os.getpid()
-        self.closed = False
-        self.given_up: str | None = None
-
-    def require_writable(self) -> None:
-        if not self.writable:
-            raise StoreReadOnly(f'{self.root} is open for reading only; connect with mode="a" to write')
-        self.require_open()
-
-    def require_open(self) -> None:
-        if self.given_up is not None:
-            raise DriveFailed(self.given_up)
-        if self.closed:
-            raise StoreClosed(f"{self.root}: the store has been closed")
-        if self.pid != os.getpid():
-            raise StoreClosed(f"{self.root}: the store was opened before a fork; open it again in the child")
 
 
 class Drive:
@@ -92,8 +68,10 @@ class Drive:
         self.identity = identity
         self.writable = writable
         self._sync = durability == "power"
-        self._use = _Use(root, writable=writable)
+        self._use = DriveUse(root, writable=writable)
         self._require_open, self._require_writable = self._use.require_open, self._use.require_writable
+        self.shares_files = True
+        """Whether small objects that are committed together may lie in one file."""
         self.faults = Faults()
         if not writable and not (root / "objects").exists() and not (root / "catalog").exists():
             raise StoreNotFound(f"{root}: the store is only being created, or was never opened for writing")
@@ -239,12 +217,16 @@ class Drive:
 
     # -- writing
 
-    def stage(self) -> StagedFile:
-        """A new invisible file for an object's bytes. Raises DriveFull, DriveFailed, StoreReadOnly, StoreClosed."""
+    def stage(self, *, held: bool = False) -> StagedFile:
+        """A new invisible file for an object's bytes. Raises DriveFull, DriveFailed, StoreReadOnly, StoreClosed.
+
+        `held`: see `StagedFile`; for objects that are committed with others.
+        """
         self._require_writable()
         while True:
             try:
-                return self.files.stage(f"{next(self._staging_names):x}", self._make_room)
+                name = f"{next(self._staging_names):x}"
+                return self.files.stage(name, self._make_room, held=held and self.shares_files)
             except OSError as error:
                 if not is_full(error) or not self._make_room():
                     raise drive_error(error, self.root, "staging an object") from error
@@ -271,7 +253,7 @@ class Drive:
         """
         try:
             self._require_writable()
-            return self._changes.commit(objects, elsewhere)
+            return self._changes.commit(objects, self.stage, elsewhere)
         except OSError as error:
             raise drive_error(error, self.root, "publishing an object") from error
         finally:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from storage_node.store.errors import SourceUnreadable
-from storage_node.store.raw_files import StagedFile, is_full
+from storage_node.store.staged_file import StagedFile, is_full
 
 FROM_BYTES = 256 << 10
 """A smaller file is read and written: that costs less than finding out what else there is."""

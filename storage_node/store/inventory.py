@@ -16,8 +16,12 @@ import xxhash
 
 from storage_node.store import format as fmt
 from storage_node.store.catalog import Catalog
+from storage_node.store.format import Record
+from storage_node.store.segment_format import file_of
 
-_OURS = re.compile(rb"[0-3][0-9a-f]/[0-3][0-9a-f]/[0-9a-f]{28}\.[0-9a-f]+\Z")
+_OURS = re.compile(
+    rb"([0-3][0-9a-f]/[0-3][0-9a-f]/[0-9a-f]{28}\.[0-9a-f]+|segments/[0-3][0-9a-f]/segment\.[0-9a-f]+(/[0-9a-f]+\.[0-9a-f]+)?)\Z"
+)
 _AT_ONCE = 4096
 
 
@@ -48,13 +52,21 @@ class NamedFiles:
             yield from (path for path, is_known in zip(some, known, strict=True) if not is_known)
 
 
+def named_by(record: Record) -> tuple[bytes, ...]:
+    """The object's path, and that of the segment in which it lies, which goes with its last object."""
+    return (record.path, file_of(record.path)) if record.offset else (record.path,)
+
+
 def named_paths(catalog: Catalog) -> Iterator[bytes]:
-    """Every path that the catalog names. Raises FormatError at an entry that cannot be read."""
+    """Every path that the catalog names, and those of segments that it names objects in.
+
+    Raises FormatError at an entry that cannot be read.
+    """
     for prefix in (fmt.OBJECT_PREFIX, fmt.RETAINED_PREFIX):
         for _, value in catalog.scan(prefix):
             record = fmt.decode_record(value)
             if not record.is_tombstone:
-                yield record.path
+                yield from named_by(record)
     for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
         for _, path in catalog.scan(prefix):
             yield path

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from storage_node.store import format as fmt
-from storage_node.store.changes import PendingObject
 from storage_node.store.conditions import Condition
 from storage_node.store.drive import Drive
 from storage_node.store.drive_set import DriveSet
 from storage_node.store.errors import BucketNotFound, DriveFull, StoreError
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import BLOCK_BYTES, Record
+from storage_node.store.pending import PendingObject
 from storage_node.store.places import Placement
 from storage_node.store.raw_files import drive_error
 
@@ -224,7 +224,7 @@ class _Step:
         if owner in self._sweep.full:
             raise DriveFull(f"{target.root}: no space left for what moves there")
         pending = PendingObject(
-            bucket_uuid, name, target.stage(), record.metadata, record.version, record.modified_ns,
+            bucket_uuid, name, target.stage(held=True), record.metadata, record.version, record.modified_ns,
             condition=Condition(write_id=record.write_id),
         )  # fmt: skip
         try:
@@ -292,7 +292,7 @@ class _Step:
 def _copy(source: Drive, record: Record, target: Drive, pending: PendingObject) -> None:
     """Bytes as they are. What is damaged stays damaged: it keeps the size and the checksums that it should have."""
     try:
-        for part in source.files.read(record.path, record.size_bytes):
+        for part in source.files.read(record):
             try:
                 pending.file.write(part)
             except OSError as error:

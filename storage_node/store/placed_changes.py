@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from storage_node.store import format as fmt
-from storage_node.store.changes import PendingObject
 from storage_node.store.conditions import Condition, require
 from storage_node.store.drive import Drive
 from storage_node.store.drive_set import DriveSet
 from storage_node.store.errors import StoreError
 from storage_node.store.format import Record, Version
+from storage_node.store.pending import PendingObject
 from storage_node.store.places import Placement
 from storage_node.store.raw_files import drive_error
 from storage_node.store.shards import Indexing

@@ -1,8 +1,9 @@
 """Object files: the only code that creates, names or removes the bytes of objects.
 
 A file is staged (one writer, invisible), then published under its final name, and read-only for ever; its name is
-never used again. Names are bytes relative to the drive's `objects` folder and are resolved from an open descriptor of
-that folder, so a drive that is renamed or covered by a mount meanwhile cannot be mixed up with another.
+never used again. Small objects that come together share a file, a segment, and have paths as if it was a folder.
+Names are bytes relative to the drive's `objects` folder and are resolved from an open descriptor of that folder, so a
+drive that is renamed or covered by a mount meanwhile cannot be mixed up with another.
 
 Threads: a StagedFile belongs to one thread; everything else may be called from any.
 """
@@ -13,25 +14,18 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
-from storage_node.store.checksum import crc32c
 from storage_node.store.errors import DriveFailed, DriveFull, StoreError, StoreReadOnly
 from storage_node.store.faults import Faults
-from storage_node.store.format import BLOCK_BYTES, ENDED_XATTR_NAME, XATTR_NAME
+from storage_node.store.format import BLOCK_BYTES, ENDED_XATTR_NAME, XATTR_NAME, Record
 from storage_node.store.object_folders import ObjectFolders
+from storage_node.store.segment_format import file_of, is_segment, is_slot
+from storage_node.store.segments import Segments
+from storage_node.store.staged_file import StagedFile, is_full
 from storage_node.store.syncing import Syncs
 
-RESERVE_BYTES = 64 << 20
-"""Objects may not take the last of a drive (64 MiB, or an eighth of a smaller one)."""
-
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
-
-def is_full(error: OSError) -> bool:
-    """Whether the operating system refused for want of space, or of the user's share of it."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def drive_error(error: OSError, drive: os.PathLike[str], doing: str) -> StoreError:
@@ -45,124 +39,6 @@ def drive_error(error: OSError, drive: os.PathLike[str], doing: str) -> StoreErr
     return DriveFailed(f"{drive}: {doing}: {error.strerror or error} (errno {error.errno})")
 
 
-def require_space(fd: int, need_bytes: int) -> None:
-    """Raise ENOSPC before a drive is really full: the catalog must always be able to write its log."""
-    found = os.fstatvfs(fd)
-    reserve_bytes = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // 8)
-    if found.f_bavail * found.f_frsize < need_bytes + reserve_bytes:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-class StagedFile:
-    """Bytes of an object on their way in: checksums are computed as they pass."""
-
-    def __init__(
-        self, staging_fd: int, name: str, make_room: Callable[[], bool], faults: Faults, *, linked: bool = False
-    ) -> None:
-        """`linked`: the file is there already, whole, by a hard link; its bytes are only to be `note`d."""
-        self._staging_fd = staging_fd
-        self._faults = faults
-        self._make_room = make_room
-        self._pid = os.getpid()
-        self.name = name
-        flags = os.O_RDONLY | os.O_NOFOLLOW if linked else os.O_CREAT | os.O_EXCL | os.O_WRONLY
-        self.fd = os.open(name, flags | os.O_CLOEXEC, 0o644, dir_fd=staging_fd)
-        self.linked = linked
-        self.size_bytes = 0
-        self.checksum = 0
-        self.published = False
-        self._blocks: list[int] = []
-        self._open_block = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append; after an OSError the file can only be discarded."""
-        view = memoryview(data).cast("B")
-        self.note(view)
-        while view:
-            view = view[self._with_room(len(view), partial(os.write, self.fd, view)) :]
-
-    def note(self, view: memoryview) -> None:
-        """Count the next bytes of a file that has them already, in `size_bytes` and the checksums."""
-        self.checksum = crc32c(view, self.checksum)
-        if self.size_bytes + len(view) > BLOCK_BYTES:
-            self._update_blocks(view)
-        elif view:
-            self._open_block = self.checksum
-        self.size_bytes += len(view)
-
-    def copy_range(self, source_fd: int, offset: int, count: int) -> int:
-        """Append bytes of another file in the kernel, uncounted; how many, 0 at its end. Raises OSError, also where
-        the file systems cannot."""
-        return self._with_room(count, partial(os.copy_file_range, source_fd, self.fd, count, offset), noted=False)
-
-    def restart(self) -> None:
-        """Forget the bytes that have come. Raises OSError."""
-        os.ftruncate(self.fd, 0)
-        os.lseek(self.fd, 0, os.SEEK_SET)
-        self.size_bytes = self.checksum = self._open_block = 0
-        self._blocks = []
-
-    def _with_room(self, need_bytes: int, step: Callable[[], int], *, noted: bool = True) -> int:
-        while True:
-            try:
-                require_space(self.fd, need_bytes)
-                return step()
-            except OSError as error:
-                # Dead files wait for late readers; a full drive cannot afford that.
-                if not is_full(error) or not self._make_room():
-                    if noted or is_full(error):
-                        self._faults.note(error, "writing an object")
-                    raise
-
-    def sync(self) -> None:
-        """What has been written survives a power cut on return. Raises OSError."""
-        try:
-            os.fsync(self.fd)
-        except OSError as error:
-            self._faults.note(error, "syncing an object")
-            raise
-
-    def read_back(self) -> Iterator[bytes]:
-        """The bytes written so far. Raises OSError."""
-        fd = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._staging_fd)
-        try:
-            while part := os.read(fd, BLOCK_BYTES):
-                yield part
-        finally:
-            os.close(fd)
-
-    def _update_blocks(self, view: memoryview) -> None:
-        at = self.size_bytes
-        if at == BLOCK_BYTES and not self._blocks:
-            self._blocks.append(self._open_block)  # the object ended with its first block until now
-        while view:
-            part = view[: BLOCK_BYTES - at % BLOCK_BYTES]
-            self._open_block = crc32c(part, 0 if at % BLOCK_BYTES == 0 else self._open_block)
-            at += len(part)
-            view = view[len(part) :]
-            if at % BLOCK_BYTES == 0:
-                self._blocks.append(self._open_block)
-
-    def block_checksums(self) -> list[int]:
-        """One per block of BLOCK_BYTES; empty for objects of at most one block."""
-        if self.size_bytes <= BLOCK_BYTES:
-            return []
-        return self._blocks if self.size_bytes % BLOCK_BYTES == 0 else [*self._blocks, self._open_block]
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def discard(self) -> None:
-        """Remove the file; harmless once it has been published, and in a process that inherited it through fork."""
-        self.close()
-        if self.published or self._pid != os.getpid():
-            return
-        with contextlib.suppress(OSError):
-            os.unlink(self.name, dir_fd=self._staging_fd)
-
-
 class RawFiles:
     """The folders `objects` and `staging` of one drive."""
 
@@ -171,11 +47,12 @@ class RawFiles:
         self.faults = faults or Faults()
         self.objects_fd = self.staging_fd = -1
         self._syncs = Syncs()
+        self._segments = Segments(-1, self.faults)
         if writable:
             (root / "objects").mkdir(exist_ok=True)
             (root / "staging").mkdir(exist_ok=True)
         try:
-            self.objects_fd = os.open(root / "objects", _DIRECTORY)
+            self.objects_fd = self._segments.objects_fd = os.open(root / "objects", _DIRECTORY)
             self._folders = ObjectFolders(self.objects_fd, self._syncs)
             if writable:
                 self.staging_fd = os.open(root / "staging", _DIRECTORY)
@@ -197,10 +74,13 @@ class RawFiles:
             raise
         return True
 
-    def stage(self, name: str, make_room: Callable[[], bool]) -> StagedFile:
-        """A new invisible file; `make_room` is asked when the drive is full and says whether it freed anything."""
+    def stage(self, name: str, make_room: Callable[[], bool], *, held: bool = False) -> StagedFile:
+        """A new invisible file; `make_room` is asked when the drive is full and says whether it freed anything.
+
+        `held`: see `StagedFile`.
+        """
         try:
-            return StagedFile(self.staging_fd, name, make_room, self.faults)
+            return StagedFile(self.staging_fd, name, make_room, self.faults, held=held)
         except OSError as error:
             self.faults.note(error, "staging an object")
             raise
@@ -225,7 +105,7 @@ class RawFiles:
     def make_lasting_folders(self, paths: Iterable[bytes]) -> None:
         """Before `publish`: what these files will be in survives a power cut on return. Raises OSError."""
         with self._noting("publishing an object"):
-            self._folders.make_lasting(paths)
+            self._folders.make_lasting({file_of(path) for path in paths})
 
     def publish(self, staged: StagedFile, path: bytes) -> None:
         """Give the staged file its final name. Raises OSError."""
@@ -244,7 +124,7 @@ class RawFiles:
     def sync_names(self, paths: Iterable[bytes]) -> None:
         """The names of published files survive a power cut on return. Raises OSError."""
         with self._noting("publishing an object"):
-            self._folders.sync_names(paths)
+            self._folders.sync_names({file_of(path) for path in paths})
 
     @contextlib.contextmanager
     def _noting(self, doing: str) -> Iterator[None]:
@@ -255,19 +135,20 @@ class RawFiles:
             raise
 
     def open(self, path: bytes) -> int:
-        """A descriptor for reading; the caller closes it. Raises OSError."""
+        """A descriptor for reading of the file in which the object is; the caller closes it. Raises OSError."""
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.objects_fd)
+            return os.open(file_of(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.objects_fd)
         except OSError as error:
             self.faults.note(error, "opening an object")
             raise
 
-    def read(self, path: bytes, most_bytes: int) -> Iterator[bytes]:
-        """A file's bytes in pieces, `most_bytes` in all if it has so many. Raises OSError."""
-        fd = self.open(path)
+    def read(self, record: Record) -> Iterator[bytes]:
+        """An object's bytes in pieces, as many as there are. Raises OSError."""
+        fd = self.open(record.path)
+        at, end = record.offset, record.offset + record.size_bytes
         try:
-            while most_bytes and (part := os.read(fd, min(most_bytes, 4 * BLOCK_BYTES))):
-                most_bytes -= len(part)
+            while at < end and (part := os.pread(fd, min(end - at, 4 * BLOCK_BYTES), at)):
+                at += len(part)
                 yield part
         except OSError as error:
             self.faults.note(error, "reading an object")
@@ -275,12 +156,34 @@ class RawFiles:
         finally:
             os.close(fd)
 
-    def size_bytes(self, path: bytes) -> int:
-        return os.stat(path, dir_fd=self.objects_fd, follow_symlinks=False).st_size
+    def exists(self, path: bytes) -> bool:
+        """Whether there is such a file, or the bytes of such an object have not been given back. Raises OSError."""
+        try:
+            if is_slot(path):
+                return not self._segments.is_freed(path)
+            os.stat(path, dir_fd=self.objects_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
 
     def identity(self, path: bytes) -> bytes | None:
-        """What the file says of itself; None when it says nothing."""
-        return self._attribute(path, XATTR_NAME)
+        """What the file says of itself; None when it says nothing. Raises OSError."""
+        return self._segments.identity(path) if is_slot(path) else self._attribute(path, XATTR_NAME)
+
+    def offset(self, path: bytes) -> int:
+        """Where the object begins in its file. Raises OSError, FormatError."""
+        return self._segments.offset(path) if is_slot(path) else 0
+
+    def own(self, path: bytes, identity: bytes) -> bool:
+        """Have a published file say what it is; whether it does. Raises OSError."""
+        if is_slot(path):
+            return self._segments.own(path, identity)
+        fd = self.open(path)
+        try:
+            self.set_identity(fd, identity)
+        finally:
+            os.close(fd)
+        return self.keeps_identity
 
     def _attribute(self, path: bytes, name: str) -> bytes | None:
         """None where the file has none of this name. Raises OSError."""
@@ -296,8 +199,10 @@ class RawFiles:
 
     def disown(self, path: bytes) -> None:
         """Take a dead file's identity away, so that rebuilding the catalog cannot bring a deleted object back."""
-        if self.keeps_identity:
-            with contextlib.suppress(OSError):  # it may be gone already; its removal is due anyway
+        with contextlib.suppress(OSError):  # it may be gone already; its removal is due anyway
+            if is_slot(path):
+                self._segments.disown(path)
+            elif self.keeps_identity:
                 fd = self.open(path)
                 try:
                     os.removexattr(fd, XATTR_NAME)
@@ -306,12 +211,17 @@ class RawFiles:
 
     def ended(self, path: bytes) -> int | None:
         """At which counter the object in this file was replaced or deleted, of a file retained for snapshots."""
+        if is_slot(path):
+            return self._segments.ended(path)
         said = self._attribute(path, ENDED_XATTR_NAME)
         return None if said is None else int.from_bytes(said, "big")
 
     def set_ended(self, path: bytes, ended: int | None) -> None:
         """Say so on the file, or take it back. Harmless where there is no such file. Raises OSError."""
-        if self.keeps_identity:
+        if is_slot(path):
+            with contextlib.suppress(FileNotFoundError):
+                self._segments.set_ended(path, ended)
+        elif self.keeps_identity:
             with contextlib.suppress(FileNotFoundError):
                 fd = self.open(path)
                 try:
@@ -326,8 +236,12 @@ class RawFiles:
                     os.close(fd)
 
     def unlink(self, path: bytes) -> None:
+        """Remove a file, or give an object's bytes in a segment back. Harmless where it is gone. Raises OSError."""
         try:
-            os.unlink(path, dir_fd=self.objects_fd)
+            if is_slot(path):
+                self._segments.free(path)
+            else:
+                os.unlink(path, dir_fd=self.objects_fd)
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -344,7 +258,14 @@ class RawFiles:
         return removed
 
     def walk(self) -> Iterator[bytes]:
-        """Paths of everything below `objects` that is not a folder, folder by folder, in no particular order."""
+        """Paths of all objects, and of whatever else is below `objects` and no folder, in no particular order."""
+        for path in self._walk_files():
+            if is_segment(path):
+                yield from self._segments.paths(path)
+            else:
+                yield path
+
+    def _walk_files(self) -> Iterator[bytes]:
         pending = [b""]
         while pending:
             folder = pending.pop()
@@ -369,7 +290,7 @@ class RawFiles:
         self._syncs.close()
         # Numbers are forgotten before they are given back: a late caller gets EBADF, not somebody else's folder.
         fds = self.objects_fd, self.staging_fd
-        self.objects_fd = self.staging_fd = -1
+        self.objects_fd = self.staging_fd = self._segments.objects_fd = -1
         for fd in fds:
             if fd >= 0:
                 os.close(fd)

@@ -32,6 +32,10 @@ _LOOKUPS_OF_A_MOVING_OBJECT = 10
 T = TypeVar("T")
 
 
+class _SlotDamaged(CorruptObject):
+    """The object was replaced a moment ago, most likely."""
+
+
 class ObjectReader(Iterator[bytes]):
     """Chunks of at most CHUNK_BYTES, `length` bytes in all, of one version of one object.
 
@@ -53,6 +57,14 @@ class ObjectReader(Iterator[bytes]):
         # Ranges are only checked when asked: that reads their whole blocks.
         self._verify = verify or (start == 0 and length == record.size_bytes)
         self._blocks: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
+        self._held: bytes | None = None
+        if record.offset:
+            try:
+                self._held = self._read_from_segment()
+            finally:
+                os.close(self._fd)
+                self._fd = -1
+            return
         if self._verify and length and record.size_bytes > BLOCK_BYTES:
             try:
                 stop_block = -(-self._stop // BLOCK_BYTES)
@@ -66,7 +78,9 @@ class ObjectReader(Iterator[bytes]):
             self.close()
             raise StopIteration
         try:
-            if self._verify:
+            if self._held is not None:
+                chunk = self._held[self._at : self._stop]
+            elif self._verify:
                 chunk = self._next_verified()
             else:
                 chunk = self._pread(self._at, min(CHUNK_BYTES, self._stop - self._at))
@@ -75,6 +89,19 @@ class ObjectReader(Iterator[bytes]):
             raise
         self._at += len(chunk)
         return chunk
+
+    def _read_from_segment(self) -> bytes:
+        """The whole object at once: in a segment the bytes of a dead one are given back under who has it open."""
+        data = self._pread(self.record.offset, self.record.size_bytes)
+        if crc32c(data) != self.record.checksum:
+            raise _SlotDamaged(self._damage())
+        return data
+
+    def _damage(self) -> str:
+        return (
+            f"{self._label}: the bytes on {self._drive.root} do not match the stored checksum; "
+            "run `ais-loader doctor`, and put the object again"
+        )
 
     def _next_verified(self) -> bytes:
         size = self.record.size_bytes
@@ -94,10 +121,7 @@ class ObjectReader(Iterator[bytes]):
     def _compare(self, data: bytes | memoryview, expected: int) -> None:
         if crc32c(data) != expected:
             self._drive.faults.note_checksum()
-            raise CorruptObject(
-                f"{self._label}: the bytes on {self._drive.root} do not match the stored checksum; "
-                "run `ais-loader doctor`, and put the object again"
-            )
+            raise CorruptObject(self._damage())
 
     def _pread(self, offset: int, size: int) -> bytes:
         parts: list[bytes] = []
@@ -198,8 +222,10 @@ def open_current(store: Store, bucket: str, name: str, version: str, open_file: 
                 raise drive_error(error, drive.root, f"opening {label}") from error
             if gone == (drive, record.path):
                 raise CorruptObject(f"{label}: its file on {drive.root} is missing; see `ais-loader doctor`") from error
-        except CorruptObject:
+        except CorruptObject as error:
             if gone == (drive, record.path):
+                if isinstance(error, _SlotDamaged):
+                    drive.faults.note_checksum()
                 raise
         except DriveFailed:
             if drive in store.drives:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from protos.placement import Candidate, ranked
+from storage_node.store import evidence
 from storage_node.store import format as fmt
 from storage_node.store import identity as identities
 from storage_node.store import record as records
@@ -34,7 +35,7 @@ from storage_node.store.raw_files import RawFiles, drive_error
 from storage_node.store.record import ClusterRecord, recovered_name, sync_folder
 from storage_node.store.report import PROGRESS_EVERY, DriveSummary, Finding, Progress, Report, batch_reader
 from storage_node.store.retained import enter_from_file
-from storage_node.store.survey import keeps_identity, object_key, read_checksums, read_identity, record_of, shown
+from storage_node.store.survey import shown
 
 _NEW = "catalog.rebuilding"
 _ASIDE = "catalog.lost-"
@@ -196,7 +197,7 @@ class _Rebuild:
         for position, root in enumerate(drives):
             with contextlib.closing(RawFiles(root, writable=False)) as files:
                 for path in filter(is_object_path, files.walk()):
-                    found = read_identity(files, path)
+                    found = evidence.read_identity(files, path)
                     if found and ranked(found.bucket_uuid, found.name, candidates)[0] != position:
                         raise FormatError(
                             f"{root} holds {found.name!r}, which does not belong there in a store of these "
@@ -233,7 +234,7 @@ class _Rebuild:
             catalog = opened.enter_context(contextlib.closing(Catalog(root / _NEW, writable=True)))
             tombstones = _carry_tombstones(root, catalog)
             self._collect(root, files, catalog, cuts, seen)
-            if seen.files and not seen.newest.counter and not keeps_identity(files):
+            if seen.files and not seen.newest.counter and not evidence.keeps_identity(files):
                 raise FormatError(
                     f"{root}: none of its {seen.files:,} files says what it is, and its file system stores no extended "
                     "attributes: its catalog cannot be rebuilt"
@@ -258,18 +259,18 @@ class _Rebuild:
             seen.files += 1
             self._advance(root, "reading what files say", seen.files)
             seen.next_counter = max(seen.next_counter, fmt.generation_of_path(path) + 1)
-            identity = read_identity(files, path)
+            identity = evidence.read_identity(files, path)
             if identity is None:
                 self._find("no-identity", root, "the file does not say what it is: a dead one, or one that was", path)
                 continue
             if (ended := files.ended(path)) is not None:
                 seen.note(identity.version)
                 seen.next_counter = max(seen.next_counter, ended + 1)
-                if not enter_from_file(catalog, cuts, identity, record_of(identity, path), ended):
+                if not enter_from_file(catalog, cuts, identity, evidence.record_of(files, identity, path), ended):
                     self._superseded(root, path)
                 continue
             seen.note(identity.version, identity.bucket_uuid)
-            key = object_key(identity)
+            key = evidence.object_key(identity)
             before = catalog.get(key)
             other = fmt.decode_record(before) if before is not None else None
             if other is not None and other.version > identity.version:
@@ -278,7 +279,7 @@ class _Rebuild:
             if other is not None and not other.is_tombstone:
                 self._superseded(root, other.path)
             batch = WriteBatch(raw_mode=True)
-            batch.put(key, fmt.encode_record(record_of(identity, path)))
+            batch.put(key, fmt.encode_record(evidence.record_of(files, identity, path)))
             catalog.write(batch, sync=False)
 
     def _superseded(self, root: Path, path: bytes) -> None:
@@ -301,7 +302,7 @@ class _Rebuild:
                 batch = WriteBatch(raw_mode=True)
                 put_blocks(batch, record.generation, blocks)
                 catalog.write(batch, sync=False)
-            identity = read_identity(files, record.path)
+            identity = evidence.read_identity(files, record.path)
             if identity is not None and identity.metadata is None:
                 message = "its metadata did not fit into what the file says of itself"
                 self._find("metadata-lost", root, message, record.path, key)
@@ -309,9 +310,9 @@ class _Rebuild:
     def _examine(self, files: RawFiles, record: Record) -> tuple[tuple[str, str] | None, list[int]]:
         try:
             if self._verify or record.size_bytes > fmt.BLOCK_BYTES:
-                size, whole, blocks = read_checksums(files, record)
+                size, whole, blocks = evidence.read_checksums(files, record)
             else:
-                size, whole, blocks = files.size_bytes(record.path), record.checksum, []
+                size, whole, blocks = evidence.stored_bytes(files, record), record.checksum, []
         except OSError as error:
             return ("unreadable", f"{error.strerror} (errno {error.errno})"), []
         if size != record.size_bytes:
@@ -336,7 +337,7 @@ class _Rebuild:
     def _summarize(self, drives: dict[Path, DriveIdentity], seen: dict[Path, _Seen]) -> None:
         for root, found in seen.items():
             with contextlib.closing(RawFiles(root, writable=False)) as files:
-                keeps = keeps_identity(files)
+                keeps = evidence.keeps_identity(files)
             self._summaries.append(
                 DriveSummary(
                     drives[root].drive_uuid, str(root), None, found.objects, found.object_bytes, found.files,

@@ -20,17 +20,11 @@ from storage_node.store.names import SNAPSHOT_MARK
 from storage_node.store.sealed import seal, unseal
 
 FILE_NAME = "record.json"
-DRIVES_VERSION = 3
-"""Format of a record whose drives have changed; others keep the format that older versions read as well."""
-CLUSTER_SNAPSHOTS_VERSION = 6
-"""Format of a record with snapshots of a cluster's buckets: for those, tombstones are retained as well."""
-SNAPSHOTS_VERSION = 4
-"""Format of a record with snapshots: older versions would remove what those see."""
-PROPERTIES_VERSION = 5
-"""Format of a record with buckets that have more than copies."""
-_VERSIONS = (FORMAT_VERSION, DRIVES_VERSION, SNAPSHOTS_VERSION, PROPERTIES_VERSION, CLUSTER_SNAPSHOTS_VERSION)
-_CHANGED_DRIVES = ("retiring", "former", "gone")
-_SNAPSHOTS = ("snapshots", "trimming")
+RECORD_VERSION = 7
+_READ_VERSIONS = (FORMAT_VERSION, 3, 4, 5, 6, RECORD_VERSION)
+"""Since 3 drives may change, since 4 there are snapshots, since 5 buckets have properties, since 6 clusters have
+snapshots, for which tombstones are retained as well, since 7 small objects share files. Older versions of the code
+would misread each of these, and read none of a later format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +91,8 @@ class ClusterRecord:
     """By uuid of the bucket, then by name; no bucket without any."""
     trimming: tuple[str, ...] = ()
     """Uuids of buckets of which versions may be retained that no snapshot sees any more."""
+    segments: bool = True
+    """Whether small objects may share files: not before the record says so, in a format that older versions refuse."""
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -214,6 +210,9 @@ class ClusterRecord:
         left = tuple(other for other in self.trimming if other != bucket_uuid)
         return replace(self, revision=self.revision + 1, trimming=left)
 
+    def with_segments(self) -> ClusterRecord:
+        return replace(self, segments=True, revision=self.revision + 1)
+
     def with_epoch(self, epoch: int) -> ClusterRecord:
         return replace(self, epoch=epoch, revision=self.revision + 1)
 
@@ -233,28 +232,13 @@ def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple
 
 
 def encode(record: ClusterRecord) -> bytes:
-    fields = asdict(record)
-    if any(one.of_cluster for named in record.snapshots.values() for one in named.values()):
-        return seal("record", CLUSTER_SNAPSHOTS_VERSION, fields)
-    for named in fields["snapshots"].values():
-        for one in named.values():
-            del one["of_cluster"]
-    if any(bucket.reframe for bucket in record.buckets.values()):
-        return seal("record", PROPERTIES_VERSION, fields)
-    for bucket in fields["buckets"].values():
-        del bucket["reframe"]
-    if any(fields[name] for name in _SNAPSHOTS):
-        return seal("record", SNAPSHOTS_VERSION, fields)
-    fields = {name: at for name, at in fields.items() if name not in _SNAPSHOTS}
-    if any(fields[name] for name in _CHANGED_DRIVES):
-        return seal("record", DRIVES_VERSION, fields)
-    return seal("record", FORMAT_VERSION, {name: at for name, at in fields.items() if name not in _CHANGED_DRIVES})
+    return seal("record", RECORD_VERSION, asdict(replace(record, segments=True)))
 
 
 def decode(data: bytes, source: Path) -> ClusterRecord:
     """Raises FormatError on anything that `encode` did not write."""
     try:
-        fields = unseal("record", _VERSIONS, data, source)
+        fields = unseal("record", _READ_VERSIONS, data, source)
         fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
         fields["drives"], fields["purging"] = tuple(fields["drives"]), tuple(fields["purging"])
         fields["retiring"] = tuple(fields.get("retiring", ()))
@@ -264,6 +248,7 @@ def decode(data: bytes, source: Path) -> ClusterRecord:
             for bucket_uuid, named in fields.get("snapshots", {}).items()
         }
         fields["trimming"] = tuple(fields.get("trimming", ()))
+        fields.setdefault("segments", False)
         return ClusterRecord(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{source}: not a cluster record: {error}") from error

@@ -16,13 +16,14 @@ from typing import NamedTuple
 
 from storage_node.store import format as fmt
 from storage_node.store.catalog import WriteBatch
-from storage_node.store.changes import PendingObject
 from storage_node.store.drive import Drive
 from storage_node.store.errors import StoreError
 from storage_node.store.format import Record
 from storage_node.store.names import PARTS_PREFIX
-from storage_node.store.raw_files import StagedFile, drive_error
+from storage_node.store.pending import PendingObject
+from storage_node.store.raw_files import drive_error
 from storage_node.store.retained import Ended, Retained, find_seen, scan_seen
+from storage_node.store.staged_file import StagedFile
 from storage_node.store.store import Store
 
 

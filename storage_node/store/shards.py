@@ -10,7 +10,6 @@ Threads: any.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import threading
@@ -23,7 +22,7 @@ from storage_node.store.archives.copies import DecompressedCopies
 from storage_node.store.archives.errors import ArchiveError, CopiesBusy, IndexDamaged, IndexStale
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import ShardState
-from storage_node.store.archives.kinds import kind_of_name
+from storage_node.store.archives.kinds import kind_of_name, recognise
 from storage_node.store.archives.member import Member
 from storage_node.store.archives.source import FdSource, chunks_of
 from storage_node.store.checksum import crc32c
@@ -82,6 +81,8 @@ class Shards:
 
         Raises FileNotFoundError when its file is gone, OSError, StoreError; ArchiveError when it has no members.
         """
+        if record.offset:  # no archive by its name: those have files of their own
+            recognise(name, b"")
         found = self._known(record.path)
         if found is not None:
             return found
@@ -216,11 +217,8 @@ class Shards:
                     os.unlink(entry.path)  # half written
                 elif entry.name.endswith(_SUFFIX):
                     shard = entry.name.removesuffix(_SUFFIX).replace("-", "/").encode()
-                    try:
-                        self._files.size_bytes(shard)
-                    except OSError as error:
-                        if error.errno == errno.ENOENT:
-                            os.unlink(entry.path)
+                    if not self._files.exists(shard):
+                        os.unlink(entry.path)
 
     def _path(self, path: bytes) -> Path:
         return self._folder / f"{path.decode().replace('/', '-')}{_SUFFIX}"

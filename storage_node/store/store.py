@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal
 
 from storage_node.store import record as records
-from storage_node.store.changes import PendingObject
 from storage_node.store.conditions import Condition
 from storage_node.store.copies import StoredVersion, not_found_message
 from storage_node.store.doubts import CopyInDoubt, in_doubt_message
@@ -31,12 +30,14 @@ from storage_node.store.listing import merged
 from storage_node.store.moving import Moved
 from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.opening import OpenDrives, drive_folders, open_drives
+from storage_node.store.pending import PendingObject
 from storage_node.store.placed_changes import PlacedChanges, StagedObject
 from storage_node.store.places import Placement
-from storage_node.store.raw_files import StagedFile
+from storage_node.store.record import ClusterRecord
 from storage_node.store.shard_limits import ShardLimits
 from storage_node.store.shards import indexing_of
 from storage_node.store.snapshots import Snapshots
+from storage_node.store.staged_file import StagedFile
 from storage_node.store.states import DriveState, drive_state
 from storage_node.store.upload import Upload, checked_metadata
 
@@ -100,7 +101,11 @@ class Store(Snapshots):
             if on_drive is None or on_drive.order < self._record.order:
                 with contextlib.suppress(OSError):  # a majority has it, and a full drive must open to be emptied
                     records.write(drive.root, self._record)
+        if not self._record.segments:
+            with contextlib.suppress(StoreError):  # no room for it: small objects have files of their own, as before
+                self.change_record(ClusterRecord.with_segments)
         for drive in self._live():
+            drive.shares_files = self._record.segments
             drive.set_cuts(self._record.cuts)
         self._purge_all()
         if self.moving:
@@ -193,12 +198,13 @@ class Store(Snapshots):
 
     def begin_put(
         self, bucket: str, name: str, metadata: dict[str, str] | None = None, version: Version | None = None,
-        stage: Callable[[Drive], StagedFile] = Drive.stage,
+        stage: Callable[[Drive], StagedFile] = Drive.stage, *, grouped: bool = False,
     ) -> Upload:  # fmt: skip
         """Begin to write an object; nothing is visible before `Upload.commit`.
 
         `version`: that of a copy, given by another node; it is committed if it is newer than what the store has.
-        `stage`: makes the file on the drive that owns the name.
+        `stage`: makes the file on the drive that owns the name. `grouped`: it is committed with others, and if it is
+        small it shares a file with them; its bytes are held in memory until then.
 
         Raises InvalidName, BucketNotFound, StoreReadOnly, DriveFailed, DriveFull, InvalidRequest.
         """
@@ -208,7 +214,9 @@ class Store(Snapshots):
         metadata = checked_metadata(metadata)
         placement = self._set.placement
         drive = self._set.at(placement.owner(bucket_uuid, name))
-        pending = PendingObject(bucket_uuid, name, stage(drive), metadata, version)
+        pending = PendingObject(
+            bucket_uuid, name, drive.stage(held=True) if grouped else stage(drive), metadata, version
+        )
         return Upload(f"{bucket}/{name}", StagedObject(drive, placement, pending, indexing_of(name)), self._changes)
 
     def commit_many(self, uploads: Sequence[Upload | StoreError]) -> list[Record | StoreError]:

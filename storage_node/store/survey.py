@@ -7,9 +7,7 @@ was only in motion is not reported.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,13 +15,12 @@ from dataclasses import dataclass, field
 from storage_node.store import format as fmt
 from storage_node.store.blocks import read_blocks
 from storage_node.store.catalog import Catalog
-from storage_node.store.checksum import crc32c
 from storage_node.store.drive import Drive
 from storage_node.store.errors import CorruptObject, FormatError
+from storage_node.store.evidence import keeps_identity, object_key, read_checksums, read_identity, stored_bytes
 from storage_node.store.format import BLOCK_BYTES, Identity, Record, Version
-from storage_node.store.inventory import NamedFiles, is_object_path
+from storage_node.store.inventory import NamedFiles, is_object_path, named_by
 from storage_node.store.places import Placement
-from storage_node.store.raw_files import RawFiles
 from storage_node.store.record import ClusterRecord
 from storage_node.store.report import PROGRESS_EVERY, Finding, Progress
 
@@ -135,10 +132,10 @@ class Examination:
                 self.survey.object_bytes += record.size_bytes
                 self.survey.newest = max(self.survey.newest, record.version)
                 if not record.is_tombstone:
-                    yield record.path
+                    yield from named_by(record)
         for _, value in self._drive.catalog.scan(fmt.RETAINED_PREFIX):
             with contextlib.suppress(FormatError):
-                yield fmt.decode_record(value).path  # of a tombstone none, which is no file's
+                yield from named_by(fmt.decode_record(value))
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
             for _, path in self._drive.catalog.scan(prefix):
                 self.survey.waiting += 1
@@ -176,7 +173,7 @@ class Examination:
             if self._checksums:
                 size, whole, computed = read_checksums(self._drive.files, record)
             else:
-                size, whole, computed = self._drive.files.size_bytes(record.path), 0, []
+                size, whole, computed = stored_bytes(self._drive.files, record), 0, []
             if size != record.size_bytes:
                 message = f"the file has {size:,} bytes, the object {record.size_bytes:,}"
                 return self._suspect("wrong-size", message, key=key, record=record)
@@ -259,7 +256,7 @@ class Examination:
             record = fmt.decode_record(entry) if entry is not None else None
         except FormatError:
             return None  # it may be the file of the entry that cannot be read
-        if (record is not None and record.path == path) or not self._exists(path):
+        if (record is not None and record.path == path) or not self._drive.files.exists(path):
             return None
         if identity is not None and _is_retained(catalog, identity, path):
             return None
@@ -275,85 +272,7 @@ class Examination:
         finding = Finding("orphan", drive, f"a file that nothing names: {whose}", shown(path))
         return Suspect(finding, identity=identity, file=path)
 
-    def _exists(self, path: bytes) -> bool:
-        try:
-            self._drive.files.size_bytes(path)
-        except FileNotFoundError:
-            return False
-        return True
-
 
 def _is_retained(catalog: Catalog, identity: Identity, path: bytes) -> bool:
     versions = catalog.scan(fmt.retained_prefix(identity.bucket_uuid, identity.name))
     return any(fmt.decode_record(value).path == path for _, value in versions)
-
-
-# -- what a file says, and what its bytes say
-
-
-def keeps_identity(files: RawFiles) -> bool:
-    """Whether the file system stores extended attributes; asks without writing."""
-    try:
-        os.getxattr(files.objects_fd, fmt.XATTR_NAME)
-    except OSError as error:
-        return error.errno == errno.ENODATA
-    return True
-
-
-def read_identity(files: RawFiles, path: bytes) -> Identity | None:
-    """What a file says it is; None when it says nothing, nothing intelligible, or not what its name says.
-
-    Raises OSError.
-    """
-    raw = files.identity(path)
-    if raw is None:
-        return None
-    try:
-        identity = fmt.decode_identity(raw)
-    except FormatError:
-        return None
-    expected = fmt.file_path(identity.bucket_uuid, identity.name, identity.generation)
-    return identity if expected == path else None
-
-
-def object_key(identity: Identity) -> bytes:
-    return fmt.object_key(identity.bucket_uuid, identity.name)
-
-
-def record_of(identity: Identity, path: bytes) -> Record:
-    """The catalog entry that a file's identity stands for; without metadata where that did not fit."""
-    version = identity.version
-    return Record(
-        version.epoch, version.counter, version.node, identity.size_bytes, identity.checksum, identity.modified_ns, 0,
-        path, fmt.encode_metadata(identity.metadata or {}),
-    )  # fmt: skip
-
-
-def read_checksums(files: RawFiles, record: Record) -> tuple[int, int, list[int]]:
-    """Size of an object's file, CRC-32C of its bytes, and that of each block (empty for at most one block).
-
-    A file of another size than the object's is not read: its checksums are 0 and []. Raises OSError.
-    """
-    whole, blocks = 0, []
-    fd = files.open(record.path)
-    try:
-        size = os.fstat(fd).st_size
-        if size != record.size_bytes:
-            return size, 0, []
-        for offset in range(0, record.size_bytes, BLOCK_BYTES):
-            wanted = min(BLOCK_BYTES, record.size_bytes - offset)
-            block = _pread(fd, wanted, offset)
-            if len(block) < wanted:
-                return offset + len(block), 0, []  # somebody cut it meanwhile
-            blocks.append(crc32c(block))
-            whole = crc32c(block, whole)
-    finally:
-        os.close(fd)
-    return size, whole, blocks if record.size_bytes > BLOCK_BYTES else []
-
-
-def _pread(fd: int, size: int, offset: int) -> bytes:
-    data = os.pread(fd, size, offset)
-    while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
-        data += more
-    return data

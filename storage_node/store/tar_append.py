@@ -20,7 +20,7 @@ def tar_end(store: Store, request: pb.TarEndRequest) -> pb.TarEndResponse:
     def ended(drive: Drive, record: Record) -> pb.TarEndResponse:
         fd = drive.files.open(record.path)
         try:
-            end = find_end(FdSource(fd, record.size_bytes), request.name, wanted)
+            end = find_end(FdSource(fd, record.size_bytes, record.offset), request.name, wanted)
         finally:
             os.close(fd)
         return pb.TarEndResponse(

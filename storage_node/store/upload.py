@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from storage_node.store.changes import PendingObject
 from storage_node.store.conditions import Condition
 from storage_node.store.drive import Drive
 from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.filling import fill
 from storage_node.store.format import WRITE_ID_KEY, Record, Version
+from storage_node.store.pending import PendingObject
 from storage_node.store.placed_changes import PlacedChanges, StagedObject
 from storage_node.store.raw_files import drive_error
 

@@ -30,15 +30,17 @@ def stage_object(
     size_bytes: int | None = None,
     checksum: int | None = None,
     condition: Condition | None = None,
+    *,
+    grouped: bool = False,
 ) -> Upload:
     """Stage an object from its chunks; the caller commits it.
 
-    `condition`: see `Upload.require`.
+    `condition`: see `Upload.require`. `grouped`: see `Store.begin_put`.
 
     Raises ContentMismatch when the bytes do not have the size or the CRC-32C given, VersionConflict, and what
     `begin_put` and `Upload.write` raise; nothing is left behind then.
     """
-    upload = store.begin_put(bucket, name, metadata)
+    upload = store.begin_put(bucket, name, metadata, grouped=grouped)
     try:
         upload.require(condition)
         upload.settled()  # too late is better known before the bytes have come

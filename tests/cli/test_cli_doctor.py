@@ -19,10 +19,12 @@ OBJECTS = {f"o{number}": bytes([number]) * 500 for number in range(30)}
 
 @pytest.fixture
 def drives(tmp_path: Path) -> list[Path]:
-    """The two drives of a closed store with OBJECTS in bucket `b`."""
+    """The two drives of a closed store with OBJECTS in bucket `b`, a file for each."""
     found = [tmp_path / "d0", tmp_path / "d1"]
     with connect(",".join(map(str, found))) as client:
-        list(client.create_bucket("b").put_many(OBJECTS.items()))
+        bucket = client.create_bucket("b")
+        for name, data in OBJECTS.items():
+            bucket.put(name, data)
     return found
 
 

@@ -27,9 +27,10 @@ MANY = tuple(f"many/{number}" for number in range(20))  # so many that both driv
 Durability = Literal["process", "power"]
 
 
-def _stage(store: Store, name: str, number: int, size: int):  # type: ignore[no-untyped-def]
+def _stage(store: Store, name: str, number: int, size: int, *, grouped: bool = False):  # type: ignore[no-untyped-def]
     bucket, _, rest = name.partition("/")
-    return stage_object(store, bucket, rest, [content(name, number, size)], {"number": f"{number}"})
+    data = content(name, number, size)
+    return stage_object(store, bucket, rest, [data], {"number": f"{number}"}, grouped=grouped)
 
 
 class Worker:
@@ -63,7 +64,10 @@ class Worker:
             index = self.store.drive_index(self.store.bucket(bucket).uuid_bytes, rest)
             drives.setdefault(index, []).append(name)
         self.journal.begin(self.worker, changes, list(drives.values()))
-        uploads = [_stage(self.store, n, number or 0, s) for (n, number), s in zip(changes.items(), sizes, strict=True)]
+        uploads = [
+            _stage(self.store, name, number or 0, size, grouped=True)
+            for (name, number), size in zip(changes.items(), sizes, strict=True)
+        ]
         for result in self.store.commit_many(uploads):
             if isinstance(result, Exception):
                 raise result

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store import raw_files
 from storage_node.store import record as records
+from storage_node.store import staged_file
 from storage_node.store.catalog import Catalog, WriteBatch
 from storage_node.store.errors import DriveFull
 
@@ -79,7 +79,7 @@ class InjectedDrive(SmallDrive):
 
         write_record = records.write
         monkeypatch.setattr(records, "write", write_record_if_room)
-        monkeypatch.setattr(raw_files, "require_space", require_space)
+        monkeypatch.setattr(staged_file, "require_space", require_space)
         monkeypatch.setattr(Catalog, "write", write_if_room)
 
     def leave(self, free_bytes: int) -> None:

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 def file_in(folder: Folder, name: str, data: bytes) -> CachedFile:
-    return folder.fd, folder.add(name, data), len(data), crc(data)
+    return folder.fd, folder.add(name, data), 0, len(data), crc(data)
 
 
 def test_files_stand_behind_the_prefix_in_their_order(folder: Folder, read_cached: Any) -> None:
@@ -45,14 +45,14 @@ def test_files_stand_behind_the_prefix_in_their_order(folder: Folder, read_cache
 @pytest.mark.parametrize("wrong", ["missing", "short", "checksum", "link"])
 def test_one_wrong_file_and_there_is_no_answer(folder: Folder, read_cached: Any, wrong: str) -> None:
     good = file_in(folder, "good", content(1, 500))
-    fd, path, size, checksum = file_in(folder, "bad", content(2, 500))
+    fd, path, offset, size, checksum = file_in(folder, "bad", content(2, 500))
     (folder.path / "link").symlink_to("bad")
     bad = {
-        "missing": (fd, b"nowhere", size, checksum), "short": (fd, path, size + 1, checksum),
-        "checksum": (fd, path, size, checksum ^ 1), "link": (fd, b"link", size, checksum),
+        "missing": (fd, b"nowhere", offset, size, checksum), "short": (fd, path, offset, size + 1, checksum),
+        "checksum": (fd, path, offset, size, checksum ^ 1), "link": (fd, b"link", offset, size, checksum),
     }[wrong]  # fmt: skip
     assert read_cached(b"", (good, bad, good)) is None
-    assert read_cached(b"", (good, (fd, path, size, checksum))) is not None
+    assert read_cached(b"", (good, (fd, path, offset, size, checksum))) is not None
 
 
 def test_what_lies_on_the_drive_alone_is_not_waited_for(folder: Folder, read_cached: Any) -> None:

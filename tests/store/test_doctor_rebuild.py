@@ -254,7 +254,7 @@ def test_files_that_say_nothing_cannot_be_rebuilt_from(root: Path, monkeypatch: 
         put(store, "a", b"1")
         os.removexattr(file_of(store, "a"), fmt.XATTR_NAME)
     shutil.rmtree(root / "catalog")
-    monkeypatch.setattr("storage_node.store.rebuild.keeps_identity", lambda files: False)
+    monkeypatch.setattr("storage_node.store.evidence.keeps_identity", lambda files: False)
     with pytest.raises(FormatError, match="none of its 1 files says what it is"):
         rebuild([root])
     assert len(object_files(root)) == 1

@@ -19,7 +19,7 @@ from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import GROUP_FILES, Wanted
 from storage_node.store import filling
 from storage_node.store.errors import DriveFull, SourceChanged, SourceRefused, SourceUnreadable, StoreReadOnly
-from storage_node.store.raw_files import StagedFile
+from storage_node.store.staged_file import StagedFile
 from storage_node.store.store import Store
 
 LARGE = filling.FROM_BYTES + 12_345

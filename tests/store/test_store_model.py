@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from storage_node.store.errors import ObjectNotFound
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.names import object_name_fault
+from storage_node.store.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.memory_folder import IN_MEMORY
@@ -28,7 +29,7 @@ NAMES = st.lists(
     max_size=3,
 ).map("/".join) | st.text(st.sampled_from("ab\U00010000\uffff"), min_size=1, max_size=6)
 GOOD_NAMES = NAMES.filter(lambda name: object_name_fault(name) is None)
-SIZES = st.sampled_from([0, 1, 7, 50, BLOCK_BYTES, BLOCK_BYTES + 1])
+SIZES = st.sampled_from([0, 1, 50, 3000, 9000, MAX_OBJECT_BYTES, MAX_OBJECT_BYTES + 1, BLOCK_BYTES + 1])
 
 
 def in_order(all_names: object) -> list[str]:
@@ -92,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(sizes=st.lists(st.tuples(GOOD_NAMES, SIZES), max_size=6))
     def put_many(self, sizes: list[tuple[str, int]]) -> None:
         pairs = [(name, self._bytes.randbytes(size)) for name, size in sizes]
-        uploads = [stage_object(self.store, BUCKET, name, [data], {}) for name, data in pairs]
+        uploads = [stage_object(self.store, BUCKET, name, [data], {}, grouped=True) for name, data in pairs]
         for (name, data), record in zip(pairs, self.store.commit_many(uploads), strict=True):
             self._note(name, data, record.version)  # type: ignore[union-attr]
 

@@ -44,6 +44,8 @@ SUFFIXES = {
     ".zip": ArchiveKind.ZIP,
 }
 
+_ANY_SUFFIX = tuple(SUFFIXES)
+
 _COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -68,6 +70,8 @@ _NAMES = {
 def kind_of_name(name: str) -> ArchiveKind | None:
     """By suffix, in any case of letters; None for an object that is no archive."""
     lowered = name.lower()
+    if not lowered.endswith(_ANY_SUFFIX):  # of most objects, each time one is put
+        return None
     return next((kind for suffix, kind in SUFFIXES.items() if lowered.endswith(suffix)), None)
 
 
