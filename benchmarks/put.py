@@ -12,11 +12,11 @@ single one costs about 0.8 ms, most of it grpcio's, and one in a group 0.1 ms, t
 times as syncs are fewer: three for a single PUT, and little more than two for one in a group, unless a group syncs at
 the same time. From 1 MiB on bytes are what costs, and PutMany gains little. Files 2 to 4 times PutMany.
 
-With one file for each object it came out at 14.5 and at 3.8 for 10 KiB at "process", in two runs half an hour apart, and
-at 2.6 and 2.8 at "power": to make an empty file took the file system 0.08 ms in some runs and 0.8 ms in others on the
-same quiet machine, and no PutMany of one file each is faster than that. So small objects (128 KiB at most) of a group
-share one file now. Prediction for that, written before it was measured: 10 KiB at least 10 times at "process", and at
-least 15 at "power", where a group of a hundred needs three syncs and not two hundred.
+With one file for each object it came out at 14.5 and at 3.8 for 10 KiB at "process", in two runs half an hour apart,
+and at 2.6 and 2.8 at "power": to make an empty file took the file system 0.08 ms in some runs and 0.8 ms in others on
+the same quiet machine, and no PutMany of one file each is faster than that. So small objects (128 KiB at most) of a
+group share one file now. Prediction for that, written before it was measured: 10 KiB at least 10 times at "process",
+and at least 15 at "power", where a group of a hundred needs three syncs and not two hundred.
 """
 
 from __future__ import annotations
