@@ -14,7 +14,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from storage_node.store.segment_format import (
     slot_path,
     state_offset,
 )
+from storage_node.store.staged_file import is_full
 
 _KNOWN_INDEXES = 16
 _MAX_INDEX_BYTES = 64 << 20
@@ -103,14 +104,21 @@ class Segments:
         with self._opened(path, os.O_RDWR) as (fd, index):
             if index is None or slot >= len(index):
                 return  # nothing is certain: the doctor removes the whole of it when no catalog entry names it
-            os.pwrite(fd, FREED.to_bytes(8, "little"), state_offset(slot))
+            try:
+                _write_state(fd, slot, FREED)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                # A file system that writes nothing in its place needs room for it.
+                _punch_around(fd, index, [at == slot for at in range(len(index))], slot)
+                _write_state(fd, slot, FREED)
             freed = decode_states(os.pread(fd, state_offset(len(index)), 0), len(index)) == np.uint64(FREED)
             if freed.all():
                 with self._lock:
                     self._known.pop(file, None)
                 os.unlink(file, dir_fd=self.objects_fd)
-            elif (hole := hole_around(index, freed.tolist(), slot, os.fstat(fd).st_size)) is not None:
-                _punch(fd, *hole)
+            else:
+                _punch_around(fd, index, freed.tolist(), slot)
 
     def paths(self, file: bytes) -> Iterator[bytes]:
         """Of the objects in a segment whose bytes are there; of the segment itself when none can be told."""
@@ -131,7 +139,7 @@ class Segments:
     def _set_state(self, path: bytes, state: int) -> None:
         with self._opened(path, os.O_RDWR) as (fd, index):
             if index is not None and slot_of(path) < len(index):
-                os.pwrite(fd, state.to_bytes(8, "little"), state_offset(slot_of(path)))
+                _write_state(fd, slot_of(path), state)
 
     @contextlib.contextmanager
     def _opened(self, path: bytes, flags: int = os.O_RDONLY) -> Iterator[tuple[int, SegmentIndex | None]]:
@@ -166,9 +174,14 @@ class Segments:
         return index
 
 
-def _punch(fd: int, start: int, end: int) -> None:
+def _write_state(fd: int, slot: int, state: int) -> None:
+    os.pwrite(fd, state.to_bytes(8, "little"), state_offset(slot))
+
+
+def _punch_around(fd: int, index: SegmentIndex, freed: Sequence[bool], slot: int) -> None:
     """Where the file system cannot, the room comes back with the whole segment."""
-    if _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, start, end - start):
+    hole = hole_around(index, freed, slot, os.fstat(fd).st_size)
+    if hole is not None and _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, hole[0], hole[1] - hole[0]):
         number = ctypes.get_errno()
         if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
             raise OSError(number, os.strerror(number))

@@ -317,3 +317,28 @@ def test_an_entry_that_was_begun_elsewhere_goes_on_in_a_segment(tmp_path: Path) 
                     assert frames[0].checksum.tolist() == [crc32c(wanted)]
                 assert bytes(frames[1].payload) == OBJECTS["051"]
         assert drive_of(store).checksum_errors == 0
+
+
+def test_on_a_drive_so_full_that_nothing_can_be_written_room_is_made_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[int] = []
+    write = os.pwrite
+
+    def full_until_punched(fd: int, data: bytes, offset: int) -> int:
+        if os.fstat(fd).st_blocks * 512 >= before:
+            refused.append(offset)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data, offset)
+
+    with store_at(tmp_path) as store:
+        put_group(store, OBJECTS)
+        before = used_bytes(tmp_path)
+        large = next(name for name, data in OBJECTS.items() if len(data) > 15_000)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full_until_punched)
+            store.delete(BUCKET, large)
+            reap(store)
+        assert len(refused) == 2 and used_bytes(tmp_path) < before  # of the deletion, and of the removal
+        assert contents(store) == {name: data for name, data in OBJECTS.items() if name != large}
+    assert_sound(tmp_path)
