@@ -11,7 +11,7 @@ from ais_loader import errors
 from ais_loader.archive import ArchiveFormat, ArchiveNames, BatchArchive, check_options
 from ais_loader.batch import Batch
 from ais_loader.bucket import Bucket
-from ais_loader.entry import EntryLike
+from ais_loader.entry import Entry, EntryLike
 from ais_loader.object_file import ObjectFile
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import pinned_name
@@ -193,6 +193,14 @@ class Client:
             options.on_error,
             bucket,
         )
+
+    def _long_batch(
+        self, entries: Sequence[Entry], *, timeout_s: float, verify_ranges: bool, window_bytes: int
+    ) -> Batch | None:
+        """See `Transport.open_long_batch`; for at most as many entries as one request carries."""
+        parsed, requests = requests_for_entries(entries, BatchOptions(timeout_s=timeout_s, verify_ranges=verify_ranges))
+        stream = self._transport.open_long_batch(requests[0], timeout_s=timeout_s, window_bytes=window_bytes)
+        return None if stream is None else Batch(parsed, requests, lambda _: stream, "raise")
 
     def get_batches(
         self, batches: Iterable[Sequence[EntryLike]], *, in_flight: int = 3, **options: Any

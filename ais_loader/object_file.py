@@ -212,7 +212,7 @@ class ObjectReader(_ObjectStream):
         self._rest = memoryview(b"")
 
     def chunks(self) -> Iterator[memoryview]:
-        """What has not been read yet, in views of at most 2 MiB. Raises what a batch raises."""
+        """What has not been read yet, in views of at most 4 MiB. Raises what a batch raises."""
         while True:
             with self._lock:
                 self._require_open()
@@ -234,7 +234,7 @@ class ObjectReader(_ObjectStream):
 
     def _chunk(self, wanted_bytes: int) -> memoryview:
         if not len(self._rest):
-            self._rest = self._ahead.next(max(wanted_bytes, READ_AHEAD_BYTES // 4))
+            self._rest = self._ahead.next(self.info.size_bytes - self._position)  # what goes forward only wants it all
         return self._rest
 
     def close(self) -> None:

@@ -147,7 +147,23 @@ class Transport(Protocol):
         `assembly` and `colocation`, as in BatchOptions, matter to several nodes only.
         """
 
+    def open_long_batch(
+        self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int
+    ) -> FrameStream | None:
+        """One whose frames cost less and whose beginning costs more, driven by the thread that takes them.
+
+        At most `window_bytes` come ahead of it. Nothing is tried again: a connection that breaks ends it. None where
+        there is nothing to be gained: then `open_batch`.
+        """
+
     def describe(self) -> dict[str, object]:
         """What is at the other end, for people: JSON-able."""
 
     def close(self) -> None: ...
+
+
+class NoLongBatches:
+    """Of a transport that gains nothing by `open_long_batch`."""
+
+    def open_long_batch(self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int) -> FrameStream | None:
+        return None

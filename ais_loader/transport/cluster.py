@@ -177,6 +177,14 @@ class ClusterTransport:
             return _LateStream(lambda: begin(self._there(timeout_s)))
         return begin(there)
 
+    def open_long_batch(
+        self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int
+    ) -> FrameStream | None:
+        found = self._found
+        return None if found is None else found.open_long_batch(
+            request, timeout_s=timeout_s, window_bytes=window_bytes
+        )
+
     def describe(self) -> dict[str, object]:
         return self._there().describe()
 

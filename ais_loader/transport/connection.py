@@ -12,7 +12,9 @@ import grpc
 from ais_loader import errors
 from ais_loader.transport.direct import open_stream
 from ais_loader.transport.exchange import Exchange
+from ais_loader.transport.own_stream import OWN_CHANNEL_OPTIONS, keep_freed_memory
 from ais_loader.transport.session import Session
+from ais_loader.transport.stream_pool import StreamPool
 from protos import ais_cluster_pb2_grpc as cluster_rpc
 from protos import ais_compose_pb2_grpc as compose_rpc
 from protos import ais_contents_pb2_grpc as contents_rpc
@@ -45,7 +47,10 @@ class Connection:
         self.snapshots = snapshots_rpc.SnapshotsStub(self.channel)
         self._open_session = self.channel.stream_stream(_SESSION)
         self._session: Session | None = None  # guarded by lock
-        self.exchange = Exchange(partial(open_stream, self.channel, _SESSION), verify_payload)
+        self._pool = StreamPool(partial(open_stream, self.channel, _SESSION))
+        self.exchange = Exchange(self._pool, verify_payload)
+        self._own_channel: grpc.Channel | None = None  # guarded by lock
+        self._own_pool: StreamPool | None = None  # guarded by lock
 
     @property
     def session_broke(self) -> bool:
@@ -57,6 +62,17 @@ class Connection:
                 with self.in_use():
                     self._session = Session(self._open_session, self.translate, self.endpoint)
             return self._session
+
+    def own_pool(self) -> StreamPool:
+        """Streams for long batches, on a connection of their own: what waits on it holds up nothing else."""
+        with self.lock:
+            if self._own_pool is None:
+                if self.closed:
+                    raise self.given_up()
+                keep_freed_memory()
+                self._own_channel = grpc.insecure_channel(self.endpoint, options=OWN_CHANNEL_OPTIONS)
+                self._own_pool = StreamPool(partial(open_stream, self._own_channel, _SESSION))
+            return self._own_pool
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -108,11 +124,18 @@ class Connection:
         self.closed = True
         self._end_streams()
         self.channel.close()
+        with self.lock:
+            own_channel, self._own_channel, self._own_pool = self._own_channel, None, None
+        if own_channel is not None:
+            own_channel.close()
 
     def _end_streams(self) -> None:
         """Returns when none of their threads is left."""
         with self.lock:
             session, self._session = self._session, None
+            own_pool = self._own_pool
         if session is not None:
             session.close()
-        self.exchange.close()
+        self._pool.close()
+        if own_pool is not None:
+            own_pool.close()

@@ -29,6 +29,9 @@ _NO_FLAGS = 0
 class Stream(Protocol):
     """One question at a time. Belongs to one thread at a time, but for `cancel`."""
 
+    def tell(self, message: bytes) -> None:
+        """Send a message. Raises EOFError when the stream has ended."""
+
     def ask(self, message: bytes) -> bytes:
         """Send a message, and return the next one that arrives. Raises EOFError when the stream has ended."""
 
@@ -67,7 +70,12 @@ class DirectStream:
         self._due = {"metadata", "status"}
         self._received: bytes | None = None
 
+    def tell(self, message: bytes) -> None:
+        self._finish("sent")
+        self._begin((cygrpc.SendMessageOperation(message, _NO_FLAGS),), "sent")
+
     def ask(self, message: bytes) -> bytes:
+        self._finish("sent")
         return self._exchange(
             cygrpc.SendMessageOperation(message, _NO_FLAGS), cygrpc.ReceiveMessageOperation(_NO_FLAGS)
         )
@@ -76,14 +84,20 @@ class DirectStream:
         return self._exchange(cygrpc.ReceiveMessageOperation(_NO_FLAGS))
 
     def _exchange(self, *operations: Any) -> bytes:
-        if "status" not in self._due or not self._call.operate(operations, "message"):
-            raise EOFError("the stream has ended")
-        self._due.add("message")
-        while "message" in self._due:
-            self._next_event()
+        self._begin(operations, "message")
+        self._finish("message")
         if self._received is None:
             raise EOFError("the stream has ended")
         return self._received
+
+    def _begin(self, operations: tuple[Any, ...], tag: str) -> None:
+        if "status" not in self._due or not self._call.operate(operations, tag):
+            raise EOFError("the stream has ended")
+        self._due.add(tag)
+
+    def _finish(self, tag: str) -> None:
+        while tag in self._due:
+            self._next_event()
 
     def _next_event(self) -> None:
         try:
@@ -112,8 +126,11 @@ class IteratorStream:
         self._call = channel.stream_stream(method)(iter(self._outgoing.get, None))
         self._answers: Iterator[bytes] = iter(self._call)
 
-    def ask(self, message: bytes) -> bytes:
+    def tell(self, message: bytes) -> None:
         self._outgoing.put(message)
+
+    def ask(self, message: bytes) -> bytes:
+        self.tell(message)
         return self.receive()
 
     def receive(self) -> bytes:

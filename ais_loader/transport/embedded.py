@@ -20,7 +20,7 @@ from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary, PrefixSummary
-from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, PutSpec
+from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, NoLongBatches, PutSpec
 from ais_loader.transport.embedded_puts import object_info, put_groups, staged
 from ais_loader.transport.embedded_stream import READ_PARTS, EmbeddedStream
 from ais_loader.transport.store_errors import translated
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 
-class EmbeddedTransport:
+class EmbeddedTransport(NoLongBatches):
     """A `Transport` on drives of this machine."""
 
     def __init__(

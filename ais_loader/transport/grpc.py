@@ -24,6 +24,7 @@ from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.transport.answers import SharedAnswers
 from ais_loader.transport.base import FrameStream, PutSpec
 from ais_loader.transport.bucket_calls import BucketCalls
 from ais_loader.transport.compose import composed
@@ -32,6 +33,8 @@ from ais_loader.transport.contents import ContentsCalls
 from ais_loader.transport.download import Call, download
 from ais_loader.transport.forking import SHUTDOWN_S, ForkGate, wait_for_shutdown
 from ais_loader.transport.member_pages import listed_members
+from ais_loader.transport.own_stream import OwnAnswers
+from ais_loader.transport.patience import NO_RETRY_S
 from ais_loader.transport.promote_calls import promote_request, run_promotion
 from ais_loader.transport.put_calls import CALL_TIMEOUT_S, PutAnswers, put_large
 from ais_loader.transport.put_messages import put_header, put_messages
@@ -321,7 +324,27 @@ class GrpcTransport(BucketCalls, ContentsCalls):
     ) -> FrameStream:
         policy = StreamPolicy(timeout_s=timeout_s, retry_s=self._retry_s, verify_payload=self._verify_payload)
         request.tenant = self._tenant or request.tenant
-        return GrpcStream(request, self.session, policy)
+        return GrpcStream(request, lambda request: SharedAnswers(self.session(), request), policy)
+
+    def open_long_batch(
+        self, request: batch_pb.BatchRequest, *, timeout_s: float, window_bytes: int
+    ) -> FrameStream | None:
+        policy = StreamPolicy(timeout_s=timeout_s, retry_s=NO_RETRY_S, verify_payload=self._verify_payload)
+        request.tenant = self._tenant or request.tenant
+        return GrpcStream(request, lambda request: self._ask_alone(request, window_bytes), policy)
+
+    def _ask_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> OwnAnswers:
+        with _GATE.call():
+            here = self._connected()
+
+            def broken(error: Exception) -> errors.LoaderError:
+                translated = here.translate(error)
+                if isinstance(translated, errors.NodeUnavailable):
+                    self._abandon(here)
+                return translated
+
+            with here.in_use():
+                return OwnAnswers(here.own_pool(), request, window_bytes, broken)
 
     def cluster_map(self, known_version: int, *, timeout_s: float, retry: bool) -> cluster_pb.GetMapResponse:
         """What the node knows of its cluster. Raises Unsupported for a node that knows no clusters."""

@@ -10,6 +10,8 @@ import time
 
 from ais_loader.errors import LoaderError
 
+NO_RETRY_S = -1.0
+"""Gives up at the first failure."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
@@ -34,6 +36,8 @@ class Patience:
         if not self._failures:
             self._failing_since = now
         failing_s = now - self._failing_since
+        if self._retry_s < 0:
+            raise error
         if failing_s > self._retry_s:
             raise type(error)(f"{error}; gave up after {self._failures + 1} tries in {failing_s:.1f} s") from error
         longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._failures)

@@ -18,7 +18,7 @@ from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.transport.base import FrameStream, PutSpec
+from ais_loader.transport.base import FrameStream, NoLongBatches, PutSpec
 from ais_loader.transport.download import Call, download
 from ais_loader.transport.grpc import GrpcTransport
 from ais_loader.transport.member_pages import listed_members
@@ -47,7 +47,7 @@ DIRECT_FROM_ENTRIES_PER_OWNER = 8
 session with every node that there is."""
 
 
-class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls):
+class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
     """A `Transport` over the nodes of a cluster. `url` is where the client began."""
 
     def __init__(

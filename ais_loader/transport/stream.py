@@ -18,13 +18,11 @@ import numpy as np
 
 from ais_loader import errors
 from ais_loader.checksum import crc32c
+from ais_loader.transport.answers import Answers
 from ais_loader.transport.patience import Patience
-from ais_loader.transport.session import Broken, Inbox, Session
+from ais_loader.transport.session import Broken
 from protos import ais_batch_pb2 as pb
 from protos.frame import U8, U32, Frame, Response
-
-WINDOW_BYTES = 8 << 20
-"""Payload that a node may send ahead of the consumer, for each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +37,17 @@ class StreamPolicy:
 
 
 class GrpcStream:
-    """A `FrameStream`. Belongs to one thread, but for `close`."""
+    """A `FrameStream`. Belongs to one thread, but for `close`.
 
-    def __init__(self, request: pb.BatchRequest, session_of: Callable[[], Session], policy: StreamPolicy) -> None:
+    Args:
+        ask: sends a request, with the credit that it begins with; raises NodeUnavailable, Closed.
+    """
+
+    def __init__(
+        self, request: pb.BatchRequest, ask: Callable[[pb.BatchRequest], Answers], policy: StreamPolicy
+    ) -> None:
         self._request = request
-        self._session_of = session_of
+        self._ask = ask
         self._policy = policy
         self._pid = os.getpid()
         self._n = len(request.name)
@@ -54,15 +58,16 @@ class GrpcStream:
         self._base = 0
         """First entry that the current session was asked for."""
         self._partial: Frame | None = None
-        self._unreturned_bytes = 0
         self._patience = Patience(policy.retry_s)
         self.retries = self.hedged = 0
         self.paused_s = 0.0
         """Spent waiting before those."""
+        self._taken_bytes = 0
+        """Of the last frame, which the consumer has until it comes for the next."""
         self._done = self._closed = False
-        self._session: Session | None = None
-        self._inbox: Inbox | None = None
-        self._batch_id = 0
+        self._answers: Answers | None = None
+        self._failure: errors.LoaderError | None = None
+        """Of asking: nothing has been sent."""
         self._begin(self._request)
 
     def __iter__(self) -> Iterator[Frame]:
@@ -74,7 +79,9 @@ class GrpcStream:
         while not self._done:
             if self._closed:
                 raise errors.Closed("this batch has been closed")
-            self._return_credit()
+            if self._taken_bytes and self._answers is not None:
+                self._answers.grant(self._taken_bytes)
+                self._taken_bytes = 0
             event = self._wait()
             if isinstance(event, Broken):
                 self._try_again(event.error)
@@ -87,6 +94,7 @@ class GrpcStream:
                 if event.end is not None:
                     self._finish(event.end)
                 if event.frame is not None:
+                    self._taken_bytes = len(event.frame.payload)
                     return event.frame
         raise StopIteration
 
@@ -95,23 +103,20 @@ class GrpcStream:
 
     def close(self) -> None:
         self._closed = True
-        if self._session is not None and self._inbox is not None and self._pid == os.getpid() and not self._done:
-            self._session.cancel(self._batch_id)
-            self._inbox.put(Broken(errors.Closed("this batch has been closed")))  # another thread may be waiting
+        if self._answers is not None and self._pid == os.getpid() and not self._done:
+            self._answers.cancel()
 
     # -- asking
 
     def _begin(self, request: pb.BatchRequest) -> None:
-        request.initial_credit_bytes = WINDOW_BYTES
-        self._unreturned_bytes = 0
+        self._answers = None
         try:
-            self._session = self._session_of()
+            self._answers = self._ask(request)
         except errors.NodeUnavailable as error:
-            self._inbox = queue.SimpleQueue()
-            self._inbox.put(Broken(error))
+            self._failure = error
             return
-        self._inbox = queue.SimpleQueue()
-        self._batch_id = self._session.begin(request, self._inbox)
+        if self._closed:  # by another thread, meanwhile
+            self._answers.cancel()
 
     def _resume(self) -> None:
         """Ask for what has not arrived yet."""
@@ -144,9 +149,11 @@ class GrpcStream:
         self._resume()
 
     def _wait(self) -> Response | Broken:
-        assert self._inbox is not None
+        if self._answers is None:
+            assert self._failure is not None
+            return Broken(self._failure)
         try:
-            return self._inbox.get(timeout=self._policy.timeout_s)
+            return self._answers.next(self._policy.timeout_s)
         except queue.Empty:
             self.close()
             self._done = True
@@ -167,7 +174,6 @@ class GrpcStream:
         if self._policy.verify_payload:
             self._verify(frame)
         self._patience.progress()
-        self._unreturned_bytes += len(frame.payload)
         if not frame.completes_entry:
             self._partial = frame
             return
@@ -186,12 +192,6 @@ class GrpcStream:
         seed = int(self._partial.checksum[0]) if frame.piece is not None and self._partial is not None else 0
         if (index := damaged_entry(frame, seed)) is not None:
             self._fail(f"entry {index} was damaged on its way")
-
-    def _return_credit(self) -> None:
-        """Grant again what the consumer has taken, a quarter of the window at a time."""
-        if self._unreturned_bytes >= WINDOW_BYTES // 4 and self._session is not None:
-            self._session.grant(self._batch_id, self._unreturned_bytes)
-            self._unreturned_bytes = 0
 
     def _finish(self, end: pb.End) -> None:
         self._done = True

@@ -159,6 +159,23 @@ def test_threads_read_on_while_the_process_forks_again_and_again(filled: str) ->
 
 
 @CLUSTER_SLOW
+def test_a_stream_that_is_half_read_at_the_fork_goes_on_in_the_parent_and_is_closed_in_the_child(filled: str) -> None:
+    program = """
+        data = os.urandom(30_000_000)
+        bucket.put("long", data)
+        with bucket.reader("long") as reader:
+            first = reader.read(1_000_000)
+            def work():
+                try:
+                    reader.read()
+                except errors.Closed:
+                    return bucket.get("001") == content("001")
+            print([in_child(work) for _ in range(2)], first + reader.read() == data)
+    """
+    assert run(filled, program) == "[0, 0] True"
+
+
+@CLUSTER_SLOW
 def test_a_child_of_a_child_works_too(filled: str) -> None:
     program = """
         assert read_all() == EXPECTED
