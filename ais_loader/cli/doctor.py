@@ -118,6 +118,8 @@ def _advance(bar: tqdm[Any]) -> Callable[[str, int], None]:
     """A bar that counts anew for each thing that is done."""
 
     def advance(doing: str, done: int) -> None:
+        if bar.disable:  # without a terminal, and it has no description then
+            return
         if bar.desc != doing:
             bar.set_description_str(doing, refresh=False)
             bar.n = 0

@@ -54,6 +54,16 @@ def damage(drive: Path) -> str:
     return f"o{data[0]}"
 
 
+@pytest.mark.parametrize("arguments", [[], ["--checksums"], ["--repair"], ["--rebuild", "--all-drives"]])
+def test_a_store_so_large_that_progress_is_told_is_healthy_without_a_terminal_too(
+    drives: list[Path], arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("survey", "rebuild"):
+        monkeypatch.setattr(f"storage_node.store.{module}.PROGRESS_EVERY", 5)
+    result = doctor(*drives, *arguments)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+
+
 def test_a_sound_store_is_healthy_however_it_is_named(drives: list[Path]) -> None:
     spelled = ",".join(map(str, drives))
     for arguments in (drives, [spelled], [f"file://{drives[0]}", drives[1]]):
