@@ -35,6 +35,7 @@ from storage_node.store.raw_files import RawFiles, drive_error
 from storage_node.store.record import ClusterRecord, recovered_name, sync_folder
 from storage_node.store.report import PROGRESS_EVERY, DriveSummary, Finding, Progress, Report, batch_reader
 from storage_node.store.retained import enter_from_file
+from storage_node.store.segment_format import file_of
 from storage_node.store.survey import shown
 
 _NEW = "catalog.rebuilding"
@@ -252,12 +253,14 @@ class _Rebuild:
         self, root: Path, files: RawFiles, catalog: Catalog, cuts: Mapping[bytes, Sequence[int]], seen: _Seen
     ) -> None:
         """Enter the newest file of each object, and those that snapshots see."""
+        last = b""
         for path in files.walk():
             if not is_object_path(path):
                 self._find("foreign-file", root, "not a file of the store; left alone", path)
                 continue
-            seen.files += 1
-            self._advance(root, "reading what files say", seen.files)
+            if (file := file_of(path)) != last:
+                last, seen.files = file, seen.files + 1
+                self._advance(root, "reading what files say", seen.files)
             seen.next_counter = max(seen.next_counter, fmt.generation_of_path(path) + 1)
             identity = evidence.read_identity(files, path)
             if identity is None:

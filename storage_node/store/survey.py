@@ -23,6 +23,7 @@ from storage_node.store.inventory import NamedFiles, is_object_path, named_by
 from storage_node.store.places import Placement
 from storage_node.store.record import ClusterRecord
 from storage_node.store.report import PROGRESS_EVERY, Finding, Progress
+from storage_node.store.segment_format import file_of
 
 _LOOKS_AT_A_MOVING_OBJECT = 20
 
@@ -233,9 +234,12 @@ class Examination:
                 yield suspect
 
     def _walk(self) -> Iterator[bytes]:
+        last = b""
         for path in self._drive.files.walk():
-            self.survey.files += 1
-            self._advance("comparing files", self.survey.files)
+            if (file := file_of(path)) != last:  # objects in a segment come one after another
+                last = file
+                self.survey.files += 1
+                self._advance("comparing files", self.survey.files)
             yield path
 
     def _stray(self, path: bytes) -> Suspect | None:

@@ -92,6 +92,8 @@ def test_a_group_is_one_file_and_every_object_of_it_is_what_was_put(tmp_path: Pa
         ]  # fmt: skip
         assert read(store, "042", start=5, length=7) == OBJECTS["042"][5:12]
         assert store.head(BUCKET, "007").metadata == {"of": "007"}
+    [drive] = doctor.check([tmp_path]).drives
+    assert (drive.objects, drive.files) == (len(OBJECTS), 1)
     with Store.open([tmp_path], mode="r") as reader:
         assert contents(reader) == OBJECTS
     assert_sound(tmp_path)
