@@ -83,6 +83,8 @@ def recognise(name: str, head: bytes) -> ArchiveKind:
     kind = kind_of_name(name)
     if kind is None:
         raise NotAnArchive(f"{name!r} has no members: its name ends in none of {', '.join(SUFFIXES)}")
+    if any(head.startswith(magic) for magic, name in _COMPRESSIONS.items() if name == _NAMES[kind]):
+        return kind  # in what a small tar has been compressed to, a header may lie where that of a tar would be
     found = content_of(head)
     if found == _NAMES[kind]:
         return kind
