@@ -111,8 +111,12 @@ class Shards:
             if (refused := self._refused.get(path)) is not None:
                 raise type(refused)(*refused.args)
             found = self._open.get(path)
-            if found is not None:
-                self._open.move_to_end(path)
+            if found is None:
+                return None
+            if not found.archive.index.is_whole:
+                del self._open[path]  # opening it again finds out what is left, and makes it anew
+                return None
+            self._open.move_to_end(path)
             return found
 
     @contextlib.contextmanager
@@ -169,7 +173,7 @@ class Shards:
         return Archive(source, self._save(index_shard(source, name), path, state))
 
     def _save(self, index: MemberIndex, path: Path, state: ShardState) -> MemberIndex:
-        """Returns it as it is in the file, which costs no memory of ours."""
+        """Returns it as it is in the file: a large one costs no memory of ours."""
         if not self._writable:
             return index
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from ais_loader.testing import seeded_bytes
 from storage_node.store import shards
+from storage_node.store.archives import index
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import HEADER_BYTES, ShardState
 from storage_node.store.checksum import crc32c
@@ -76,12 +78,31 @@ def test_an_index_file_that_is_not_what_was_written_is_made_again(tmp_path: Path
         harmed += [written[:at] + bytes([written[at] ^ 64]) + written[at + 1 :] for at in flips]
         for data in harmed:
             drive.shards.close()  # forgets what it knows
-            # Not in place: a mapped file that shrinks would end this process.
             path.unlink()
             path.write_bytes(data)
             assert data != written
             assert members(store, name) == MEMBERS
             assert list(MemberIndex.open(path, state)) == listed
+    assert_sound(root)
+
+
+@pytest.mark.parametrize("most_read_bytes", [0, index.READ_BYTES], ids=["mapped", "read"])
+def test_a_file_that_is_cut_while_it_is_used_ends_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_read_bytes: int
+) -> None:
+    monkeypatch.setattr(index, "READ_BYTES", most_read_bytes)
+    root = tmp_path / "drive"
+    with store_at(root) as store:
+        put(store, "s.tar", TAR)
+        (path,) = (root / shards.FOLDER_NAME).glob("*.index")
+        written = path.stat().st_size
+        for left in (written - 1, HEADER_BYTES, 0):
+            assert members(store, "s.tar") == MEMBERS
+            os.truncate(path, left)
+            assert members(store, "s.tar") == MEMBERS
+            store.locate(BUCKET, "s.tar")[0].shards.close()
+            assert members(store, "s.tar") == MEMBERS
+            assert path.stat().st_size == written
     assert_sound(root)
 
 

@@ -1,11 +1,12 @@
-"""Members of one shard by name: a compact file beside the shard, mapped, never loaded.
+"""Members of one shard by name: a compact file beside the shard, mapped if it is large.
 
 An index is made by one pass over the shard (tar_index.py, zip_index.py), saved once, and replaced by another file when
 the shard changes. It costs 40 bytes and the name for each member (49 in a zip), plus the restart points of a compressed
-tar. Opening reads all of it once, to verify it; from then on a look-up touches a few pages.
+tar. Opening reads all of it once, to verify it; from then on a look-up touches a few pages. FORMAT.md says what was
+measured, and what can happen to a mapping.
 
-Threads: an open index is immutable and may be used from any number of threads. The mapped file must not be truncated
-or written while it is open: `save` replaces files, never changes them.
+Threads: an open index is immutable and may be used from any number of threads. The file must not be written while it
+is open: `save` replaces files, never changes them. Who keeps one open asks `is_whole` before each use.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ from storage_node.store.archives.table import Columns
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
 
+READ_BYTES = 1 << 20
+"""Up to here, some 17,000 members, a file is read into memory: the kernel ends a process that touches a mapping whose
+file has been cut, or whose medium fails. With 128 shards open that is 128 MiB at most."""
+_PIECE_BYTES = 1 << 20
 _UNBOUND = ShardState(Version(0, 0), 0, 0)
 
 
@@ -107,25 +112,37 @@ class MemberIndex:
 
     @classmethod
     def open(cls, path: Path, shard: ShardState) -> MemberIndex:
-        """Map and verify the file.
+        """Read or map the file, and verify it.
 
         Raises:
             FileNotFoundError: there is none.
+            OSError: it cannot be read.
             IndexStale: it is of another state of the shard.
             IndexDamaged: it is not what was written, or of another format.
         """
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < HEADER_BYTES:
-                raise IndexDamaged(f"{path}: a member index cannot have {size} bytes")
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
-            head = decode_head(mapped[:HEADER_BYTES])
+            with path.open("rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < HEADER_BYTES:
+                    raise IndexDamaged(f"a member index cannot have {size} bytes")
+                data = _read(file.fileno(), size) if size <= READ_BYTES else _mapped(file.fileno(), size)
+            head = decode_head(data[:HEADER_BYTES])
             if head.shard != shard:
                 raise IndexStale(f"{path}: the index is of version {head.shard.version}, the shard is {shard.version}")
-            return cls(head, memoryview(mapped)[HEADER_BYTES:])
+            return cls(head, memoryview(data)[HEADER_BYTES:])
         except IndexDamaged as error:
             raise IndexDamaged(f"{path}: {error}") from None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it may be used: not once a mapped file has been cut."""
+        mapped = self._data.obj
+        if not isinstance(mapped, mmap.mmap):
+            return True
+        try:
+            return mapped.size() >= self.file_bytes
+        except OSError:
+            return False
 
     @property
     def kind(self) -> ArchiveKind:
@@ -238,3 +255,22 @@ class MemberIndex:
             self._text(self._name(row)), body.offsets.item(row), body.sizes.item(row), body.checksums.item(row),
             body.packed.item(row), body.methods.item(row),
         )  # fmt: skip
+
+
+def _read(fd: int, size_bytes: int) -> bytes:
+    """Fewer where the file ends before. Raises OSError."""
+    parts, at = [], 0
+    while at < size_bytes and (part := os.pread(fd, size_bytes - at, at)):
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
+def _mapped(fd: int, size_bytes: int) -> mmap.mmap:
+    """Raises OSError, also where the medium does not give all of it: a mapping would end the process instead."""
+    at, piece = 0, bytearray(_PIECE_BYTES)
+    while at < size_bytes and (count := os.preadv(fd, [piece], at)):
+        at += count
+    if at < size_bytes:
+        raise IndexDamaged(f"a member index that has {at} of its {size_bytes} bytes")
+    return mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ)
