@@ -19,8 +19,8 @@ from protos.channel_options import CHANNEL_OPTIONS
 from protos.frame import FrameError, decode_response
 
 FIRST_WINDOW_BYTES = 8 << 20
-"""Payload that a node may send ahead at first: enough where an answer takes less than `_FAR_S`, and what waits for a
-consumer is still in the processor's caches."""
+"""Payload that a node may send ahead at first: enough where an answer takes less than `_FAR_S`, and more would have
+left the caches of the processor before it is read."""
 MAX_WINDOW_BYTES = 16 << 20
 _FAR_S = 0.005
 """A frame that was waited for so long says that more has to be under way."""
@@ -30,6 +30,7 @@ OWN_CHANNEL_OPTIONS = (
     *CHANNEL_OPTIONS,
     ("grpc.http2.lookahead_bytes", MAX_WINDOW_BYTES + (8 << 20)),  # credit may be overdrawn by a frame
     ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.max_frame_size", _LARGER_BYTES),  # else 16 KiB without the probe, and 0.07 s of CPU time more for a GB
 )
 
 
