@@ -185,7 +185,7 @@ class NodeServer:
                 raise OSError(
                     f"cannot listen on {self.config.host}:{self.config.port}: is another node running there? ({error})"
                 ) from error
-            served = metrics_served(service, self.membership, VERSION, repair.counts, drives)
+            served = metrics_served(service, self.membership, VERSION, repair.counts, drives, promote.counts)
             self.metrics_port = held.enter_context(served)
             await server.start()
             self._started.set()

@@ -24,7 +24,7 @@ from storage_node.promote.walk import Found, FoundFile, NotFit
 from storage_node.store import errors
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import BucketNotFound, DriveFailed, StoreError
-from storage_node.store.filling import read_source
+from storage_node.store.filling import Taken, read_source
 from storage_node.store.store import Store, Upload
 
 HAVE_TIMEOUT_S = 10.0
@@ -83,7 +83,7 @@ class ClusterPromotion:
                 outcomes[at] = _outcome(files[at], answer)
             async with asyncio.TaskGroup() as several:
                 puts = {at: several.create_task(self._put_large(target, source)) for at, source in sources.items()}
-            outcomes.update({at: _outcome(files[at], put.result()) for at, put in puts.items()})
+            outcomes.update({at: _outcome(files[at], *put.result()) for at, put in puts.items()})
         finally:
             for source in sources.values():
                 source.close()
@@ -167,16 +167,21 @@ class ClusterPromotion:
             for result in answer.result
         ]
 
-    async def _put_large(self, target: Target, source: SourceFile) -> Stored | StoreError:
+    async def _put_large(self, target: Target, source: SourceFile) -> tuple[Stored | StoreError, Taken]:
+        """And how this node's own copy, if it has one, came by its bytes."""
         name = source.found.name
+        taken: Taken = "copied"
         held: _HeldFile | None = None
         try:
             if target.position in target.rankings([name])[0][: target.bucket.copies]:
                 held = _HeldFile(self._store, await self._work(self._stage, target, source))
             header = pb.PutHeader(bucket=self._job.bucket, name=name, metadata=stamp_metadata(source))
-            return stored_of_info(await self._writes.put(target, header, self._messages(target, source, held), held))
+            if held is not None and isinstance(held.upload, Upload):
+                taken = held.upload.taken
+            info = await self._writes.put(target, header, self._messages(target, source, held), held)
+            return stored_of_info(info), taken
         except StoreError as error:
-            return error
+            return error, taken
         finally:
             if held is not None:
                 await asyncio.shield(asyncio.ensure_future(self._work(held.drop)))
@@ -226,7 +231,7 @@ def stored_of_info(info: pb.ObjectInfo) -> Stored:
     return Stored(info.size_bytes, info.version, info.checksum, info.modified_ns, dict(info.metadata))
 
 
-def _outcome(found: FoundFile, result: Stored | StoreError) -> Outcome:
+def _outcome(found: FoundFile, result: Stored | StoreError, taken: Taken = "copied") -> Outcome:
     if isinstance(result, StoreError):
         return failed(found, result)
-    return Outcome(found.path, found.name, result)
+    return Outcome(found.path, found.name, result, taken=taken)

@@ -119,11 +119,11 @@ def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcom
     finally:
         for _, _, upload in staged.values():
             upload.abort()  # harmless once it has been committed
-    for (at, (found, stamp, _)), result in zip(staged.items(), results, strict=True):
+    for (at, (found, stamp, upload)), result in zip(staged.items(), results, strict=True):
         if isinstance(result, StoreError):
             outcomes[at] = failed(found, result)
         else:
-            outcomes[at] = Outcome(found.path, found.name, stored_of(result))
+            outcomes[at] = Outcome(found.path, found.name, stored_of(result), taken=upload.taken)
             given_up.append((at, found, stamp))
     if job.move:
         outcomes.update(give_up(store, [(at, outcomes[at], found, stamp) for at, found, stamp in given_up]))

@@ -11,7 +11,7 @@ from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import FoundFile, NotFit
 from storage_node.store.drive import Drive
 from storage_node.store.errors import InvalidRequest, SourceChanged, SourceRefused, StoreError
-from storage_node.store.filling import FROM_BYTES
+from storage_node.store.filling import FROM_BYTES, Taken
 from storage_node.store.staged_file import StagedFile
 
 Overwrite: TypeAlias = Literal["changed", "always", "never"]
@@ -52,6 +52,8 @@ class Outcome(NamedTuple):
     skipped: bool = False
     """It was there already."""
     error: StoreError | None = None
+    taken: Taken = "copied"
+    """Of an object that was stored: how this node came by its bytes."""
 
 
 def failed(one: FoundFile | NotFit, error: StoreError, about: str = "") -> Outcome:

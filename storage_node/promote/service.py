@@ -26,6 +26,7 @@ from storage_node.cluster.promoting import ClusterPromotion, have, info_of
 from storage_node.cluster.replicate import Replication
 from storage_node.cluster.targets import Target
 from storage_node.promote.beneath import FOLDER, root_of
+from storage_node.promote.counts import PromoteCounts
 from storage_node.promote.here import own_folders, promote_group
 from storage_node.promote.job import Job, Outcome
 from storage_node.promote.walk import Folder, Found, Walk, Wanted, groups
@@ -48,6 +49,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         self._service, self._membership, self._writes = service, membership, writes
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ais-loader-promote")
         self._stopping = False
+        self.counts = PromoteCounts()
 
     def stop(self) -> None:
         """Have what runs give up soon."""
@@ -117,11 +119,16 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
     # -- how
 
     def _promoter(self, job: Job, target: Target | None) -> Any:
-        if target is not None:
-            return ClusterPromotion(self._service.store, self._writes, target, job, self._work).promote_group
+        store = self._service.store
+        cluster = None if target is None else ClusterPromotion(store, self._writes, target, job, self._work)
 
         async def promote(group: Sequence[Found]) -> list[Outcome]:
-            return await self._work(promote_group, self._service.store, job, group)
+            if cluster is not None:
+                outcomes = await cluster.promote_group(group)
+            else:
+                outcomes = await self._work(promote_group, store, job, group)
+            self.counts.add(outcomes)
+            return outcomes
 
         return promote
 

@@ -11,10 +11,13 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Literal, TypeAlias
 
 from storage_node.store.errors import SourceUnreadable
 from storage_node.store.staged_file import StagedFile, is_full
 
+Taken: TypeAlias = Literal["linked", "cloned", "copied_by_server", "copied"]
+"""How an object came by a file's bytes: as the file itself, by its blocks, or by reading and writing, here or there."""
 FROM_BYTES = 256 << 10
 """A smaller file is read and written: that costs less than finding out what else there is."""
 _PIECE_BYTES = 1 << 20
@@ -23,25 +26,27 @@ _FICLONE = 0x40049409
 """Share all of another file's blocks (ioctl_ficlone(2))."""
 
 
-def fill(staged: StagedFile, source_fd: int, taken: Callable[[bytes], None]) -> None:
-    """Have a staged file hold all bytes of an open file; `taken` gets them, in order.
+def fill(staged: StagedFile, source_fd: int, taken: Callable[[bytes], None]) -> Taken:
+    """Have a staged file hold all bytes of an open file, and say how; `taken` gets them, in order.
 
     While the kernel copies it gets nothing, again and again: it may raise. Raises SourceUnreadable for what the
     source's file system says, OSError for what the drive's says.
     """
     if staged.linked:
         _count(staged, taken)
-        return
+        return "linked"
     source = os.fstat(source_fd)
     if source.st_size >= FROM_BYTES:
         on_server = source.st_dev == os.fstat(staged.fd).st_dev and lies_on_server(source.st_dev)
-        if clone(staged, source_fd) or (on_server and copy_in_kernel(staged, source_fd, taken)):
+        cloned = clone(staged, source_fd)
+        if cloned or (on_server and copy_in_kernel(staged, source_fd, taken)):
             _count(staged, taken)
-            return
+            return "cloned" if cloned else "copied_by_server"
         staged.restart()
     for piece in source_pieces(source_fd):
         staged.write(piece)
         taken(piece)
+    return "copied"
 
 
 def clone(staged: StagedFile, source_fd: int) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from storage_node.store.conditions import Condition
 from storage_node.store.drive import Drive
 from storage_node.store.errors import InvalidRequest, StoreError
-from storage_node.store.filling import fill
+from storage_node.store.filling import Taken, fill
 from storage_node.store.format import WRITE_ID_KEY, Record, Version
 from storage_node.store.pending import PendingObject
 from storage_node.store.placed_changes import PlacedChanges, StagedObject
@@ -25,6 +25,8 @@ class Upload:
         self._changes = changes
         self._staged = staged
         self._pending: PendingObject | None = staged.pending
+        self.taken: Taken = "copied"
+        """How `fill` came by the bytes."""
 
     @property
     def drive(self) -> Drive:
@@ -67,7 +69,7 @@ class Upload:
                 indexing.feed(piece)
 
         with self._or_abort():
-            fill(self._open.file, source_fd, taken)
+            self.taken = fill(self._open.file, source_fd, taken)
 
     @property
     def linked(self) -> bool:

@@ -25,7 +25,7 @@ from protos import ais_batch_pb2 as pb
 from protos import ais_cluster_pb2, ais_cluster_pb2_grpc
 from storage_node.batch.counts import BOUNDS_S, BatchTally, Histogram, NodeCounts
 from storage_node.config import ServerConfig
-from storage_node.metrics import METRICS, PROCESS, markdown_table
+from storage_node.metric_list import METRICS, PROCESS, markdown_table
 from storage_node.server import NodeServer
 from storage_node.store.errors import InvalidRequest
 
@@ -315,7 +315,7 @@ def test_the_dashboard_has_its_rows_and_its_variables(metrics: dict[str, Series]
     rows = [panel["title"] for panel in panels if panel["type"] == "row"]
     assert rows == [
         "Throughput", "Latency", "Errors and recoveries", "Memory and admission", "Drives", "Cluster", "Repair",
-        "Drives that change",
+        "Drives that change", "Promotion",
     ]  # fmt: skip
     assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels if panel["type"] != "row")
     assert len({panel["id"] for panel in panels}) == len(panels)
