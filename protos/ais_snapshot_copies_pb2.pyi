@@ -68,12 +68,14 @@ class SeenRequest(_message.Message):
     def __init__(self, bucket: _Optional[_Union[_ais_replica_pb2.BucketRef, _Mapping]] = ..., cut: _Optional[int] = ..., name: _Optional[_Iterable[str]] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class SeenResponse(_message.Message):
-    __slots__ = ("object", "more")
+    __slots__ = ("object", "more", "map_version")
     OBJECT_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
     object: _containers.RepeatedCompositeFieldContainer[_ais_replica_pb2.ObjectState]
     more: bool
-    def __init__(self, object: _Optional[_Iterable[_Union[_ais_replica_pb2.ObjectState, _Mapping]]] = ..., more: bool = ...) -> None: ...
+    map_version: int
+    def __init__(self, object: _Optional[_Iterable[_Union[_ais_replica_pb2.ObjectState, _Mapping]]] = ..., more: bool = ..., map_version: _Optional[int] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
     __slots__ = ("bucket", "cut", "start_after")

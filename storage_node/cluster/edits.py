@@ -61,7 +61,6 @@ def add_node(node: pb.MapNode) -> Edit:
                 f"node {copy.uuid.hex()} is {_state(known)} in the cluster, at {known.endpoint}; "
                 + ("let it finish leaving first" if known.state == pb.MapNode.LEAVING else "set its endpoint instead")
             )
-        _require_no_snapshots(map_, "a node cannot join")
         # Versions do not repeat, and so numbers do not, not even those of nodes that are gone.
         _add(map_, copy, pb.MapNode.JOINING, _FIRST_NUMBERS + map_.version)
         return map_
@@ -87,8 +86,6 @@ def begin_leave(node_uuid: bytes) -> Edit:
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         node = _require_node(map_ := _require(map_), node_uuid)
-        if node.state != pb.MapNode.LEAVING:
-            _require_no_snapshots(map_, f"node {node_uuid.hex()} cannot leave")
         node.state = pb.MapNode.LEAVING
         _require_hosts(map_, f"node {node_uuid.hex()} cannot leave")
         return map_
@@ -249,12 +246,6 @@ def _require_node(map_: pb.ClusterMap, node_uuid: bytes) -> pb.MapNode:
     if node is None:
         raise ValueError(f"no node {node_uuid.hex()} in the cluster; add it first")
     return node
-
-
-def _require_no_snapshots(map_: pb.ClusterMap, problem: str) -> None:
-    """What snapshots see stays on the nodes that had it when they were made."""
-    if named := [f"{bucket.name}@{one.name}" for bucket in map_.bucket for one in bucket.snapshot]:
-        raise ValueError(f"{problem} while there are snapshots: delete {', '.join(named)} first")
 
 
 def _require_hosts(map_: pb.ClusterMap, problem: str) -> None:

@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from protos import ais_cluster_pb2 as pb
 from protos import ais_replica_pb2 as wire
@@ -22,10 +21,9 @@ from protos.cluster_map import ClusterView
 from storage_node.background import keep_going
 from storage_node.batch.session import BatchService
 from storage_node.cluster import replica
-from storage_node.cluster.change import change_map_async
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.copies import REACH_TIMEOUT_S, CopyLost
-from storage_node.cluster.errors import ChangeFailed
+from storage_node.cluster.finishing import BUSY_INTERVAL_S, all_act_by, finish
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.reconcile import Reconciler, copied_buckets
 from storage_node.cluster.repair_peers import PAGE_NAMES, RepairPeers, reach
@@ -34,7 +32,6 @@ from storage_node.cluster.repair_plan import (
     State,
     Work,
     batches,
-    finish_changes,
     is_changing,
     page_of,
     plan,
@@ -51,13 +48,11 @@ SETTLE_S = 0.25
 """Copies that differ may be those of a write that is just being committed: looked at again after this time."""
 _FEW = 64
 """So many differences in a page may be that; more are pushed at once."""
-BUSY_INTERVAL_S = 0.5
 LONGEST_RETRY_S = 5.0
 POLL_S = 0.1
 RETURN_S = 2.0
 AWAKE_S = REACH_TIMEOUT_S - 0.5
 """Others write without a node that keeps silent for REACH_TIMEOUT_S."""
-CHANGE_TIMEOUT_S = 10.0
 _TAKEN_AT_ONCE = 64
 _MOST_BYTES_BETWEEN_CHECKS = 64 << 20
 """Of what is pushed before the map is looked at again."""
@@ -85,6 +80,8 @@ class Repair:
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._store.is_owner = self._owns
+        self.retained_in_place: Callable[[ClusterView], Awaitable[bool]] = _nothing_retained
+        """The part of a pass that goes through what is retained for snapshots, see `snapshot_repair`."""
 
     def _owns(self, bucket_uuid: bytes, name: str) -> bool:
         """By the newest map; a former owner may not have been told of all that came after."""
@@ -156,7 +153,7 @@ class Repair:
                 if not clean or is_changing(view):
                     wait_s = min(wait_s, retry_s)
                 if counted and is_changing(view):
-                    await self._finish(view)
+                    await finish(view, self._membership, self._peers)
             await self._wait(view, wait_s)
 
     def _done(self) -> tuple[int, ...]:
@@ -176,7 +173,7 @@ class Repair:
         finished. Clients that go on writing must not keep it from that: another owner may always have something newer
         of what this node owns, or have told it so.
         """
-        counted = not is_changing(view) or await self._all_act_by(view)
+        counted = not is_changing(view) or await all_act_by(view, self._membership, self._peers)
         in_place, record, drives = self._all_in_place(), self._store.record, self._store.drives
         clean = True
         counts = self.counts
@@ -193,6 +190,8 @@ class Repair:
                     break
                 clean, counted = clean and work.is_clean, counted and work.nothing_moves
                 counts.names_seen += len(held)
+        retained = await self.retained_in_place(view)
+        clean, counted = clean and retained, counted and retained
         counts.passes += 1
         counts.names_before = counts.names_seen
         in_place = in_place and self._all_in_place() and self._store.record is record
@@ -310,41 +309,6 @@ class Repair:
     def _forget(self, bucket: str, name: str, state: State) -> None:
         self.counts.tombstones_forgotten += self._store.forget_tombstone(bucket, name, state.version)
 
-    # -- finishing a change of the map
-
-    async def _others_progress(self, view: ClusterView) -> Sequence[wire.ProgressResponse]:
-        """Of all others; one that does not answer acts by no map."""
-
-        async def ask(endpoint: str) -> wire.ProgressResponse:
-            try:
-                return await self._peers.progress(endpoint)
-            except CopyLost:
-                return wire.ProgressResponse()
-
-        others = [node.endpoint for node in view.nodes if node.uuid != self._membership.node_uuid]
-        return await asyncio.gather(*map(ask, others))
-
-    async def _all_act_by(self, view: ClusterView) -> bool:
-        """Whether nothing comes to any node any more by an older map."""
-        answers = await self._others_progress(view)
-        mine = self._membership.in_use.version
-        return mine == view.version and all(answer.map_version == view.version for answer in answers)
-
-    async def _finish(self, view: ClusterView) -> None:
-        """If all nodes are clean under this map, nobody needs to join or leave any more."""
-        answers = await self._others_progress(view)
-        if any(answer.clean_version != view.version or answer.map_version != view.version for answer in answers):
-            return
-        await asyncio.sleep(random.uniform(0, BUSY_INTERVAL_S))  # all of them find out at the same time
-        if self._membership.view is not view:
-            return
-        try:
-            await change_map_async(
-                [node.endpoint for node in view.nodes], finish_changes(view.version), timeout_s=CHANGE_TIMEOUT_S
-            )
-        except (ChangeFailed, ValueError) as error:
-            log.info("the change of the map cannot be finished for now: %s", error)
-
     # -- what other nodes ask
 
     def missed(self, request: wire.MissedRequest) -> wire.MissedResponse:
@@ -392,6 +356,10 @@ class Repair:
             silent=counts.silent, objects_pushed=counts.objects_pushed, bytes_pushed=counts.bytes_pushed,
             names_fetched=counts.names_fetched,
         )  # fmt: skip
+
+
+async def _nothing_retained(view: ClusterView) -> bool:
+    return True
 
 
 def _held(drive: Drive, bucket_uuid: bytes, after: str) -> list[tuple[str, Record]]:

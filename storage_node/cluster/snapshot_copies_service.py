@@ -57,7 +57,11 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         return pb.ReleaseResponse(held=self._gate.release(request.bucket.uuid, request.attempt))
 
     async def Seen(self, request: pb.SeenRequest, context: Context) -> pb.SeenResponse:
-        return await _answered(self._service.read(_seen, self._store, request), context)
+        membership = self._service.membership
+        map_version = membership.in_use.version if membership is not None else 0  # noted before it looks
+        answer = await _answered(self._service.read(_seen, self._store, request), context)
+        answer.map_version = map_version
+        return answer
 
     async def Settle(self, request: pb.SettleRequest, context: Context) -> pb.SettleResponse:
         try:

@@ -66,6 +66,14 @@ def compare_seen(
     return found
 
 
+def sees_as_much(answer: Answer, name: str, mine: State) -> bool:
+    """Whether a node has said that it sees at least this."""
+    theirs = answer.get(name, UNKNOWN)
+    if theirs is None:
+        return mine.is_tombstone
+    return theirs is not UNKNOWN and theirs.version >= mine.version
+
+
 def count_first(states: Sequence[State], owners: Sequence[Sequence[int]], here: int) -> Counted:
     counted = Counted()
     for state, positions in zip(states, owners, strict=True):

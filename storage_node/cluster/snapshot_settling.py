@@ -59,10 +59,11 @@ class Settling:
         more, rows = len(rows) > PAGE_NAMES, rows[:PAGE_NAMES]
         names = [name for name, _ in rows]
         states = [_state(record) for _, record in rows]
-        owners = (await read(_owners, view, bucket, names)) if names else []
-        unsettled = await self._compare(view, bucket, cut, names, states, owners)
+        owners = (await read(owners_of, view, bucket, names)) if names else []
+        answers, _ = await self.ask_owners(view, bucket, cut, names, owners)
+        unsettled = await self.compare(names, states, owners, here, answers)
         counted = count_first(states, owners, here)
-        problem = await self._mend(view, bucket, cut, unsettled)
+        problem = await self.mend(view, bucket, cut, unsettled)
         return pb.SettleResponse(
             last=names[-1] if names else "", more=more, differing=unsettled.names, objects=counted.objects,
             size_bytes=counted.size_bytes, problem=problem,
@@ -73,24 +74,35 @@ class Settling:
             if drive is not None:
                 drive.sync()
 
-    async def _compare(
-        self, view: ClusterView, bucket: cluster_pb.MapBucket, cut: int, names: Sequence[str], states: Sequence[State],
+    async def ask_owners(
+        self, view: ClusterView, bucket: cluster_pb.MapBucket, cut: int, names: Sequence[str],
         owners: Sequence[Sequence[int]],
-    ) -> Unsettled:  # fmt: skip
+    ) -> tuple[dict[int, Answer], set[int]]:  # fmt: skip
+        """What the cut sees on the other owners of these names, without those that do not answer; and who of them
+        answered by this map."""
         here = view.position[self._membership.node_uuid]
         asked: dict[int, list[str]] = {}
         for name, positions in zip(names, owners, strict=True):
             for node in positions:
                 if node != here:
                     asked.setdefault(node, []).append(name)
-        answers = await asyncio.gather(
+        found = await asyncio.gather(
             *(self._ask(view.nodes[node].endpoint, bucket, cut, wanted) for node, wanted in asked.items())
         )
-        known: Mapping[int, Answer] = dict(zip(asked, answers, strict=True))
-        return await self._service.read(compare_seen, names, states, owners, here, known)
+        answers = {node: answer for node, (answer, _) in zip(asked, found, strict=True)}
+        return answers, {node for node, (_, version) in zip(asked, found, strict=True) if version == view.version}
 
-    async def _ask(self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, names: Sequence[str]) -> Answer:
-        """What the cut sees there; nothing of a node that does not answer."""
+    async def compare(
+        self, names: Sequence[str], states: Sequence[State], owners: Sequence[Sequence[int]], here: int,
+        answers: Mapping[int, Answer],
+    ) -> Unsettled:  # fmt: skip
+        """See `compare_seen`."""
+        return await self._service.read(compare_seen, names, states, owners, here, answers)
+
+    async def _ask(
+        self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, names: Sequence[str]
+    ) -> tuple[Answer, int]:
+        """What the cut sees there, and by which map it says so; nothing of a node that does not answer."""
         request = pb.SeenRequest(bucket=bucket_ref(bucket), cut=cut, name=names)
         try:
             with reporting(self._channels, endpoint):
@@ -99,12 +111,12 @@ class Settling:
                 )
         except CopyLost as lost:
             log.info("what a snapshot sees at %s: %s", endpoint, lost)
-            return {}
-        return {state.name: state_of(state) for state in found.object}
+            return {}, 0
+        return {state.name: state_of(state) for state in found.object}, found.map_version
 
     # -- sending
 
-    async def _mend(self, view: ClusterView, bucket: cluster_pb.MapBucket, cut: int, unsettled: Unsettled) -> str:
+    async def mend(self, view: ClusterView, bucket: cluster_pb.MapBucket, cut: int, unsettled: Unsettled) -> str:
         """Send what owners lack; the last thing that went wrong."""
         problems: list[str] = []
 
@@ -115,7 +127,7 @@ class Settling:
                 found = {name: one for name, one in zip(names, mine, strict=True) if one is not None}
                 if current := [name for name, one in found.items() if not one.ended]:
                     await self._transfers.push(endpoint, bucket, current)
-                    theirs = await self._ask(endpoint, bucket, cut, current)
+                    theirs, _ = await self._ask(endpoint, bucket, cut, current)
                     for name in current:
                         state = theirs.get(name)
                         if state is not None and state.version >= found[name].record.version:
@@ -176,7 +188,7 @@ class Settling:
         raise SnapshotNotFound(f"no snapshot of bucket {bucket.name!r} has the cut {cut}")
 
 
-def _owners(view: ClusterView, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> list[list[int]]:
+def owners_of(view: ClusterView, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> list[list[int]]:
     found: list[list[int]] = view.placement.owners(object_hashes(bucket.uuid, names), bucket.copies).tolist()
     return found
 

@@ -12,6 +12,7 @@ from storage_node.cluster.repair import Repair
 from storage_node.cluster.replicate import Replication
 from storage_node.cluster.snapshot_care import SnapshotCare
 from storage_node.cluster.snapshot_copies_service import SnapshotCopiesService
+from storage_node.cluster.snapshot_repair import RetainedRepair
 from storage_node.cluster.snapshot_settling import Settling
 from storage_node.cluster.snapshotting import ClusterSnapshots
 from storage_node.snapshot_service import SnapshotsService
@@ -30,6 +31,7 @@ class SnapshotsOfNode:
         self._snapshots = ClusterSnapshots(membership, self._channels)
         self._membership = membership
         service.store.is_holder = self._holds
+        repair.retained_in_place = RetainedRepair(service, membership, self._settling).pass_
         self.care = SnapshotCare(service, membership, self._snapshots, self._channels)
 
     def _holds(self, bucket_uuid: bytes, name: str) -> bool:

@@ -262,14 +262,18 @@ class DriveChanges(Copies):
     ) -> None:
         with self._record_lock, self._set.gate.alone():
             self._require_open()
-            self._require_no_snapshots()
+            self._require_no_snapshots(losing=whoever)
             self._synchronise([*self._live(), *also])
             self._commit_record(change(self.record), also, whoever=whoever)
         failpoint("drive.recorded")
 
-    def _require_no_snapshots(self) -> None:
-        """Versions that have ended stay on their drives, and are not looked for on others."""
-        if self.record.snapshots:
+    def _require_no_snapshots(self, *, losing: bool = False) -> None:
+        """Versions that have ended stay on their drives, and are not looked for on others.
+
+        `losing`: what the drive has is given up. Of a cluster's buckets other nodes have it.
+        """
+        named = [one for of_bucket in self.record.snapshots.values() for one in of_bucket.values()]
+        if any(not (losing and one.of_cluster) for one in named):
             raise InvalidRequest("the store has snapshots: delete them before drives come or go")
 
     def _synchronise(self, drives: Sequence[Drive]) -> None:

@@ -66,6 +66,47 @@ def seen_after(store: Store, bucket_uuid: bytes, start_after: str, cut: int, lim
     return list(itertools.islice((pair for pair in merged if not pair[0].startswith(PARTS_PREFIX)), limit))
 
 
+class RetainedHere(NamedTuple):
+    """A version that is retained on a drive."""
+
+    drive: Drive
+    key: bytes
+    name: str
+    record: Record
+    seen_by: range
+    """The cuts that see it, if they are those of snapshots."""
+
+
+def retained_after(drive: Drive, bucket_uuid: bytes, after: bytes, limit: int) -> list[RetainedHere]:
+    """The next ones after this key, in the order of names. Raises DriveFailed, FormatError, StoreClosed."""
+    found: list[RetainedHere] = []
+    for key, value in itertools.islice(drive.catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid, after or None), limit):
+        record = fmt.decode_record(value)
+        seen_by = range(record.counter, fmt.ended_of_retained(key))
+        found.append(RetainedHere(drive, key, fmt.name_of_retained(key), record, seen_by))
+    return found
+
+
+def release(gone: Sequence[RetainedHere]) -> None:
+    """Let go of versions that other nodes retain. Raises StoreError."""
+    for one in gone:
+        changes = one.drive.changes
+        dead: list[Record] = []
+        with changes.stripes.of([fmt.object_key_of(one.key)]):
+            now = one.drive.catalog.get(one.key)
+            if now is None or fmt.decode_record(now) != one.record:
+                continue
+            batch = WriteBatch(raw_mode=True)
+            batch.delete(one.key)
+            if not one.record.is_tombstone:
+                generation = one.record.generation
+                batch.delete(fmt.generation_key(fmt.MARK_PREFIX, generation))
+                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, generation), one.record.path)
+                dead.append(one.record)
+            one.drive.catalog.write(batch, sync=False)
+        changes.bury(Ended(dead, []))
+
+
 @dataclass(slots=True)
 class KeptVersion:
     """A version on its way to those that are retained. Belongs to one thread; `commit` or `abort` ends it."""
