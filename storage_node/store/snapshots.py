@@ -153,10 +153,12 @@ class Snapshots(Recorded):
 
     def _trim(self, bucket_uuid: str) -> int:
         """Let go of what no snapshot of a bucket sees any more; how many versions that were."""
+        seen_by = self._record.snapshots.get(bucket_uuid)
         trimmed = sum(drive.trim(bytes.fromhex(bucket_uuid)) for drive in self._live())
         if self._set.all_live():
             with self._record_lock:
-                self._commit_record(self._record.trimmed(bucket_uuid))
+                if self._record.snapshots.get(bucket_uuid) == seen_by:  # else another one may have gone meanwhile
+                    self._commit_record(self._record.trimmed(bucket_uuid))
         return trimmed
 
     # -- counting

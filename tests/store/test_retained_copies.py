@@ -10,6 +10,7 @@ import pytest
 from storage_node.store import doctor
 from storage_node.store import format as fmt
 from storage_node.store.conditions import Condition
+from storage_node.store.drive import Drive
 from storage_node.store.errors import WriteTooLate
 from storage_node.store.format import Record, Version
 from storage_node.store.reads import open_object
@@ -18,7 +19,7 @@ from storage_node.store.retained_copies import KeptVersion, NewerFirst, Seen, se
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.snapshot_kit import LARGE, at, reap, retained
-from tests.store.store_kit import BUCKET
+from tests.store.store_kit import BUCKET, drive_of
 
 CUT, LATER = 1000, 3000
 
@@ -220,3 +221,25 @@ def test_snapshots_of_a_cluster_outlive_the_process(store: Store, tmp_path: Path
         put(again, 1002, b"later")
         assert found(again, CUT) == [("a", 10, False, 1001), ("b", 500, False, 1200)]
         assert retained(again) == ["a", "b"]
+
+
+def test_a_snapshot_that_goes_while_another_one_is_trimmed_leaves_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, 10, b"then")
+    cut(store, s=CUT, t=CUT + 1)
+    put(store, 2000, b"now")
+    cut(store, t=CUT + 1)
+    trim = Drive.trim
+
+    def trimmed(drive: Drive, bucket_uuid: bytes) -> int:
+        done = trim(drive, bucket_uuid)
+        if drive is drive_of(store, "a"):
+            cut(store)
+        return done
+
+    monkeypatch.setattr(Drive, "trim", trimmed)
+    store.finish_trimming()
+    assert retained(store) == ["a"] and store.record.trimming
+    store.finish_trimming()
+    assert retained(store) == [] and not store.record.trimming
