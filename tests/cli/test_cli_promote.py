@@ -60,6 +60,7 @@ def test_what_is_wrong_is_one_line(run: Run, bucket_name: str, folder: Path) -> 
     assert unasked.exit_code == 1 and "recursive" in unasked.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_move_loses_nothing_and_ends_when_it_is_run_again(
     tmp_path: Path, local_url: str, folder: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_the_seed_decides_the_losses_whether_batches_come_through_workers_or_not
     assert other_seed["loss_first"] != pytest.approx(first["loss_first"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_loss_that_does_not_fall_is_an_exit_status_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,7 +135,9 @@ def check(items: list[Item], names: list[str]) -> None:
         assert item.data == (LARGE if name == "large" else SMALL[name]), name
 
 
-@pytest.mark.parametrize("received_before", [0, 1, 150, 399])
+@pytest.mark.parametrize(
+    "received_before", [0, 150, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 399))]
+)
 def test_a_batch_resumes_where_it_was_when_its_node_is_killed_and_restarted(
     node: NodeProcess, bucket: Bucket, received_before: int
 ) -> None:
@@ -240,7 +242,13 @@ def test_a_frozen_node_is_silence_and_all_is_well_when_it_thaws(node: NodeProces
 # -- cut off
 
 
-@pytest.mark.parametrize("after_bytes", [1, 9, 100, 70_001, MiB, MiB + 1, 5 * MiB + 12_345, 30 * MiB])
+@pytest.mark.parametrize(
+    "after_bytes",
+    [
+        *(1, 100, 70_001, 5 * MiB + 12_345),
+        *(pytest.param(at, marks=pytest.mark.slow) for at in (9, MiB, MiB + 1, 30 * MiB)),
+    ],
+)
 def test_a_connection_cut_anywhere_in_a_frame_is_taken_up_again(link: FaultyLink, after_bytes: int) -> None:
     names = ["s/0001", "large", *list(SMALL)[:50]]
     with connect(link.url, retry_s=20.0, verify_payload=True) as client:

@@ -153,6 +153,7 @@ def test_a_node_measures_itself(tmp_path: Path) -> None:
         assert not service_of(node).pressure.memory_is_critical()
 
 
+@pytest.mark.slow
 def test_limits_are_set_at_the_start_and_shown(tmp_path: Path) -> None:
     arguments = ["--critical-memory-mib", "900", "--tenant-weight", "team-a=2.5", "--tenant-weight", "b=1",
                  "--max-batches", "77", "--max-throttle-ms", "20", "--max-recoveries", "5", "--max-soft-errors", "6",

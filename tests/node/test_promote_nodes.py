@@ -292,6 +292,7 @@ def test_a_promotion_ends_with_its_client_and_with_its_node(
 # -- who dies
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_goes_on_when_it_is_asked_again(tmp_path: Path, files: dict[str, bytes]) -> None:
     arguments = ["--promote-root", str(tmp_path / "files")]
     with throwaway_folder() as folder:

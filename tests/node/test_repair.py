@@ -219,6 +219,7 @@ def test_a_node_that_joins_gets_its_objects_and_the_others_let_go_of_them(tmp_pa
             assert {name: bucket.get(name) for name in NAMES} == {name: content(name, "1") for name in NAMES}
 
 
+@pytest.mark.slow
 def test_a_node_that_leaves_gives_everything_away_and_goes(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.5) as cluster, client_of(cluster) as (_, bucket):
         for name in NAMES:
@@ -256,6 +257,7 @@ def test_tombstones_are_forgotten_when_all_have_them_and_their_time_is_over(tmp_
         assert everything_in_place(cluster.nodes, left)
 
 
+@pytest.mark.slow
 def test_a_tombstone_stays_while_a_node_is_away(tmp_path: Path) -> None:
     with (
         LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.3, tombstone_grace_s=0.1) as cluster,
@@ -275,6 +277,7 @@ def test_a_tombstone_stays_while_a_node_is_away(tmp_path: Path) -> None:
             assert list(bucket.objects()) == []
 
 
+@pytest.mark.slow
 def test_a_deletion_leaves_nothing_with_a_former_owner_that_has_nothing(tmp_path: Path) -> None:
     """Else clients that go on deleting would keep a change of the map from ever being finished."""
     with LocalCluster(tmp_path, 4, copies=2, repair_interval_s=600.0, linked=True) as cluster:

@@ -164,8 +164,13 @@ def version_of(text: str) -> Version:
     return Version(*map(int, text.split(".")))
 
 
-@pytest.mark.parametrize("how", ["put", "put_many", "delete"])
-@pytest.mark.parametrize("min_copies", [1, 2])
+@pytest.mark.parametrize(
+    ("how", "min_copies"),
+    [
+        *(("put", 1), ("put_many", 1), ("delete", 1), ("put", 2)),
+        *(pytest.param(how, 2, marks=pytest.mark.slow) for how in ("put_many", "delete")),
+    ],
+)
 def test_an_owner_lost_between_staging_and_commit_costs_its_copy_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, min_copies: int
 ) -> None:

@@ -45,7 +45,7 @@ def hold_fetching(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("storage_node.cluster.reconcile.Reconciler.resolve", nothing)
 
 
-@pytest.mark.parametrize("change", ["put", "put_many", "delete"])
+@pytest.mark.parametrize("change", ["put", pytest.param("put_many", marks=pytest.mark.slow), "delete"])
 def test_a_node_that_did_not_answer_a_moment_ago_is_told_of_what_it_missed_and_of_the_next_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
@@ -92,7 +92,7 @@ def test_a_node_whose_connection_breaks_before_it_commits_is_told(
         assert said(cluster, 1, name) == DOUBT
 
 
-@pytest.mark.parametrize("change", ["put", "delete"])
+@pytest.mark.parametrize("change", ["put", pytest.param("delete", marks=pytest.mark.slow)])
 def test_a_write_by_an_older_map_is_told_to_those_whom_the_newer_one_adds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
