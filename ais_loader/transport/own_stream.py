@@ -26,6 +26,8 @@ _FAR_S = 0.005
 """A frame that was waited for so long says that more has to be under way."""
 _LARGER_BYTES = 8 << 20
 """Than any message."""
+_HEAP_BYTES = 16 << 20
+"""What glibc is to keep is twice this: a message, what gRPC makes it from, and what is read of the one before."""
 OWN_CHANNEL_OPTIONS = (
     *CHANNEL_OPTIONS,
     ("grpc.http2.lookahead_bytes", MAX_WINDOW_BYTES + (8 << 20)),  # credit may be overdrawn by a frame
@@ -37,7 +39,7 @@ OWN_CHANNEL_OPTIONS = (
 def keep_freed_memory() -> None:
     """Have glibc keep the memory of one message for the next: it takes that for granted once a larger buffer has been
     let go (mallopt(3), M_MMAP_THRESHOLD). Else each is given back and faulted in again: 0.1 to 0.2 s for a GB."""
-    bytes(_LARGER_BYTES)
+    bytes(_HEAP_BYTES)
 
 
 class OwnAnswers:
