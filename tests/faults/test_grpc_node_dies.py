@@ -135,9 +135,7 @@ def check(items: list[Item], names: list[str]) -> None:
         assert item.data == (LARGE if name == "large" else SMALL[name]), name
 
 
-@pytest.mark.parametrize(
-    "received_before", [0, 150, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 399))]
-)
+@pytest.mark.parametrize("received_before", [0, 150, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 399))])
 def test_a_batch_resumes_where_it_was_when_its_node_is_killed_and_restarted(
     node: NodeProcess, bucket: Bucket, received_before: int
 ) -> None:
