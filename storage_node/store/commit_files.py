@@ -33,7 +33,8 @@ class CommitFiles:
         small = [pending.file for pending in objects if _may_share(pending)]
         self._draft: SegmentDraft | None = None
         if stage is not None and len(small) > 1:
-            self._draft = SegmentDraft(stage(), counters.take(), small)
+            generation = counters.take()  # before there is a file: it may fail
+            self._draft = SegmentDraft(stage(), generation, small)
 
     def prepare(self) -> list[Record]:
         """Have the files say what they hold, lasting if they are to be: what may become the objects' entries.

@@ -76,6 +76,25 @@ def read_checksums(files: RawFiles, record: Record) -> tuple[int, int, list[int]
     return size, whole, blocks if record.size_bytes > BLOCK_BYTES else []
 
 
+def compare(files: RawFiles, record: Record, *, verify: bool) -> tuple[tuple[str, str] | None, list[int]]:
+    """What is wrong with an object's bytes, as kind and message of a finding, and the checksums of its blocks.
+
+    Without `verify` small objects are not read: only how many bytes there are is compared.
+    """
+    try:
+        if verify or record.size_bytes > BLOCK_BYTES:
+            size, whole, blocks = read_checksums(files, record)
+        else:
+            size, whole, blocks = stored_bytes(files, record), record.checksum, []
+    except OSError as error:
+        return ("unreadable", f"{error.strerror} (errno {error.errno})"), []
+    if size != record.size_bytes:
+        return ("wrong-size", f"the file has {size:,} bytes, the object {record.size_bytes:,}"), []
+    if whole != record.checksum:
+        return ("corrupt", "the bytes do not match the checksum"), []
+    return None, blocks
+
+
 def stored_bytes(files: RawFiles, record: Record) -> int:
     """How many bytes of an object there are. Raises OSError, FileNotFoundError when they are gone."""
     if record.offset and not files.exists(record.path):

@@ -10,6 +10,7 @@ Threads: any. The catalog and the files decide what is garbage; the queue here o
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections import deque
@@ -56,13 +57,19 @@ class Garbage:
         self._abandoned: list[Record] = []  # guarded by _lock
 
     def recover(self) -> None:
-        """Remove what earlier writers left behind, in time proportional to that. Raises OSError, StoreError."""
+        """Remove what earlier writers left behind, in time proportional to that. Raises OSError, StoreError.
+
+        What the drive refuses to remove stays named, and is tried again at the next start: a bad sector in one dead
+        file must not take all that is alive with it.
+        """
         self._files.clear_staging()
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
-            for key, path in list(self._catalog.scan(prefix)):
-                self._files.unlink(path)
-                blocks = fmt.BLOCKS_PREFIX + key[1:]
-                self._forget([key, *(block_key for block_key, _ in self._catalog.scan(blocks))])
+            left = list(self._catalog.scan(prefix))
+            failed = self._files.unlink_many([path for _, path in left])
+            for key, path in left:
+                if path not in failed:
+                    blocks = fmt.BLOCKS_PREFIX + key[1:]
+                    self._forget([key, *(block_key for block_key, _ in self._catalog.scan(blocks))])
 
     def remove_unnamed(self) -> None:
         """After a power cut: remove files whose intent, or whose removal, did not reach the disk as they did.
@@ -70,17 +77,17 @@ class Garbage:
         Costs what is stored, not what was in flight. Raises OSError, StoreError.
         """
         try:
-            for path in unnamed_files(self._catalog, self._files.walk()):
-                self._files.unlink(path)
+            unnamed = unnamed_files(self._catalog, self._files.walk())
+            while some := list(itertools.islice(unnamed, _REAP_AT_ONCE)):
+                self._files.unlink_many(some)
         except FormatError:
             return  # with an entry that cannot be read nothing is certain; the doctor reports it
 
     def bury(self, dead: Sequence[Record]) -> None:
         """Let the files of replaced objects go when their time comes; the catalog has their garbage keys already."""
         due_s = time.monotonic() + self._grace_s
-        for record in dead:
-            # A dead file that kept its identity could bring a deleted object back when the catalog is rebuilt.
-            self._files.disown(record.path)
+        # A dead file that kept its identity could bring a deleted object back when the catalog is rebuilt.
+        self._files.disown(record.path for record in dead)
         with self._lock:
             for record in dead:
                 self._waiting.append(_Dead(due_s, record.generation, record.path, record.size_bytes))
@@ -106,11 +113,10 @@ class Garbage:
         problem: OSError | None = None
         while due := self._take_due(everything=everything):
             gone: list[bytes] = []
+            failed = self._files.unlink_many([dead.path for dead in due])
+            problem = next(iter(failed.values()), problem)
             for dead in due:
-                try:
-                    self._files.unlink(dead.path)
-                except OSError as error:
-                    problem = error
+                if dead.path in failed:
                     continue
                 reaped += 1
                 self._removed(dead.path)

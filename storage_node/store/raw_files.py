@@ -20,7 +20,7 @@ from storage_node.store.errors import DriveFailed, DriveFull, StoreError, StoreR
 from storage_node.store.faults import Faults
 from storage_node.store.format import BLOCK_BYTES, ENDED_XATTR_NAME, XATTR_NAME, Record
 from storage_node.store.object_folders import ObjectFolders
-from storage_node.store.segment_format import file_of, is_segment, is_slot
+from storage_node.store.segment_format import by_segment, file_of, is_segment, is_slot
 from storage_node.store.segments import Segments
 from storage_node.store.staged_file import StagedFile, is_full
 from storage_node.store.syncing import Syncs
@@ -197,12 +197,14 @@ class RawFiles:
         finally:
             os.close(fd)
 
-    def disown(self, path: bytes) -> None:
-        """Take a dead file's identity away, so that rebuilding the catalog cannot bring a deleted object back."""
-        with contextlib.suppress(OSError):  # it may be gone already; its removal is due anyway
-            if is_slot(path):
-                self._segments.disown(path)
-            elif self.keeps_identity:
+    def disown(self, paths: Iterable[bytes]) -> None:
+        """Take dead files' identity away, so that rebuilding the catalog cannot bring deleted objects back."""
+        alone, slots = by_segment(paths)
+        for file, of_file in slots.items():
+            with contextlib.suppress(OSError):  # it may be gone already; its removal is due anyway
+                self._segments.disown(file, of_file)
+        for path in alone if self.keeps_identity else ():
+            with contextlib.suppress(OSError):
                 fd = self.open(path)
                 try:
                     os.removexattr(fd, XATTR_NAME)
@@ -237,16 +239,28 @@ class RawFiles:
 
     def unlink(self, path: bytes) -> None:
         """Remove a file, or give an object's bytes in a segment back. Harmless where it is gone. Raises OSError."""
-        try:
-            if is_slot(path):
-                self._segments.free(path)
-            else:
-                os.unlink(path, dir_fd=self.objects_fd)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self.faults.note(error, "removing an object's file")
-            raise
+        for problem in self.unlink_many([path]).values():
+            raise problem
+
+    def unlink_many(self, paths: Sequence[bytes]) -> dict[bytes, OSError]:
+        """As `unlink` of each, a segment at a time; what could not be removed, and why."""
+        failed: dict[bytes, OSError] = {}
+        alone, slots = by_segment(paths)
+        for path in alone:
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path, dir_fd=self.objects_fd)
+            except OSError as error:
+                failed[path] = error
+        for file, of_file in slots.items():
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    self._segments.free(file, of_file)
+            except OSError as error:
+                failed.update(dict.fromkeys((path for path in paths if file_of(path) == file), error))
+        for problem in dict.fromkeys(failed.values()):
+            self.faults.note(problem, "removing an object's file")
+        return failed
 
     def clear_staging(self) -> int:
         """Remove what earlier writers left unfinished; returns how many files there were."""

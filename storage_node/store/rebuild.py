@@ -26,7 +26,7 @@ from storage_node.store.blocks import put_blocks
 from storage_node.store.catalog import BINDING_FILE, Catalog, WriteBatch, held_by_this_process
 from storage_node.store.errors import FormatError, StoreError, StoreLocked, StoreNotFound
 from storage_node.store.failpoints import failpoint
-from storage_node.store.format import Record, Version
+from storage_node.store.format import Version
 from storage_node.store.identity import DriveIdentity
 from storage_node.store.inventory import is_object_path
 from storage_node.store.locking import hold
@@ -35,7 +35,7 @@ from storage_node.store.raw_files import RawFiles, drive_error
 from storage_node.store.record import ClusterRecord, recovered_name, sync_folder
 from storage_node.store.report import PROGRESS_EVERY, DriveSummary, Finding, Progress, Report, batch_reader
 from storage_node.store.retained import enter_from_file
-from storage_node.store.segment_format import file_of
+from storage_node.store.segment_format import file_of, is_segment
 from storage_node.store.survey import shown
 
 _NEW = "catalog.rebuilding"
@@ -262,11 +262,19 @@ class _Rebuild:
                 last, seen.files = file, seen.files + 1
                 self._advance(root, "reading what files say", seen.files)
             seen.next_counter = max(seen.next_counter, fmt.generation_of_path(path) + 1)
-            identity = evidence.read_identity(files, path)
-            if identity is None:
-                self._find("no-identity", root, "the file does not say what it is: a dead one, or one that was", path)
+            try:
+                identity = evidence.read_identity(files, path)
+                ended = files.ended(path)
+            except OSError as error:
+                self._find("unreadable", root, f"{error.strerror} (errno {error.errno})", path)
                 continue
-            if (ended := files.ended(path)) is not None:
+            if identity is None:
+                said = "the file does not say what it is: a dead one, or one that was"
+                if is_segment(path):
+                    said = "its index is damaged, or cannot be read: what lies in it cannot be told"
+                self._find("no-identity", root, said, path)
+                continue
+            if ended is not None:
                 seen.note(identity.version)
                 seen.next_counter = max(seen.next_counter, ended + 1)
                 if not enter_from_file(catalog, cuts, identity, evidence.record_of(files, identity, path), ended):
@@ -298,7 +306,7 @@ class _Rebuild:
                 seen.objects += 1
                 seen.object_bytes += record.size_bytes
             self._advance(root, "verifying objects", seen.objects)
-            problem, blocks = self._examine(files, record)
+            problem, blocks = evidence.compare(files, record, verify=self._verify)
             if problem is not None:
                 self._find(problem[0], root, problem[1], record.path, key)
             elif blocks:
@@ -309,20 +317,6 @@ class _Rebuild:
             if identity is not None and identity.metadata is None:
                 message = "its metadata did not fit into what the file says of itself"
                 self._find("metadata-lost", root, message, record.path, key)
-
-    def _examine(self, files: RawFiles, record: Record) -> tuple[tuple[str, str] | None, list[int]]:
-        try:
-            if self._verify or record.size_bytes > fmt.BLOCK_BYTES:
-                size, whole, blocks = evidence.read_checksums(files, record)
-            else:
-                size, whole, blocks = evidence.stored_bytes(files, record), record.checksum, []
-        except OSError as error:
-            return ("unreadable", f"{error.strerror} (errno {error.errno})"), []
-        if size != record.size_bytes:
-            return ("wrong-size", f"the file has {size:,} bytes, the object {record.size_bytes:,}"), []
-        if whole != record.checksum:
-            return ("corrupt", "the bytes do not match the checksum"), []
-        return None, blocks
 
     def _swap(self, root: Path, seen: _Seen) -> None:
         old, aside = root / "catalog", _free_name(root)

@@ -112,11 +112,10 @@ class Retention:
                 self._mark((one.record.path, one.ended, one.record.generation) for one in kept)
 
     def recover(self) -> None:
-        """Mark what earlier writers could not mark any more. Raises OSError, StoreError."""
-        self._mark([
-            (value[8:], int.from_bytes(value[:8], "big"), int.from_bytes(key[1:], "big"))
-            for key, value in self._catalog.scan(fmt.MARK_PREFIX)
-        ])  # fmt: skip
+        """Mark what earlier writers could not mark any more; what cannot be is tried again. Raises StoreError."""
+        for key, value in list(self._catalog.scan(fmt.MARK_PREFIX)):
+            with contextlib.suppress(OSError):
+                self._mark([(value[8:], int.from_bytes(value[:8], "big"), int.from_bytes(key[1:], "big"))])
 
     def _mark(self, files: Iterable[tuple[bytes, int, int]]) -> None:
         batch = WriteBatch(raw_mode=True)

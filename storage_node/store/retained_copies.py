@@ -187,6 +187,7 @@ def _keep(kept: KeptVersion) -> None:
                 else:
                     batch.delete(other.key)
                     if not other.record.is_tombstone:
+                        batch.delete(fmt.generation_key(fmt.MARK_PREFIX, other.record.generation))
                         path = other.record.path
                         batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, other.record.generation), path)
                         dead.append(other.record)

@@ -10,10 +10,12 @@ from storage_node.store.segment_format import (
     LIVE,
     SegmentIndex,
     encode_index,
+    holes_around,
     lay_out,
     segment_path,
     slot_path,
 )
+from storage_node.store.segments import punch
 from storage_node.store.staged_file import StagedFile
 
 
@@ -52,7 +54,8 @@ class SegmentDraft:
     def write(self) -> None:
         """Raises OSError."""
         self._index_bytes, self._offsets = lay_out(self._sizes, [len(identity) for identity in self._identities])
-        content = bytearray(self._index(()))
+        index = SegmentIndex(self._offsets, self._sizes, self._identities, self._index_bytes)
+        content = bytearray(encode_index(index, [LIVE] * len(self._slots)))
         for held, offset in zip(self._objects, self._offsets, strict=True):
             assert held.held is not None
             content.extend(bytes(offset - len(content)))
@@ -62,14 +65,12 @@ class SegmentDraft:
     def keep_only(self, files: Iterable[StagedFile]) -> bool:
         """The others are not committed; whether what has been written had to be changed. Raises OSError."""
         kept = {self._slots[id(file)] for file in files}
-        if not self._stale and len(kept) == len(self._slots):
+        freed = [slot not in kept for slot in range(len(self._slots))]
+        if not self._stale and not any(freed):
             return False
         self._stale = False
-        os.pwrite(self.file.fd, self._index([slot for slot in self._slots.values() if slot not in kept]), 0)
+        index = SegmentIndex(self._offsets, self._sizes, self._identities, self._index_bytes)
+        os.pwrite(self.file.fd, encode_index(index, [FREED if is_freed else LIVE for is_freed in freed]), 0)
+        left_out = [slot for slot, is_freed in enumerate(freed) if is_freed]
+        punch(self.file.fd, holes_around(index, freed, left_out, os.fstat(self.file.fd).st_size))
         return True
-
-    def _index(self, freed: Iterable[int]) -> bytes:
-        states = [LIVE] * len(self._slots)
-        for slot in freed:
-            states[slot] = FREED
-        return encode_index(SegmentIndex(self._offsets, self._sizes, self._identities, self._index_bytes), states)

@@ -7,7 +7,7 @@ in place: whether its object is alive, retained for snapshots, or gone.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +87,18 @@ def slot_of(path: bytes) -> int:
         raise FormatError(f"{path!r} is not the path of an object in a segment") from None
 
 
+def by_segment(paths: Iterable[bytes]) -> tuple[list[bytes], dict[bytes, list[int]]]:
+    """The paths of files that hold one object each; and of the others, by segment, the slots."""
+    alone: list[bytes] = []
+    slots: dict[bytes, list[int]] = {}
+    for path in paths:
+        if is_slot(path):
+            slots.setdefault(file_of(path), []).append(slot_of(path))
+        else:
+            alone.append(path)
+    return alone, slots
+
+
 # -- layout
 
 
@@ -155,21 +167,32 @@ def state_offset(slot: int) -> int:
 
 
 def decode_states(data: bytes, slots: int) -> npt.NDArray[np.uint64]:
-    """Of all slots, from the first bytes of the file; shape (slots,)."""
+    """Of all slots, from the first bytes of the file; shape (slots,). Raises FormatError when these are too few."""
+    if len(data) < state_offset(slots):
+        raise FormatError(f"damaged segment: {len(data)} bytes, too few for the states of {slots:,} objects")
     return np.frombuffer(data, "<u8", slots, _STATES_AT)
 
 
-def hole_around(index: SegmentIndex, freed: Sequence[bool], slot: int, file_bytes: int) -> tuple[int, int] | None:
-    """The whole pages around a freed slot that hold nothing but freed objects: first byte and end; None without any."""
-    first, last = slot, slot
-    while first > 0 and freed[first - 1]:
-        first -= 1
-    while last + 1 < len(index) and freed[last + 1]:
-        last += 1
-    before = index.offsets[first - 1] + index.sizes[first - 1] if first else index.index_bytes
-    behind = index.offsets[last + 1] if last + 1 < len(index) else _round_up(file_bytes, PAGE_BYTES)
-    start, end = _round_up(before, PAGE_BYTES), behind // PAGE_BYTES * PAGE_BYTES
-    return (start, end) if start < end else None
+def holes_around(
+    index: SegmentIndex, freed: Sequence[bool], slots: Iterable[int], file_bytes: int
+) -> list[tuple[int, int]]:
+    """The whole pages around these freed slots that hold nothing but freed objects: first byte and end of each run."""
+    holes: list[tuple[int, int]] = []
+    seen = -1  # the last slot of the run before
+    for slot in sorted(slots):
+        if slot <= seen:
+            continue
+        first = seen = slot
+        while first > 0 and freed[first - 1]:
+            first -= 1
+        while seen + 1 < len(index) and freed[seen + 1]:
+            seen += 1
+        before = index.offsets[first - 1] + index.sizes[first - 1] if first else index.index_bytes
+        behind = index.offsets[seen + 1] if seen + 1 < len(index) else _round_up(file_bytes, PAGE_BYTES)
+        start, end = _round_up(before, PAGE_BYTES), behind // PAGE_BYTES * PAGE_BYTES
+        if start < end:
+            holes.append((start, end))
+    return holes
 
 
 def _round_up(value: int, step: int) -> int:

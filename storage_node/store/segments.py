@@ -3,7 +3,8 @@
 A segment is removed with its last object. Until then what is gone from it is punched out, so that a segment with few
 objects left takes no more room than these.
 
-Threads: any. States are written in place, eight bytes at a time; that of one slot only by who has its object to end.
+Threads: any. States are written in place, eight bytes at a time, and only ever towards the end of an object: a mark
+that comes late must not bring back what has been given back meanwhile. Only the doctor has one own its bytes again.
 """
 
 from __future__ import annotations
@@ -14,9 +15,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Sequence
 
 from storage_node.store import format as fmt
 from storage_node.store.errors import FormatError
@@ -30,7 +29,7 @@ from storage_node.store.segment_format import (
     decode_index,
     decode_states,
     file_of,
-    hole_around,
+    holes_around,
     index_size,
     slot_of,
     slot_path,
@@ -54,6 +53,7 @@ class Segments:
         self._faults = faults
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, SegmentIndex] = OrderedDict()  # guarded by _lock
+        self._states = threading.Lock()  # held from looking at a state to writing another one
 
     def identity(self, path: bytes) -> bytes | None:
         """What the object of this path is; None when it is dead, or nothing can be told. Raises OSError."""
@@ -83,63 +83,80 @@ class Segments:
             return None if state in (LIVE, DEAD, FREED) else state
 
     def set_ended(self, path: bytes, ended: int | None) -> None:
-        """Raises OSError."""
-        self._set_state(path, LIVE if ended is None else ended)
+        """Harmless where it is dead. Raises OSError."""
+        self._set_state(file_of(path), [slot_of(path)], LIVE if ended is None else ended, unless=(DEAD, FREED))
 
-    def disown(self, path: bytes) -> None:
-        """The object is dead, and must not come back when the catalog is rebuilt. Raises OSError."""
-        self._set_state(path, DEAD)
+    def disown(self, file: bytes, slots: Sequence[int]) -> None:
+        """The objects in these slots are dead, and must not come back when the catalog is rebuilt. Raises OSError."""
+        self._set_state(file, slots, DEAD, unless=(FREED,))
 
     def own(self, path: bytes, identity: bytes) -> bool:
         """The object is alive; False where the segment says otherwise than `identity` what it is. Raises OSError."""
         with self._opened(path) as (_, index):
             if index is None or (slot := slot_of(path)) >= len(index) or index.identities[slot] != identity:
                 return False
-        self._set_state(path, LIVE)
-        return True
+        return bool(self._set_state(file_of(path), [slot], LIVE, unless=(FREED,)))
 
-    def free(self, path: bytes) -> None:
-        """Give the bytes of a dead object back, and remove the segment with the last of them. Raises OSError."""
-        file, slot = file_of(path), slot_of(path)
-        with self._opened(path, os.O_RDWR) as (fd, index):
-            if index is None or slot >= len(index):
+    def free(self, file: bytes, slots: Sequence[int]) -> None:
+        """Give the bytes of dead objects back, and remove the segment with the last of them. Raises OSError."""
+        with self._opened(file, os.O_RDWR) as (fd, index):
+            if index is None:
                 return  # nothing is certain: the doctor removes the whole of it when no catalog entry names it
-            try:
-                _write_state(fd, slot, FREED)
-            except OSError as error:
-                if not is_full(error):
-                    raise
-                # A file system that writes nothing in its place needs room for it.
-                _punch_around(fd, index, [at == slot for at in range(len(index))], slot)
-                _write_state(fd, slot, FREED)
-            freed = decode_states(os.pread(fd, state_offset(len(index)), 0), len(index)) == np.uint64(FREED)
-            if freed.all():
+            slots = [slot for slot in slots if slot < len(index)]
+            with self._states:
+                try:
+                    _write_states(fd, slots, FREED)
+                except OSError as error:
+                    if not is_full(error):
+                        raise
+                    # A file system that writes nothing in its place needs room for it.
+                    going = set(slots)
+                    _punch_around(fd, index, [slot in going for slot in range(len(index))], slots)
+                    _write_states(fd, slots, FREED)
+                states = self._all_states(fd, index)
+            freed = [state == FREED for state in states]
+            if states and all(freed):
                 with self._lock:
                     self._known.pop(file, None)
                 os.unlink(file, dir_fd=self.objects_fd)
-            else:
-                _punch_around(fd, index, freed.tolist(), slot)
+            elif states:
+                _punch_around(fd, index, freed, slots)
 
     def paths(self, file: bytes) -> Iterator[bytes]:
         """Of the objects in a segment whose bytes are there; of the segment itself when none can be told."""
+        left: list[bytes] = []
         try:
             with self._opened(file) as (fd, index):
-                states = [] if index is None else decode_states(os.pread(fd, index.index_bytes, 0), len(index)).tolist()
-                generations = [] if index is None else [_generation(identity) for identity in index.identities]
+                for slot, state in enumerate(() if index is None else self._all_states(fd, index)):
+                    if state != FREED:
+                        assert index is not None
+                        left.append(slot_path(file, slot, _generation(index.identities[slot])))
         except FileNotFoundError:
             return
-        left = [slot for slot, state in enumerate(states) if state != FREED]
-        yield from (slot_path(file, slot, generations[slot]) for slot in left)
-        if not left:
-            yield file
+        except (OSError, FormatError):
+            left = []  # one bad sector must not stand between the rest of the drive and who looks for it
+        yield from left or [file]
 
     def _state(self, fd: int, slot: int) -> int:
         return int.from_bytes(os.pread(fd, 8, state_offset(slot)), "little")
 
-    def _set_state(self, path: bytes, state: int) -> None:
-        with self._opened(path, os.O_RDWR) as (fd, index):
-            if index is not None and slot_of(path) < len(index):
-                _write_state(fd, slot_of(path), state)
+    def _all_states(self, fd: int, index: SegmentIndex) -> list[int]:
+        """Of each slot; none where the file has been cut before their end."""
+        try:
+            states: list[int] = decode_states(os.pread(fd, state_offset(len(index)), 0), len(index)).tolist()
+        except FormatError:
+            return []
+        return states
+
+    def _set_state(self, file: bytes, slots: Iterable[int], state: int, *, unless: Sequence[int]) -> int:
+        """Of how many it is that now: it stays one of `unless`, and where the index is damaged. Raises OSError."""
+        changed = 0
+        with self._opened(file, os.O_RDWR) as (fd, index), self._states:
+            for slot in slots:
+                if index is not None and slot < len(index) and self._state(fd, slot) not in unless:
+                    _write_states(fd, [slot], state)
+                    changed += 1
+        return changed
 
     @contextlib.contextmanager
     def _opened(self, path: bytes, flags: int = os.O_RDONLY) -> Iterator[tuple[int, SegmentIndex | None]]:
@@ -174,17 +191,22 @@ class Segments:
         return index
 
 
-def _write_state(fd: int, slot: int, state: int) -> None:
-    os.pwrite(fd, state.to_bytes(8, "little"), state_offset(slot))
+def _write_states(fd: int, slots: Iterable[int], state: int) -> None:
+    for slot in slots:
+        os.pwrite(fd, state.to_bytes(8, "little"), state_offset(slot))
 
 
-def _punch_around(fd: int, index: SegmentIndex, freed: Sequence[bool], slot: int) -> None:
-    """Where the file system cannot, the room comes back with the whole segment."""
-    hole = hole_around(index, freed, slot, os.fstat(fd).st_size)
-    if hole is not None and _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, hole[0], hole[1] - hole[0]):
-        number = ctypes.get_errno()
-        if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
-            raise OSError(number, os.strerror(number))
+def _punch_around(fd: int, index: SegmentIndex, freed: Sequence[bool], slots: Iterable[int]) -> None:
+    punch(fd, holes_around(index, freed, slots, os.fstat(fd).st_size))
+
+
+def punch(fd: int, holes: Iterable[tuple[int, int]]) -> None:
+    """Give these parts of a file back; where the file system cannot, the room comes with the whole. Raises OSError."""
+    for start, end in holes:
+        if _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, start, end - start):
+            number = ctypes.get_errno()
+            if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                raise OSError(number, os.strerror(number))
 
 
 def _generation(identity: bytes) -> int:

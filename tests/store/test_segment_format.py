@@ -51,24 +51,25 @@ def test_an_index_with_one_wrong_bit_is_refused_unless_it_is_in_a_state(sizes: l
             segments.decode_index(bytes(data))
 
 
-@given(sizes=SIZES, freed=st.lists(st.booleans(), min_size=20, max_size=20), slot=st.integers(0, 19))
-def test_a_hole_has_no_byte_of_an_object_that_is_alive_and_all_pages_of_one_that_is_freed(
-    sizes: list[int], freed: list[bool], slot: int
+@given(
+    sizes=SIZES, freed=st.lists(st.booleans(), min_size=20, max_size=20), slots=st.sets(st.integers(0, 19), min_size=1)
+)  # fmt: skip
+def test_holes_have_no_byte_of_an_object_that_is_alive_and_all_pages_of_those_that_are_freed(
+    sizes: list[int], freed: list[bool], slots: set[int]
 ) -> None:
-    index, slot, freed = index_of(sizes), slot % len(sizes), freed[: len(sizes)]
-    freed[slot] = True
-    file_bytes = index.offsets[-1] + sizes[-1]
-    hole = segments.hole_around(index, freed, slot, file_bytes)
-    start, end = hole or (0, 0)
-    assert start % PAGE_BYTES == end % PAGE_BYTES == 0
-    assert hole is None or index.index_bytes <= start < end
-    for offset, size, is_freed in zip(index.offsets, sizes, freed, strict=True):
-        assert is_freed or not size or end <= offset or start >= offset + size
+    slots = {slot % len(sizes) for slot in slots}
+    freed = [is_freed or slot in slots for slot, is_freed in enumerate(freed[: len(sizes)])]
+    index = index_of(sizes)
+    holes = segments.holes_around(index, freed, slots, index.offsets[-1] + sizes[-1])
+    assert holes == sorted(holes) and all(start % PAGE_BYTES == end % PAGE_BYTES == 0 for start, end in holes)
+    assert all(index.index_bytes <= start < end for start, end in holes)
+    given_back = {page for start, end in holes for page in pages(start, end - start)}
     taken = set(pages(0, index.index_bytes))
     for offset, size, is_freed in zip(index.offsets, sizes, freed, strict=True):
-        taken.update(() if is_freed else pages(offset, size))
-    for page in set(pages(index.offsets[slot], sizes[slot])) - taken:
-        assert start <= page * PAGE_BYTES < end or not sizes[slot]
+        taken.update(pages(offset, size) if not is_freed else ())
+    assert not given_back & taken
+    asked = {page for slot in slots if sizes[slot] for page in pages(index.offsets[slot], sizes[slot])}
+    assert asked - taken <= given_back
 
 
 def pages(offset: int, size: int) -> range:
