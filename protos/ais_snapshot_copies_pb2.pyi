@@ -145,12 +145,14 @@ class KeepResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class MakingRequest(_message.Message):
-    __slots__ = ("bucket_uuid", "cut")
+    __slots__ = ("bucket_uuid", "name", "created_ns")
     BUCKET_UUID_FIELD_NUMBER: _ClassVar[int]
-    CUT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CREATED_NS_FIELD_NUMBER: _ClassVar[int]
     bucket_uuid: bytes
-    cut: int
-    def __init__(self, bucket_uuid: _Optional[bytes] = ..., cut: _Optional[int] = ...) -> None: ...
+    name: str
+    created_ns: int
+    def __init__(self, bucket_uuid: _Optional[bytes] = ..., name: _Optional[str] = ..., created_ns: _Optional[int] = ...) -> None: ...
 
 class MakingResponse(_message.Message):
     __slots__ = ("making",)

@@ -36,7 +36,7 @@ class SnapshotCare:
         self._membership = membership
         self._snapshots = snapshots
         self._channels = channels
-        self._silent_since_s: dict[tuple[bytes, int], float] = {}
+        self._silent_since_s: dict[tuple[bytes, str, int], float] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -54,7 +54,7 @@ class SnapshotCare:
             await asyncio.sleep(INTERVAL_S)
 
     async def _is_abandoned(self, view: ClusterView, bucket_uuid: bytes, one: cluster_pb.MapSnapshot) -> bool:
-        key = bucket_uuid, one.cut
+        key = bucket_uuid, one.name, one.created_ns
         if one.maker == self._membership.node_uuid:
             return key not in self._snapshots.making
         at = view.position.get(one.maker)
@@ -64,7 +64,8 @@ class SnapshotCare:
         try:
             with reporting(self._channels, endpoint):
                 answer: pb.MakingResponse = await rpc.SnapshotCopiesStub(self._channels.to(endpoint)).Making(
-                    pb.MakingRequest(bucket_uuid=bucket_uuid, cut=one.cut), timeout=REACH_TIMEOUT_S
+                    pb.MakingRequest(bucket_uuid=bucket_uuid, name=one.name, created_ns=one.created_ns),
+                    timeout=REACH_TIMEOUT_S,
                 )
         except CopyLost:
             since_s = self._silent_since_s.setdefault(key, time.monotonic())
@@ -76,9 +77,9 @@ class SnapshotCare:
         log.warning("snapshot %r of bucket %r was not finished by the node that made it", one.name, bucket.name)
         try:
             await change_map_async(
-                [node.endpoint for node in view.nodes], abandon_snapshot(bucket.uuid, one.cut),
+                [node.endpoint for node in view.nodes], abandon_snapshot(bucket.uuid, one),
                 timeout_s=CHANGE_TIMEOUT_S,
             )  # fmt: skip
         except (ChangeFailed, ValueError) as error:
             log.info("it cannot be taken out of the map for now: %s", error)
-        self._silent_since_s.pop((bucket.uuid, one.cut), None)
+        self._silent_since_s.pop((bucket.uuid, one.name, one.created_ns), None)

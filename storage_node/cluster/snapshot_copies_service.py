@@ -91,7 +91,8 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         return pb.KeepResponse()
 
     async def Making(self, request: pb.MakingRequest, context: Context) -> pb.MakingResponse:
-        return pb.MakingResponse(making=(request.bucket_uuid, request.cut) in self._snapshots.making)
+        asked = request.bucket_uuid, request.name, request.created_ns
+        return pb.MakingResponse(making=asked in self._snapshots.making)
 
 
 async def _answered(answer: Awaitable[T], context: Context) -> T:

@@ -39,7 +39,7 @@ def finish_snapshot(bucket_uuid: bytes, made: pb.MapSnapshot, nodes: frozenset[b
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         map_, bucket = _bucket(map_, bucket_uuid)
         for one in bucket.snapshot:
-            if one.name == made.name and one.cut == made.cut:
+            if (one.name, one.cut, one.created_ns) == (made.name, made.cut, made.created_ns):
                 if one.maker and (frozenset(node.uuid for node in map_.node) != nodes or _is_changing(map_)):
                     raise TooFewCopies("nodes came or went while the snapshot was made; try again")
                 one.CopyFrom(made)
@@ -61,16 +61,15 @@ def delete_snapshot(bucket_uuid: bytes, name: str) -> Edit:
     return edit
 
 
-def abandon_snapshot(bucket_uuid: bytes, cut: int) -> Edit:
+def abandon_snapshot(bucket_uuid: bytes, making: pb.MapSnapshot) -> Edit:
     """Take out one that is not made, if it is still there."""
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         if map_ is None:
             raise ValueError("the nodes of this node's cluster belong to none")
         for bucket in map_.bucket:
-            for one in list(bucket.snapshot) if bucket.uuid == bucket_uuid else ():
-                if one.cut == cut and one.maker:
-                    bucket.snapshot.remove(one)
+            if bucket.uuid == bucket_uuid and making in bucket.snapshot:
+                bucket.snapshot.remove(making)
         return map_
 
     return edit

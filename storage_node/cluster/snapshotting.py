@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from protos.cluster_map import ClusterView
 from storage_node.cluster import snapshot_edits as edits
 from storage_node.cluster.change import change_map_async
 from storage_node.cluster.channels import Channels
-from storage_node.cluster.commit_gate import DRAIN_S
+from storage_node.cluster.commit_gate import DRAIN_S, HOLD_S
 from storage_node.cluster.copies import REACH_TIMEOUT_S, STEP_TIMEOUT_S, CopyLost, reporting
 from storage_node.cluster.errors import ChangeFailed, Contended
 from storage_node.cluster.membership import Membership
@@ -42,10 +43,11 @@ from storage_node.store.names import SNAPSHOT_MARK, check_snapshot_name
 CHANGE_TIMEOUT_S = 20.0
 CUT_TIMEOUT_S = 8.0
 """For the change of the map under which all nodes hold."""
+BEGIN_S = 30.0
+"""So long it is tried again while other changes of the map come first."""
 SETTLE_S = 60.0
 """So long the nodes may differ as much as before."""
 _PAUSE_S = 0.2
-_ATTEMPTS = 3
 T = TypeVar("T")
 
 
@@ -53,8 +55,8 @@ class ClusterSnapshots:
     def __init__(self, membership: Membership, channels: Channels) -> None:
         self._membership = membership
         self._channels = channels
-        self.making: set[tuple[bytes, int]] = set()
-        """By the bucket's uuid and the cut."""
+        self.making: set[tuple[bytes, str, int]] = set()
+        """The bucket's uuid, the name, and the moment at which it was begun."""
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
@@ -96,17 +98,17 @@ class ClusterSnapshots:
             nodes = frozenset(node.uuid for node in view.nodes)
             await self._change(edits.finish_snapshot(bucket.uuid, made, nodes))
         except BaseException:
-            await self._abandon(bucket.uuid, making.cut)
+            await self._abandon(bucket.uuid, making)
             raise
         finally:
-            self.making.discard((bucket.uuid, making.cut))
+            self.making.discard((bucket.uuid, name, making.created_ns))
         return made
 
     async def _begin(
         self, bucket_name: str, name: str
     ) -> tuple[ClusterView, cluster_pb.MapBucket, cluster_pb.MapSnapshot]:
         """Have the map say that it is being made."""
-        attempts = _ATTEMPTS
+        until_s = time.monotonic() + BEGIN_S
         while True:
             bucket = await self._bucket(bucket_name, to_change=True)
             view = self._membership.view
@@ -117,10 +119,10 @@ class ClusterSnapshots:
             try:
                 return view, bucket, await self._cut(view, bucket, name)
             except _Overtaken as error:
-                attempts -= 1
-                if not attempts:
+                if time.monotonic() > until_s:
                     raise TooFewCopies(str(error)) from error
                 await self._change(_unchanged)
+            await asyncio.sleep(random.uniform(_PAUSE_S / 2, _PAUSE_S))  # writes go on before it is tried again
 
     async def _bucket(self, name: str, *, to_change: bool = False) -> cluster_pb.MapBucket:
         """By the newest map, where this node's has none of this name. Raises BucketNotFound, ChangeFailed."""
@@ -147,16 +149,15 @@ class ClusterSnapshots:
         await asyncio.gather(*(_all_needed(reach(self._channels, endpoint)) for endpoint in endpoints))
         making: cluster_pb.MapSnapshot | None = None
         try:
-            # The first keeps others, who begin there as well, from holding some nodes while these are waited for.
             hold = pb.HoldRequest(bucket=ref, attempt=attempt)
-            held = [await self._ask(endpoints[0], "Hold", hold, DRAIN_S + REACH_TIMEOUT_S)]
+            held = [await self._hold_first(endpoints[0], hold)]
             held += await self._ask_all(endpoints[1:], "Hold", hold, DRAIN_S + REACH_TIMEOUT_S)
             failpoint("snapshot.held")
             making = cluster_pb.MapSnapshot(
                 name=name, cut=max(answer.clock for answer in held), created_ns=time.time_ns(),
                 maker=self._membership.node_uuid,
             )  # fmt: skip
-            self.making.add((bucket.uuid, making.cut))
+            self.making.add((bucket.uuid, name, making.created_ns))
             change = edits.begin_snapshot(bucket.uuid, making, view.version)
             try:
                 await change_map_async(endpoints, change, timeout_s=CUT_TIMEOUT_S)
@@ -174,9 +175,21 @@ class ClusterSnapshots:
         except BaseException:
             await asyncio.shield(self._let_go(endpoints, ref, attempt))
             if making is not None:
-                self.making.discard((bucket.uuid, making.cut))
-                await self._abandon(bucket.uuid, making.cut)
+                self.making.discard((bucket.uuid, name, making.created_ns))
+                await self._abandon(bucket.uuid, making)
             raise
+
+    async def _hold_first(self, endpoint: str, hold: pb.HoldRequest) -> pb.HoldResponse:
+        """Everybody begins at the same node, so that nobody holds some nodes while somebody else holds others."""
+        until_s = time.monotonic() + HOLD_S
+        while True:
+            try:
+                held: pb.HoldResponse = await self._ask(endpoint, "Hold", hold, DRAIN_S + REACH_TIMEOUT_S)
+                return held
+            except TooFewCopies:
+                if time.monotonic() > until_s:
+                    raise
+            await asyncio.sleep(random.uniform(_PAUSE_S / 2, _PAUSE_S))
 
     async def _let_go(self, endpoints: Sequence[str], ref: Any, attempt: bytes) -> None:
         """Those that do not hear of it let go by themselves."""
@@ -184,9 +197,9 @@ class ClusterSnapshots:
         calls = (self._ask(endpoint, "Release", request, REACH_TIMEOUT_S) for endpoint in endpoints)
         await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _abandon(self, bucket_uuid: bytes, cut: int) -> None:
+    async def _abandon(self, bucket_uuid: bytes, making: cluster_pb.MapSnapshot) -> None:
         with contextlib.suppress(StoreError, ValueError):  # otherwise whoever finds it, see `snapshot_care`
-            await asyncio.shield(self._change(edits.abandon_snapshot(bucket_uuid, cut)))
+            await asyncio.shield(self._change(edits.abandon_snapshot(bucket_uuid, making)))
 
     # -- the same for all
 

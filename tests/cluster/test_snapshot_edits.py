@@ -48,19 +48,19 @@ def test_one_that_is_being_made_is_kept_and_not_read() -> None:
     pinned = ClusterView(made).to_read("b@s")
     assert pinned is not None and (pinned.name, pinned.uuid, pinned.copies) == ("b@s", UUID, 2)
     assert edits.finish_snapshot(UUID, MADE, NODES)(copy_of(made)) == made
-    assert edits.abandon_snapshot(UUID, 70)(copy_of(made)) == made
+    assert edits.abandon_snapshot(UUID, MAKING)(copy_of(made)) == made
     with pytest.raises(BucketHasSnapshots, match="s: delete"):
         delete_bucket("b")(copy_of(made))
     assert not edits.delete_snapshot(UUID, "s")(copy_of(made)).bucket[0].snapshot
 
 
 def test_one_that_nobody_makes_any_more_is_taken_out_and_cannot_be_finished() -> None:
-    left = edits.abandon_snapshot(UUID, 70)(a_map(MAKING))
+    left = edits.abandon_snapshot(UUID, MAKING)(a_map(MAKING))
     assert not left.bucket[0].snapshot
     with pytest.raises(TooFewCopies, match="took so long"):
         edits.finish_snapshot(UUID, MADE, NODES)(left)
-    other = pb.MapSnapshot(name="s", cut=80, maker=MAKER)
-    assert list(edits.abandon_snapshot(UUID, 70)(a_map(other)).bucket[0].snapshot) == [other]
+    other = pb.MapSnapshot(name="s", cut=70, created_ns=6, maker=MAKER)
+    assert list(edits.abandon_snapshot(UUID, MAKING)(a_map(other)).bucket[0].snapshot) == [other]
     with pytest.raises(TooFewCopies):
         edits.finish_snapshot(UUID, MADE, NODES)(a_map(other))
     with pytest.raises(SnapshotNotFound):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -230,3 +231,24 @@ def test_a_bucket_with_a_snapshot_is_not_deleted(tmp_path: Path) -> None:
             client.delete_bucket(BUCKET, force=True)
         bucket.delete_snapshot("s")
         client.delete_bucket(BUCKET)
+
+
+@pytest.mark.slow
+def test_several_that_are_made_at_once_by_different_nodes_are_all_made(tmp_path: Path) -> None:
+    with three_nodes(tmp_path) as (cluster, client):
+        bucket = client.bucket(BUCKET)
+        for name in NAMES:
+            bucket.put(name, b"first")
+
+        def make(at: int) -> int:
+            with connect(url_of(cluster, (at % 3,))) as other:
+                other.bucket(BUCKET).put(f"more{at}", b"more")
+                return other.bucket(BUCKET).snapshot(f"s{at}").objects
+
+        with ThreadPoolExecutor(6) as pool:
+            counts = list(pool.map(make, range(6)))
+        assert sorted(info.name for info in bucket.snapshots()) == [f"s{at}" for at in range(6)]
+        assert all(len(NAMES) < count <= len(NAMES) + 6 for count in counts)
+        assert max(counts) == len(NAMES) + 6
+        listed = [sum(1 for _ in client.bucket(BUCKET, snapshot=f"s{at}").objects()) for at in range(6)]
+        assert listed == counts

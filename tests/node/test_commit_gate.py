@@ -1,0 +1,82 @@
+"""Writes wait while a snapshot of their bucket is made, and a snapshot waits for those that have begun to commit."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from loop_kit import run, settle
+
+from storage_node.cluster import commit_gate
+from storage_node.cluster.commit_gate import CommitGate
+from storage_node.cluster.targets import TooFewCopies
+
+B, OTHER, FIRST, SECOND = b"b" * 16, b"o" * 16, b"1" * 16, b"2" * 16
+
+
+class Write:
+    """One that passes until `end` is called."""
+
+    def __init__(self, gate: CommitGate, *buckets: bytes) -> None:
+        self.passing = False
+        self._ended = asyncio.Event()
+        self._task = asyncio.create_task(self._run(gate, buckets))
+
+    async def _run(self, gate: CommitGate, buckets: tuple[bytes, ...]) -> None:
+        async with gate.passing(buckets):
+            self.passing = True
+            await self._ended.wait()
+
+    async def end(self) -> None:
+        self._ended.set()
+        await self._task
+
+
+def test_a_hold_waits_for_the_writes_that_pass_and_the_others_for_its_release() -> None:
+    async def test() -> None:
+        gate = CommitGate()
+        before, elsewhere = Write(gate, B, OTHER), Write(gate, OTHER)
+        await settle()
+        holding = asyncio.create_task(gate.hold(B, FIRST))
+        await settle()
+        after, beside = Write(gate, B, OTHER), Write(gate, OTHER)
+        await settle()
+        assert [one.passing for one in (before, elsewhere, after, beside)] == [True, True, False, True]
+        assert not holding.done()
+        await before.end()
+        await holding
+        assert gate.holds(B, FIRST) and not gate.holds(B, SECOND) and not after.passing
+        with pytest.raises(TooFewCopies, match="another snapshot"):
+            await gate.hold(B, SECOND)
+        assert not gate.release(B, SECOND)
+        assert gate.release(B, FIRST) and not gate.holds(B, FIRST) and not gate.release(B, FIRST)
+        await settle()
+        assert after.passing
+        for one in (elsewhere, after, beside):
+            await one.end()
+        await gate.hold(B, SECOND)
+        assert gate.release(B, SECOND)
+
+    run(test())
+
+
+def test_a_hold_ends_by_itself_and_gives_up_on_writes_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        gate = CommitGate()
+        monkeypatch.setattr(commit_gate, "DRAIN_S", 0.02)
+        slow = Write(gate, B)
+        await settle()
+        with pytest.raises(TooFewCopies, match=r"under way for 0\.02 s"):
+            await gate.hold(B, FIRST)
+        next_one = Write(gate, B)
+        await settle()
+        assert next_one.passing
+        await slow.end()
+        await next_one.end()
+        monkeypatch.setattr(commit_gate, "HOLD_S", 0.02)
+        await gate.hold(B, FIRST)
+        waiting = Write(gate, B)
+        await waiting.end()
+        assert not gate.holds(B, FIRST) and not gate.release(B, FIRST)
+
+    run(test())
