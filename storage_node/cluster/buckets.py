@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protos.cluster_map import ClusterView
+from storage_node.store.names import unfinished_name
 from storage_node.store.record import SnapshotRecord
 from storage_node.store.store import Store
 
@@ -29,11 +30,12 @@ def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) ->
 def sync_snapshots(store: Store, view: ClusterView) -> None:
     """Retain what the map's snapshots see, and no more than that. Raises StoreError.
 
-    Those that are being made are kept under names that no snapshot can have.
+    Those that are being made are kept under names that no snapshot can have. A node that comes back may not know yet
+    that one has been made since: it says so to readers, who ask others or again.
     """
     store.follow_snapshots({
         bucket.uuid.hex(): {
-            f".{one.name}" if one.maker else one.name: SnapshotRecord(
+            unfinished_name(one.name) if one.maker else one.name: SnapshotRecord(
                 one.cut, one.created_ns, one.objects, one.size_bytes, of_cluster=True
             )
             for one in bucket.snapshot

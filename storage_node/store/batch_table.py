@@ -20,7 +20,7 @@ from storage_node.store.batch_read import FailureCode
 from storage_node.store.batch_verdicts import MAX_ITEM_BYTES, BatchVerdicts
 from storage_node.store.doubts import CopyInDoubt, in_doubt_message
 from storage_node.store.drive import Drive
-from storage_node.store.errors import StoreError
+from storage_node.store.errors import BucketNotFound, StoreError
 from storage_node.store.format import Record
 from storage_node.store.places import Placement
 from storage_node.store.segment_format import file_of
@@ -80,8 +80,9 @@ class BatchTable(BatchVerdicts):
             bucket = self._store.find_bucket(bucket_name)
             if bucket is None:
                 error = self._store.no_bucket(bucket_name)
+                status = pb.NOT_FOUND if isinstance(error, BucketNotFound) else pb.UNAVAILABLE
                 for position in positions:
-                    self._fail(position, pb.NOT_FOUND, str(error), error.kind)
+                    self._fail(position, status, str(error), error.kind)
                 continue
             self._look_up_bucket(bucket.uuid_bytes, bucket_name, bucket.cut, positions)
         if request.start or request.member or request.version or request.resume_version:

@@ -59,3 +59,8 @@ def check_object_name(name: str) -> None:
     if fault := object_name_fault(name):
         shown = name if len(name) <= 80 else name[:77] + "..."
         raise InvalidName(f"object name {shown!r}: {fault}")
+
+
+def unfinished_name(snapshot: str) -> str:
+    """Under which a store keeps a snapshot that a cluster is only making: no snapshot can have such a name."""
+    return f".{snapshot}"

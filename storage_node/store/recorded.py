@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from storage_node.store import record as records
+from storage_node.store.doubts import CopyInDoubt
 from storage_node.store.drive import READER_STALENESS_S, Drive, Durability
 from storage_node.store.drive_changes import DriveChanges
 from storage_node.store.drive_set import DriveSet
@@ -33,7 +34,7 @@ from storage_node.store.errors import (
 )
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record
-from storage_node.store.names import SNAPSHOT_MARK, check_bucket_name
+from storage_node.store.names import SNAPSHOT_MARK, check_bucket_name, unfinished_name
 from storage_node.store.opening import newest_record, open_beside
 from storage_node.store.raw_files import drive_error
 from storage_node.store.record import BucketRecord, ClusterRecord
@@ -76,10 +77,12 @@ class Recorded(DriveChanges):
             raise self.no_bucket(name)
         return found
 
-    def no_bucket(self, name: str) -> BucketNotFound:
+    def no_bucket(self, name: str) -> BucketNotFound | CopyInDoubt:
         """What to say of a name that is that of no bucket, and of no snapshot of one."""
         of, mark, snapshot = name.partition(SNAPSHOT_MARK)
         if mark and of in self._record.buckets:
+            if unfinished_name(snapshot) in self._record.snapshots.get(self._record.buckets[of].uuid, {}):
+                return CopyInDoubt(f"snapshot {snapshot!r} of bucket {of!r} is being made, as far as this node knows")
             return SnapshotNotFound(f"bucket {of!r} has no snapshot {snapshot!r}")
         return BucketNotFound(f"bucket {of!r} does not exist; create_bucket makes it")
 

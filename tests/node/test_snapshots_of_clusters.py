@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -252,3 +252,27 @@ def test_several_that_are_made_at_once_by_different_nodes_are_all_made(tmp_path:
         assert max(counts) == len(NAMES) + 6
         listed = [sum(1 for _ in client.bucket(BUCKET, snapshot=f"s{at}").objects()) for at in range(6)]
         assert listed == counts
+
+
+def test_a_node_that_does_not_know_yet_that_a_snapshot_is_made_says_nothing_wrong(tmp_path: Path) -> None:
+    """It was away when the map was changed: what it has is read elsewhere, or a little later."""
+    with three_nodes(tmp_path, copies=1) as (cluster, client):
+        bucket = client.bucket(BUCKET)
+        for name in NAMES:
+            bucket.put(name, b"first")
+        bucket.snapshot("s")
+        store = cluster.service(1).store
+        known = store.record.snapshots
+        [(uuid, named)] = known.items()
+        store.follow_snapshots({uuid: {".s": named["s"]}})
+        with connect(url_of(cluster), retry_s=20.0) as other:
+            frozen = other.bucket(BUCKET, snapshot="s")
+            with ThreadPoolExecutor(3) as pool:
+                reading = [
+                    pool.submit(lambda: [item.tobytes() for item in frozen.get_batch(NAMES)]),
+                    pool.submit(lambda: [frozen.get(name) for name in NAMES]),
+                    pool.submit(lambda: [b"first" for info in frozen.objects() if info.name in NAMES]),
+                ]
+                assert not wait(reading, timeout=0.2).done
+                store.follow_snapshots(known)
+                assert [one.result(20) for one in reading] == [[b"first"] * len(NAMES)] * 3
