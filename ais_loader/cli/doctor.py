@@ -25,7 +25,7 @@ _DROP = "a damaged object is whole again when it is put again; --repair --drop-d
 _REBUILD = "--rebuild makes anew, from the objects' files, what a drive has lost"
 _HINTS = {
     **dict.fromkeys(("drive-unusable", "identity-lost", "record-lost"), _REBUILD),
-    **dict.fromkeys(("missing-file", "wrong-size", "corrupt", "bad-entry"), _DROP),
+    **dict.fromkeys(("missing-file", "wrong-size", "corrupt", "bad-entry", "segment-damaged"), _DROP),
     **dict.fromkeys(("orphan", "recoverable", "missing-blocks", "file-identity"), _REPAIR),
     **dict.fromkeys(("later-epoch", "unknown-bucket", "record-differs", "staging"), _REPAIR),
 }

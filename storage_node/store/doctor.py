@@ -251,6 +251,12 @@ class _Remedies:
         self.drive.files.unlink(suspect.file)
         return "removed"
 
+    def _segment_damaged(self, suspect: Suspect) -> str | None:
+        if not self.drop_damaged:
+            return None  # a rebuild may have missed what is in it
+        self.drive.files.unlink(suspect.file)
+        return "removed"
+
     def _recoverable(self, suspect: Suspect) -> str | None:
         identity = suspect.identity
         assert identity is not None

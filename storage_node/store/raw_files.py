@@ -271,6 +271,13 @@ class RawFiles:
                 removed += 1
         return removed
 
+    def may_hold_objects(self, path: bytes) -> bool:
+        """Of a segment: whether there may be objects in it, as of one that cannot say so any more there may."""
+        try:
+            return is_segment(path) and not self._segments.is_spent(path)
+        except OSError:
+            return True
+
     def walk(self) -> Iterator[bytes]:
         """Paths of all objects, and of whatever else is below `objects` and no folder, in no particular order."""
         for path in self._walk_files():

@@ -33,6 +33,7 @@ KINDS: dict[str, Severity] = {
     # What takes room, or would hurt after the next accident.
     "recoverable": "warning",
     "orphan": "warning",
+    "segment-damaged": "warning",
     "no-identity": "warning",
     "file-identity": "warning",
     "foreign-file": "warning",

@@ -137,6 +137,12 @@ class Segments:
             left = []  # one bad sector must not stand between the rest of the drive and who looks for it
         yield from left or [file]
 
+    def is_spent(self, file: bytes) -> bool:
+        """Whether it is certain that no object is left in a segment. Raises OSError."""
+        with self._opened(file) as (fd, index):
+            states = [] if index is None else self._all_states(fd, index)
+            return bool(states) and all(state == FREED for state in states)
+
     def _state(self, fd: int, slot: int) -> int:
         return int.from_bytes(os.pread(fd, 8, state_offset(slot)), "little")
 

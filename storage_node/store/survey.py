@@ -272,6 +272,9 @@ class Examination:
             message = f"version {identity.version}, newer than what the catalog knows"
             finding = Finding("recoverable", drive, message, shown(path), bucket, identity.name)
             return Suspect(finding, object_key(identity), record, identity, path)
+        if self._drive.files.may_hold_objects(path):
+            message = "the index of a segment is damaged, and no entry names an object in it; --drop-damaged removes it"
+            return Suspect(Finding("segment-damaged", drive, message, shown(path)), file=path)
         whose = f"an old version, {identity.version}, of {identity.name!r}" if identity else "it does not say of what"
         finding = Finding("orphan", drive, f"a file that nothing names: {whose}", shown(path))
         return Suspect(finding, identity=identity, file=path)
