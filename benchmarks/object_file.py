@@ -3,10 +3,11 @@
     python -m benchmarks.object_file            # writes the table beside this file
 
 The grid is that of NVIDIA's post on ObjectFile ("Enhancing ObjectFile Performance with Zero-Copy Techniques", 2024),
-scaled to one machine. "stream echo" is a grpcio server that streams the file in messages of 1 MiB and does nothing
-else, under the same tarfile. Prediction, written before the first run: over gRPC 0.6 to 0.8 of the local file, since
-extraction itself writes every byte to files; the reader level with the echo; an interruption every 64 MiB costs some
-milliseconds each (the proxy that cuts runs in the client's process, and costs more than the cuts).
+scaled to one machine. "stream echo" is a grpcio server that streams the file in messages of 1 MiB, or of the 4 MiB that
+a plain stream of ours comes in, and does nothing else, under the same tarfile. Prediction, written before the first
+run: over gRPC 0.6 to 0.8 of the local file, since extraction itself writes every byte to files; the reader level with
+the echo; an interruption every 64 MiB costs some milliseconds each (the proxy that cuts runs in the client's process,
+and costs more than the cuts).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def make_tar(path: Path, member_bytes: int, total_bytes: int) -> None:
 def _serve_file(path: str, ready: Connection) -> None:
     def stream(request: bytes, context: object) -> Iterator[bytes]:
         with open(path, "rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
+            while chunk := file.read(int(request)):
                 yield chunk
 
     serve({"File": grpc.unary_stream_rpc_method_handler(stream)}, ready)
@@ -125,8 +126,8 @@ def measure(member_bytes: int, total_bytes: int, rounds: int, folder: Path) -> d
             link.cut_every(cut_every)
             return linked.open("shard.tar")
 
-        def echoed() -> Any:
-            return _EchoFile(channel.unary_stream("/echo/File")(b""))
+        def echoed(message_bytes: int) -> Any:
+            return _EchoFile(channel.unary_stream("/echo/File")(b"%d" % message_bytes))
 
         def contestant(opened: Callable[[], Any], *, stream: bool = False) -> Callable[[], float]:
             return extract(opened, folder, total_bytes, stream=stream)
@@ -139,7 +140,8 @@ def measure(member_bytes: int, total_bytes: int, rounds: int, folder: Path) -> d
                 "ObjectFile, cut every 64 MiB": contestant(lambda: through_the_link(BROKEN_EVERY_BYTES)),
                 "ObjectFile, embedded": contestant(lambda: embedded.open("shard.tar")),
                 "ObjectReader, gRPC": contestant(lambda: near.reader("shard.tar"), stream=True),
-                "stream echo": contestant(echoed, stream=True),
+                "stream echo": contestant(partial(echoed, CHUNK_BYTES), stream=True),
+                "stream echo, 4 MiB": contestant(partial(echoed, 4 * CHUNK_BYTES), stream=True),
             },
             rounds,
         )
@@ -162,6 +164,7 @@ def main(members: tuple[int, ...], total_mb: int, rounds: int, folder: Path | No
             [
                 Claim("ObjectFile, gRPC", "local file", 0.6),
                 Claim("ObjectReader, gRPC", "stream echo", 1.0),
+                Claim("ObjectReader, gRPC", "stream echo, 4 MiB", 1.0),
                 Claim("ObjectFile, cut every 64 MiB", "ObjectFile, through a proxy", 0.0),
                 Claim("ObjectFile, embedded", "local file", 0.0),
             ],
