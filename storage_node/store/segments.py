@@ -101,7 +101,7 @@ class Segments:
         """Give the bytes of dead objects back, and remove the segment with the last of them. Raises OSError."""
         with self._opened(file, os.O_RDWR) as (fd, index):
             if index is None:
-                return  # nothing is certain: the doctor removes the whole of it when no catalog entry names it
+                return  # nothing is certain; the doctor tells of it when no catalog entry names it any more
             slots = [slot for slot in slots if slot < len(index)]
             with self._states:
                 try:
