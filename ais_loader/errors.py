@@ -254,6 +254,13 @@ class StaleMap(LoaderError):
     retryable = True
 
 
+class WriteTooLate(LoaderError):
+    """A snapshot was made while this write was on its way, which it should be in and is not: write it again."""
+
+    kind = "write-too-late"
+    retryable = True
+
+
 class SilenceTimeout(LoaderError, TimeoutError):
     kind = "timeout"
     retryable = True
