@@ -37,6 +37,7 @@ from ais_loader.transport.stream import StreamPolicy
 from protos import ais_batch_pb2 as pb
 from protos.frame import EntryFault, Frame, Response
 from protos.frame_edit import Mask
+from protos.lanes import in_lanes
 from protos.reorder import Reorder
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
@@ -290,6 +291,10 @@ class MergedStream:
             self._try_later(share)
 
     def _begin(self, node: bytes, share: Share) -> None:
+        for positions in in_lanes(list(share.positions), ordered=self._reorder.ordered):
+            self._open(node, replace(share, positions=positions))
+
+    def _open(self, node: bytes, share: Share) -> None:
         request = self._columns.select(share.positions)
         request.map_version = self._members.view.version
         # Who takes the entries stops, when a failure comes to be the next one: a node would stop at what another may

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from protos import ais_batch_pb2 as pb
 from protos.frame import TARGET_PAYLOAD_BYTES, EntryFault, Frame
+from protos.lanes import in_lanes
 from protos.reorder import Reorder
 from storage_node.batch.admission import Credit
 from storage_node.batch.counts import clock_s
@@ -65,8 +66,7 @@ class Gather:
         n = len(request.name)
         self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self._ordered = request.ordered or request.buffered
-        begun = bool(request.resume_offset)
-        self.reorder = Reorder(n, request.first_index, ordered=self._ordered, begun=begun)
+        self.reorder = Reorder(n, request.first_index, ordered=self._ordered, begun=bool(request.resume_offset))
         self._lanes: dict[int, Lane] = {}
         self._resumed = Resumed(request)
         self._watch = LaneWatch(service.hedging, self._lanes, self._hedge)
@@ -134,9 +134,9 @@ class Gather:
     def _ask(self, node: int, positions: list[int], *, hedge: bool = False) -> None:
         """Open a lane for these entries, or several: an entry that goes on in its middle must be its lane's first."""
         begun = self._resumed.begun(positions[1:], self.reorder)
-        for position in sorted(begun):
-            self._open(node, [position], hedge=hedge)
-        self._open(node, [p for p in positions if p not in begun], hedge=hedge)
+        left = [p for p in positions if p not in begun]
+        for part in [*([p] for p in sorted(begun)), *in_lanes(left, ordered=self._ordered)]:
+            self._open(node, part, hedge=hedge)
 
     def _open(self, node: int, positions: list[int], *, hedge: bool) -> None:
         here = node == self._places.here

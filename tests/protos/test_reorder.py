@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from protos import ais_batch_pb2 as pb
 from protos.frame import EntryFault, Frame, FrameError, Piece
+from protos.lanes import in_lanes
 from protos.reorder import Reorder, Resume
 
 TARGET_BYTES = 40
@@ -358,3 +359,20 @@ def test_a_failure_that_does_not_count_and_a_lane_that_ends_leave_the_entry_to_t
     assert reorder.close_lane(rival)[0].tolist() == [1]
     with pytest.raises(ValueError, match="belongs to none"):
         reorder.add_lane([0], rival=True)
+
+
+def test_what_is_left_of_a_lane_that_did_not_keep_to_the_order_goes_on_in_two() -> None:
+    """As a node that lies may have it: pieces of the last entry, and then no more."""
+    reorder = Reorder(3)
+    lane = reorder.add_lane([0, 1, 2])
+    reorder.push(lane, frame_of([(2, 2, b"abc", pb.OK)], Piece(0, 6, "v")))
+    left = reorder.close_lane(lane)[0].tolist()
+    assert left == [2, 0, 1]
+    assert in_lanes(left, ordered=False) == [left] and in_lanes([0, 2], ordered=True) == [[0, 2]]
+    begun, others = (reorder.add_lane(part) for part in in_lanes(left, ordered=True))
+    reorder.push(begun, frame_of([(0, 2, b"def", pb.OK)], Piece(3, 6, "v")))
+    reorder.push(others, frame_of([(0, 0, b"x", pb.OK), (1, 1, b"y", pb.OK)]))
+    out = b""
+    while (frame := reorder.pop()) is not None:
+        out += bytes(frame.payload)
+    assert out == b"xyabcdef" and reorder.complete
