@@ -77,7 +77,7 @@ class ClusterBuckets:
     async def set(self, view: ClusterView, request: pb.SetBucketRequest) -> pb.Bucket:
         """Raises BucketNotFound, InvalidRequest, ChangeFailed."""
         name = request.name
-        meant = view.buckets.get(name) or _find(await _change(view, _unchanged), name)
+        meant = view.buckets.get(name) or _find(await _change(view, edits.unchanged), name)
         if meant is None:
             raise _not_to_change(name, view)
         change = edits.set_bucket(name, *asked_for(request))
@@ -98,7 +98,7 @@ class ClusterBuckets:
 
         Raises BucketNotFound, BucketNotEmpty, NodesSilent, ChangeFailed.
         """
-        meant = view.buckets.get(name) or _find(await _change(view, _unchanged), name)
+        meant = view.buckets.get(name) or _find(await _change(view, edits.unchanged), name)
         if meant is None:
             raise _not_to_change(name, view)
         async with _Listing(view, name) as listing:
@@ -177,12 +177,6 @@ async def _change(view: ClusterView, edit: Edit) -> cluster_pb.ClusterMap:
         return await change_map_async([node.endpoint for node in view.nodes], edit, timeout_s=CHANGE_TIMEOUT_S)
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
-
-
-def _unchanged(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
-    if map_ is None:
-        raise ValueError("the nodes of this node's cluster belong to none")
-    return map_
 
 
 def _find(map_: cluster_pb.ClusterMap | None, name: str) -> cluster_pb.MapBucket | None:

@@ -231,6 +231,13 @@ def _add(map_: pb.ClusterMap, node: pb.MapNode, state: pb.MapNode.State, number:
     added.state, added.number = state, number
 
 
+def unchanged(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+    """An edit that tells the newest map, and sees to it that it counts."""
+    if map_ is None:
+        raise ValueError("the nodes of this node's cluster belong to none")
+    return map_
+
+
 def _require(map_: pb.ClusterMap | None) -> pb.ClusterMap:
     if map_ is None:
         raise ValueError("these nodes belong to no cluster yet; create one first")

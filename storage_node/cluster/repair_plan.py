@@ -74,7 +74,7 @@ def page_of(
     view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]], *, now_ns: int, grace_s: float
 ) -> Page:
     names = [name for name, _ in held]
-    owners = view.placement.owners(object_hashes(bucket.uuid, names), bucket.copies).tolist()
+    owners = owners_of(view, bucket, names)
     states = [State(record.version, record.is_tombstone, record.size_bytes) for _, record in held]
     ripe = [record.is_tombstone and now_ns - record.modified_ns > grace_s * 1e9 for _, record in held]
     return Page(names, states, owners, ripe)
@@ -164,6 +164,12 @@ def compare(
             continue
         if here is None or here.version < state.version:
             (found.bury if state.is_tombstone else found.fetch)[name] = state
+    return found
+
+
+def owners_of(view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> list[list[int]]:
+    """Positions in the map of the owners of each name, best first."""
+    found: list[list[int]] = view.placement.owners(object_hashes(bucket.uuid, names), bucket.copies).tolist()
     return found
 
 

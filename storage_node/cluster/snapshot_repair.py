@@ -17,9 +17,9 @@ from protos import ais_cluster_pb2 as pb
 from protos.cluster_map import ClusterView
 from storage_node.batch.session import BatchService
 from storage_node.cluster.membership import Membership
-from storage_node.cluster.repair_plan import State
+from storage_node.cluster.repair_plan import State, owners_of
 from storage_node.cluster.snapshot_plan import sees_as_much
-from storage_node.cluster.snapshot_settling import Settling, owners_of
+from storage_node.cluster.snapshot_settling import Settling
 from storage_node.store.errors import StoreError
 from storage_node.store.retained_copies import RetainedHere, release, retained_after
 

@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from protos import ais_cluster_pb2 as cluster_pb
 from protos import ais_snapshot_copies_pb2 as pb
 from protos import ais_snapshot_copies_pb2_grpc as rpc
-from protos.cluster_map import ClusterView, object_hashes
+from protos.cluster_map import ClusterView
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.copies import STEP_TIMEOUT_S, CopyLost, reporting
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.repair_peers import state_of
-from storage_node.cluster.repair_plan import Answer, State
+from storage_node.cluster.repair_plan import Answer, State, owners_of
 from storage_node.cluster.replica import to_wire
 from storage_node.cluster.snapshot_plan import Unsettled, compare_seen, count_first, end_of
 from storage_node.cluster.transfers import Transfers, bucket_ref
@@ -186,11 +186,6 @@ class Settling:
             if one.cut == cut:
                 return f"{bucket.name}{SNAPSHOT_MARK}{name}"
         raise SnapshotNotFound(f"no snapshot of bucket {bucket.name!r} has the cut {cut}")
-
-
-def owners_of(view: ClusterView, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> list[list[int]]:
-    found: list[list[int]] = view.placement.owners(object_hashes(bucket.uuid, names), bucket.copies).tolist()
-    return found
 
 
 def _state(record: Record) -> State:

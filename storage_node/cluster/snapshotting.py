@@ -29,6 +29,7 @@ from storage_node.cluster.change import change_map_async
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.commit_gate import DRAIN_S, HOLD_S
 from storage_node.cluster.copies import REACH_TIMEOUT_S, STEP_TIMEOUT_S, CopyLost, reporting
+from storage_node.cluster.edits import unchanged
 from storage_node.cluster.errors import ChangeFailed, Contended
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.repair_peers import reach
@@ -121,14 +122,14 @@ class ClusterSnapshots:
             except _Overtaken as error:
                 if time.monotonic() > until_s:
                     raise TooFewCopies(str(error)) from error
-                await self._change(_unchanged)
+                await self._change(unchanged)
             await asyncio.sleep(random.uniform(_PAUSE_S / 2, _PAUSE_S))  # writes go on before it is tried again
 
     async def _bucket(self, name: str, *, to_change: bool = False) -> cluster_pb.MapBucket:
         """By the newest map, where this node's has none of this name. Raises BucketNotFound, ChangeFailed."""
         view = self._membership.view
         if view is None or name not in view.buckets:
-            view = ClusterView(await self._change(_unchanged))
+            view = ClusterView(await self._change(unchanged))
         if (found := view.buckets.get(name)) is not None:
             return found
         of, mark, snapshot = name.partition(SNAPSHOT_MARK)
@@ -282,9 +283,3 @@ async def _all_needed(answer: Awaitable[T]) -> T:
 
 def _left() -> StoreError:
     return TooFewCopies("this node is no longer part of the cluster; ask another one")
-
-
-def _unchanged(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
-    if map_ is None:
-        raise ValueError("the nodes of this node's cluster belong to none")
-    return map_

@@ -15,6 +15,7 @@ from storage_node.store.segment_format import MAX_OBJECT_BYTES
 
 RESERVE_BYTES = 64 << 20
 """Objects may not take the last of a drive (64 MiB, or an eighth of a smaller one)."""
+_NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY
 
 
 def is_full(error: OSError) -> bool:
@@ -46,7 +47,7 @@ class StagedFile:
         self._make_room = make_room
         self._pid = os.getpid()
         self._fd = -1
-        self._has_file = not held
+        self._has_file = False
         self.name = name
         self.linked = linked
         self.held: bytearray | None = None
@@ -59,8 +60,11 @@ class StagedFile:
         if held:
             self.held = bytearray()
         else:
-            flags = os.O_RDONLY | os.O_NOFOLLOW if linked else os.O_CREAT | os.O_EXCL | os.O_WRONLY
-            self._fd = os.open(name, flags | os.O_CLOEXEC, 0o644, dir_fd=staging_fd)
+            self._open(os.O_RDONLY | os.O_NOFOLLOW if linked else _NEW)
+
+    def _open(self, flags: int) -> None:
+        self._fd = os.open(self.name, flags | os.O_CLOEXEC, 0o644, dir_fd=self._staging_fd)
+        self._has_file = True
 
     @property
     def fd(self) -> int:
@@ -68,9 +72,7 @@ class StagedFile:
         held, self.held = self.held, None
         if held is not None:
             try:
-                flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-                self._fd = os.open(self.name, flags, 0o644, dir_fd=self._staging_fd)
-                self._has_file = True
+                self._open(_NEW)
             except OSError as error:
                 self._faults.note(error, "staging an object")
                 raise
