@@ -2,9 +2,9 @@
 
 A batch reads one frame after another, and not even that while its client has no room: left alone, a drive would have
 work for one frame at a time. The announcements give it a queue to work off meanwhile. A frame of many entries is one
-already, and is left to the reader, which announces some of it ahead itself (`store/_batch_read.h`); of a large entry
-the first piece is announced, as the kernel reads ahead in one file by itself. More of both was measured to cost more
-than it gains.
+already, and is left to the reader, which announces some of it ahead itself (`store/_batch_read.h`); a large entry,
+which comes in pieces, is left to the kernel, which reads ahead in one file by itself. More of both was measured to cost
+more than it gains.
 
 Only what is not in the page cache is announced, and finding that out costs a few microseconds for every file. So it
 begins when a frame had to wait for a drive and ends when two frames in a row turn out to be cached: a node that serves
@@ -157,7 +157,7 @@ class BatchAhead:
 
 
 def _is_worth_it(span: FrameSpan) -> bool:
-    return span.stop - span.first <= MOST_ENTRIES and not span.offset
+    return span.stop - span.first <= MOST_ENTRIES and not span.is_piece
 
 
 def _place(span: FrameSpan) -> tuple[int, int]:

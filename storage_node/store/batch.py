@@ -72,15 +72,12 @@ class StoreBatch(BatchPieces):
         return waited
 
     def announce(self, span: FrameSpan) -> int:
-        """Have the kernel fetch what of this frame is not in the page cache; returns how many bytes that is.
+        """Have the kernel fetch what of these entries is not in the page cache; returns how many bytes that is.
 
         For any thread, beside the one that the batch belongs to.
         """
         at = slice(span.first, span.stop)
-        start, sizes = self._start[at], self.sizes[at]
-        if span.piece_bytes is not None:
-            start, sizes = start + span.offset, np.array([span.piece_bytes])
-        return announce(self._folders[at], self._paths[at], start, sizes)
+        return announce(self._folders[at], self._paths[at], self._start[at], self.sizes[at])
 
     def read(self, span: FrameSpan) -> Frame:
         """Read one frame into memory of its own."""
