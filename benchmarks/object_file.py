@@ -8,6 +8,12 @@ a plain stream of ours comes in, and does nothing else, under the same tarfile. 
 run: over gRPC 0.6 to 0.8 of the local file, since extraction itself writes every byte to files; the reader level with
 the echo; an interruption every 64 MiB costs some milliseconds each (the proxy that cuts runs in the client's process,
 and costs more than the cuts).
+
+Where the time goes at 100 MB: of a GB the thread that extracts spends about 0.65 s of CPU time (0.42 of it in writing
+the files, 0.12 in grpcio, which copies a message three times before Python has it), gRPC's own threads 0.17 s, the node
+0.48 s, all on two cores; a local file takes 0.54 s on one. Seven runs on three machines gave 0.55 to 0.69. Without
+gain: taking frames in a thread of its own, which takes turns at the GIL with the 16 KiB reads of tarfile (+12% of CPU
+time); a unix socket in place of TCP (11 to 16% slower); messages of 1 to 3 MiB; other read chunks of gRPC.
 """
 
 from __future__ import annotations
