@@ -195,6 +195,7 @@ def _check_drive(
         try:
             findings.extend(suspect.finding for suspect in exam.entries())
             findings.extend(suspect.finding for suspect in exam.strays())
+            findings.extend(suspect.finding for suspect in exam.copies())
         except (StoreError, OSError) as error:
             problem = str(error)
             findings.append(Finding("drive-unusable", str(root), problem))
@@ -254,8 +255,14 @@ class _Remedies:
     def _segment_damaged(self, suspect: Suspect) -> str | None:
         if not self.drop_damaged:
             return None  # a rebuild may have missed what is in it
-        self.drive.files.unlink(suspect.file)
+        self.drive.files.drop_untold(suspect.file)
         return "removed"
+
+    def _segment_copy(self, suspect: Suspect) -> str | None:
+        with contextlib.suppress(OSError):
+            if self.drive.files.mend_segment(suspect.file):
+                return "written anew from the other copy"
+        return None
 
     def _recoverable(self, suspect: Suspect) -> str | None:
         identity = suspect.identity
@@ -295,7 +302,7 @@ def _repair_drive(
     findings: list[Finding] = []
     problem = None
     try:
-        for suspect in _both(exam):
+        for suspect in _all(exam):
             findings.append(remedies.treat(suspect))
     except (StoreError, OSError) as error:
         problem = str(error)
@@ -303,6 +310,7 @@ def _repair_drive(
     return _summary(exam, drive, findings, problem=problem), findings
 
 
-def _both(exam: Examination) -> Iterator[Suspect]:
+def _all(exam: Examination) -> Iterator[Suspect]:
     yield from exam.entries()
     yield from exam.strays()
+    yield from exam.copies()

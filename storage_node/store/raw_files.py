@@ -272,11 +272,31 @@ class RawFiles:
         return removed
 
     def may_hold_objects(self, path: bytes) -> bool:
-        """Of a segment: whether there may be objects in it, as of one that cannot say so any more there may."""
+        """Of a segment, or an object in one: whether there may be any, as where nobody can tell any more there may."""
         try:
+            if is_slot(path):
+                return self._segments.is_untold(path)
             return is_segment(path) and not self._segments.is_spent(path)
         except OSError:
             return True
+
+    def drop_untold(self, path: bytes) -> None:
+        """Remove such objects: all of a segment of which that is so, or the one in this slot. Raises OSError."""
+        if is_segment(path):
+            self._segments.drop_unknown(path)
+        else:
+            self.unlink(path)
+
+    def is_segment_damaged(self, path: bytes, *, in_motion: bool) -> bool:
+        """Whether the segment in which this object lies has lost one of the copies of its index, and not the other.
+
+        `in_motion`: a writer may have it open. Raises OSError.
+        """
+        return self._segments.is_damaged(file_of(path), in_motion=in_motion)
+
+    def mend_segment(self, path: bytes) -> bool:
+        """Make what has been lost of the copies of its index anew; whether all could be. Raises OSError."""
+        return self._segments.mend(path)
 
     def walk(self) -> Iterator[bytes]:
         """Paths of all objects, and of whatever else is below `objects` and no folder, in no particular order."""

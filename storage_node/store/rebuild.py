@@ -36,7 +36,7 @@ from storage_node.store.record import ClusterRecord, recovered_name, sync_folder
 from storage_node.store.report import PROGRESS_EVERY, DriveSummary, Finding, Progress, Report, batch_reader
 from storage_node.store.retained import enter_from_file
 from storage_node.store.segment_format import file_of, is_segment
-from storage_node.store.survey import shown
+from storage_node.store.survey import damaged_copy, shown
 
 _NEW = "catalog.rebuilding"
 _ASIDE = "catalog.lost-"
@@ -261,6 +261,9 @@ class _Rebuild:
             if (file := file_of(path)) != last:
                 last, seen.files = file, seen.files + 1
                 self._advance(root, "reading what files say", seen.files)
+                with contextlib.suppress(OSError):  # which is met again below
+                    if is_segment(file) and files.is_segment_damaged(path, in_motion=False):
+                        self._findings.append(damaged_copy(root, file).finding)
             seen.next_counter = max(seen.next_counter, fmt.generation_of_path(path) + 1)
             try:
                 identity = evidence.read_identity(files, path)
@@ -270,7 +273,7 @@ class _Rebuild:
                 continue
             if identity is None:
                 said = "the file does not say what it is: a dead one, or one that was"
-                if is_segment(path):
+                if files.may_hold_objects(path):
                     said = "its index is damaged, or cannot be read: what lies in it cannot be told"
                 self._find("no-identity", root, said, path)
                 continue

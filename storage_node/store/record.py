@@ -18,13 +18,15 @@ from storage_node.store.failpoints import failpoint
 from storage_node.store.format import FORMAT_VERSION
 from storage_node.store.names import SNAPSHOT_MARK
 from storage_node.store.sealed import seal, unseal
+from storage_node.store.segment_format import SEGMENT_FORMAT
 
 FILE_NAME = "record.json"
-RECORD_VERSION = 7
-_READ_VERSIONS = (FORMAT_VERSION, 3, 4, 5, 6, RECORD_VERSION)
+RECORD_VERSION = 8
+_READ_VERSIONS = (FORMAT_VERSION, 3, 4, 5, 6, 7, RECORD_VERSION)
 """Since 3 drives may change, since 4 there are snapshots, since 5 buckets have properties, since 6 clusters have
-snapshots, for which tombstones are retained as well, since 7 small objects share files. Older versions of the code
-would misread each of these, and read none of a later format."""
+snapshots, for which tombstones are retained as well, since 7 small objects share files, since 8 these have their index
+twice, and who deletes has to say so in both. Older versions of the code would misread each of these, and read none of
+a later format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,9 @@ class ClusterRecord:
     """By uuid of the bucket, then by name; no bucket without any."""
     trimming: tuple[str, ...] = ()
     """Uuids of buckets of which versions may be retained that no snapshot sees any more."""
-    segments: bool = True
-    """Whether small objects may share files: not before the record says so, in a format that older versions refuse."""
+    segments: int = SEGMENT_FORMAT
+    """Up to which format segments may be there, 0 for none: none is made before the record says so, in a format that
+    older versions refuse."""
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -211,7 +214,7 @@ class ClusterRecord:
         return replace(self, revision=self.revision + 1, trimming=left)
 
     def with_segments(self) -> ClusterRecord:
-        return replace(self, segments=True, revision=self.revision + 1)
+        return replace(self, segments=SEGMENT_FORMAT, revision=self.revision + 1)
 
     def with_epoch(self, epoch: int) -> ClusterRecord:
         return replace(self, epoch=epoch, revision=self.revision + 1)
@@ -232,7 +235,7 @@ def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple
 
 
 def encode(record: ClusterRecord) -> bytes:
-    return seal("record", RECORD_VERSION, asdict(replace(record, segments=True)))
+    return seal("record", RECORD_VERSION, asdict(replace(record, segments=SEGMENT_FORMAT)))
 
 
 def decode(data: bytes, source: Path) -> ClusterRecord:
@@ -248,7 +251,7 @@ def decode(data: bytes, source: Path) -> ClusterRecord:
             for bucket_uuid, named in fields.get("snapshots", {}).items()
         }
         fields["trimming"] = tuple(fields.get("trimming", ()))
-        fields.setdefault("segments", False)
+        fields["segments"] = int(fields.get("segments", 0))
         return ClusterRecord(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{source}: not a cluster record: {error}") from error

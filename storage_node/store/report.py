@@ -34,6 +34,7 @@ KINDS: dict[str, Severity] = {
     "recoverable": "warning",
     "orphan": "warning",
     "segment-damaged": "warning",
+    "segment-copy": "warning",
     "no-identity": "warning",
     "file-identity": "warning",
     "foreign-file": "warning",

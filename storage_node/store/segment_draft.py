@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from storage_node.store.segment_format import (
     FREED,
     LIVE,
-    SegmentIndex,
+    Head,
+    encode_head,
     encode_index,
     holes_around,
     lay_out,
@@ -31,7 +34,7 @@ class SegmentDraft:
         self._sizes = [held.size_bytes for held in objects]
         self._identities: list[bytes] = [b""] * len(objects)
         self._offsets: Sequence[int] = ()
-        self._index_bytes = 0
+        self._head = Head(0, 0, 0)
         self._stale = False
 
     def __contains__(self, file: StagedFile) -> bool:
@@ -53,24 +56,35 @@ class SegmentDraft:
 
     def write(self) -> None:
         """Raises OSError."""
-        self._index_bytes, self._offsets = lay_out(self._sizes, [len(identity) for identity in self._identities])
-        index = SegmentIndex(self._offsets, self._sizes, self._identities, self._index_bytes)
-        content = bytearray(encode_index(index, [LIVE] * len(self._slots)))
+        self._head, self._offsets = lay_out(self._sizes, [len(identity) for identity in self._identities])
+        index = self._index([LIVE] * len(self._slots))
+        content = bytearray(index)
         for held, offset in zip(self._objects, self._offsets, strict=True):
             assert held.held is not None
             content.extend(bytes(offset - len(content)))
             content += held.held
+        content.extend(bytes(self._head.copy_at - len(content)))
+        content += index
+        content += encode_head(self._head)
         self.file.append(memoryview(content))
 
     def keep_only(self, files: Iterable[StagedFile]) -> bool:
         """The others are not committed; whether what has been written had to be changed. Raises OSError."""
         kept = {self._slots[id(file)] for file in files}
-        freed = [slot not in kept for slot in range(len(self._slots))]
-        if not self._stale and not any(freed):
+        freed = np.array([slot not in kept for slot in range(len(self._slots))])
+        if not self._stale and not freed.any():
             return False
         self._stale = False
-        index = SegmentIndex(self._offsets, self._sizes, self._identities, self._index_bytes)
-        os.pwrite(self.file.fd, encode_index(index, [FREED if is_freed else LIVE for is_freed in freed]), 0)
-        left_out = [slot for slot, is_freed in enumerate(freed) if is_freed]
-        punch(self.file.fd, holes_around(index, freed, left_out, os.fstat(self.file.fd).st_size))
+        index = self._index([FREED if is_freed else LIVE for is_freed in freed])
+        for at in (0, self._head.copy_at):
+            os.pwrite(self.file.fd, index, at)
+        places = list(zip(self._offsets, self._sizes, strict=True))
+        left_out = np.flatnonzero(freed).tolist()
+        punch(
+            self.file.fd,
+            holes_around(freed, left_out, places.__getitem__, self._head.index_bytes, self._head.copy_at),
+        )
         return True
+
+    def _index(self, states: Sequence[int]) -> bytes:
+        return encode_index(self._head, self._offsets, self._sizes, self._identities, states)

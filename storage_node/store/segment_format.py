@@ -1,14 +1,15 @@
 """Segments: files that hold many small objects each. Pure functions over bytes; FORMAT.md has the prose.
 
-What says which object is where stands in front and never changes. Only the states do, one number for each slot, written
-in place: whether its object is alive, retained for snapshots, or gone.
+What says which object is where, the index, stands in front and once more at the end, in rows of one length, each with
+a checksum: of what is damaged in one copy, the other one still tells. Only the states change, one for each slot,
+written in place in both: whether its object is alive, retained for snapshots, or gone.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,8 @@ import numpy.typing as npt
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import FormatError
 
-SEGMENT_FORMAT = 1
+SEGMENT_FORMAT = 2
+"""Of format 1 is what was written before; see `segment_first_format`."""
 MAX_OBJECT_BYTES = 128 << 10
 """A larger object has a file of its own: making one costs little beside its bytes."""
 PAGE_BYTES = 4096
@@ -24,33 +26,52 @@ _UNALIGNED_BYTES = 2048
 """Objects smaller than this share pages; others begin with one, so that their bytes can be given back."""
 
 LIVE = 0
+UNKNOWN = 2**64 - 3
+"""Never written: no copy of the index can tell."""
 DEAD = 2**64 - 2
 """Replaced or deleted; readers that looked it up before may still come."""
 FREED = 2**64 - 1
 """The bytes have been given back. Any other number: where it ended, of an object retained for snapshots."""
 
-_MAGIC = b"AISS"
-_HEAD = struct.Struct("<4sIIII")  # magic, format, slots, bytes of all entries, CRC-32C of these four and of the entries
-_ENTRY = struct.Struct("<QIH")  # offset, size, bytes of the identity, which follows
-_STATES_AT = 24
+MAGIC = b"AISS"
+_HEAD = struct.Struct("<4sIIIQI4x")  # magic, format, slots, bytes of the index, where the copy is, CRC-32C of these
 HEAD_BYTES = _HEAD.size
+_STATE = struct.Struct("<QQ")  # the state, and what follows from it: nothing that a drive makes up is taken for one
+_PLACE = struct.Struct("<QIIIIII")  # offset, size, where the identity is, its bytes, CRC-32C, slot, CRC-32C of these
+_CHECK_TIMES, _CHECK_XOR = 0x9E3779B97F4A7C15, 0xA1552653A1552653
+ROW = np.dtype(
+    [
+        ("state", "<u8"), ("check", "<u8"), ("offset", "<u8"), ("size", "<u4"), ("identity_at", "<u4"),
+        ("identity_bytes", "<u4"), ("identity_checksum", "<u4"), ("slot", "<u4"), ("checksum", "<u4"),
+    ]
+)  # fmt: skip
+ROW_BYTES = ROW.itemsize
+STATE_BYTES = _STATE.size
 
 _FOLDER = b"segments/"
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentIndex:
-    """What never changes of a segment; lists have one value for each slot."""
+class Head(NamedTuple):
+    """What a segment says of itself as a whole, at its begin, before its copy and at its end."""
 
-    offsets: Sequence[int]
-    """Of the objects' bytes, in the file; ascending."""
-    sizes: Sequence[int]
-    identities: Sequence[bytes]
+    slots: int
     index_bytes: int
-    """Of everything in front of the objects."""
+    copy_at: int
+    """Where in the file the copy of the index begins."""
 
-    def __len__(self) -> int:
-        return len(self.offsets)
+    @property
+    def file_bytes(self) -> int:
+        return self.copy_at + self.index_bytes + HEAD_BYTES
+
+
+class Place(NamedTuple):
+    """Of one slot: where its object is in the file, and its identity in the index."""
+
+    offset: int
+    size: int
+    identity_at: int
+    identity_bytes: int
+    identity_checksum: int
 
 
 # -- names
@@ -102,98 +123,128 @@ def by_segment(paths: Iterable[bytes]) -> tuple[list[bytes], dict[bytes, list[in
 # -- layout
 
 
-def lay_out(sizes: Sequence[int], identity_bytes: Sequence[int]) -> tuple[int, list[int]]:
-    """Bytes of the index, and the offset of each object, of a segment with such objects and identities."""
-    index_bytes = _STATES_AT + 8 * len(sizes) + sum(_ENTRY.size + size for size in identity_bytes)
+def lay_out(sizes: Sequence[int], identity_bytes: Sequence[int]) -> tuple[Head, list[int]]:
+    """The head, and the offset of each object, of a segment with such objects and identities."""
+    index_bytes = HEAD_BYTES + ROW_BYTES * len(sizes) + sum(identity_bytes)
     offsets: list[int] = []
     at = index_bytes
     for size in sizes:
-        at = _round_up(at, PAGE_BYTES if size >= _UNALIGNED_BYTES else 8)
+        at = round_up(at, PAGE_BYTES if size >= _UNALIGNED_BYTES else 8)
         offsets.append(at)
         at += size
-    return index_bytes, offsets
+    # A page of its own: what is lost with the begin of a small segment is not lost with its end.
+    return Head(len(sizes), index_bytes, round_up(at, PAGE_BYTES)), offsets
 
 
-def encode_index(index: SegmentIndex, states: Sequence[int]) -> bytes:
-    entries = b"".join(
-        _ENTRY.pack(offset, size, len(identity)) + identity
-        for offset, size, identity in zip(index.offsets, index.sizes, index.identities, strict=True)
-    )
-    head = _HEAD.pack(_MAGIC, SEGMENT_FORMAT, len(index), len(entries), 0)[:-4]
-    head += crc32c(entries, crc32c(head)).to_bytes(4, "little")
-    return head.ljust(_STATES_AT, b"\0") + struct.pack(f"<{len(states)}Q", *states) + entries
+def encode_index(
+    head: Head, offsets: Sequence[int], sizes: Sequence[int], identities: Sequence[bytes], states: Sequence[int]
+) -> bytes:
+    rows: list[bytes] = []
+    at = HEAD_BYTES + ROW_BYTES * head.slots
+    for slot, (offset, size, identity, state) in enumerate(zip(offsets, sizes, identities, states, strict=True)):
+        place = _PLACE.pack(offset, size, at, len(identity), crc32c(identity), slot, 0)[:-4]
+        rows.append(encode_state(state) + place + crc32c(place).to_bytes(4, "little"))
+        at += len(identity)
+    return b"".join((encode_head(head), *rows, *identities))
 
 
-def index_size(head: bytes) -> int:
-    """Bytes of the whole index, from its first HEAD_BYTES. Raises FormatError."""
-    _, slots, entries_bytes, _ = _head(head)
-    return _STATES_AT + 8 * slots + entries_bytes
+def encode_head(head: Head) -> bytes:
+    fields = (MAGIC, SEGMENT_FORMAT, *head)
+    return _HEAD.pack(*fields, crc32c(_HEAD.pack(*fields, 0)[:-8]))
 
 
-def decode_index(data: bytes) -> SegmentIndex:
-    """Raises FormatError on anything that encode_index did not write."""
-    _, slots, entries_bytes, checksum = _head(data)
-    at = _STATES_AT + 8 * slots
-    entries = data[at : at + entries_bytes]
-    if len(entries) != entries_bytes or crc32c(entries, crc32c(data[: HEAD_BYTES - 4])) != checksum:
-        raise FormatError("damaged index of a segment: its checksum differs")
-    offsets, sizes, identities = [], [], []
-    at = 0
-    for _ in range(slots):
-        offset, size, identity_bytes = _ENTRY.unpack_from(entries, at)
-        at += _ENTRY.size
-        offsets.append(offset)
-        sizes.append(size)
-        identities.append(entries[at : at + identity_bytes])
-        at += identity_bytes
-    return SegmentIndex(offsets, sizes, identities, _STATES_AT + 8 * slots + entries_bytes)
-
-
-def _head(data: bytes) -> tuple[int, int, int, int]:
+def decode_head(data: bytes) -> Head:
+    """Raises FormatError on anything that encode_head did not write."""
     if len(data) < HEAD_BYTES:
         raise FormatError(f"damaged segment: {len(data)} bytes")
-    magic, version, slots, entries_bytes, checksum = _HEAD.unpack_from(data)
-    if magic != _MAGIC or version != SEGMENT_FORMAT:
-        raise FormatError(f"segment of format {version} ({magic!r}); this version reads format {SEGMENT_FORMAT}")
-    return version, slots, entries_bytes, checksum
+    magic, version, *fields, checksum = _HEAD.unpack_from(data)
+    if magic != MAGIC or version != SEGMENT_FORMAT:
+        raise FormatError(f"segment of format {version} ({magic!r}); this version reads formats 1 and {SEGMENT_FORMAT}")
+    if crc32c(data[: HEAD_BYTES - 8]) != checksum or any(data[HEAD_BYTES - 4 : HEAD_BYTES]):
+        raise FormatError("damaged segment: the checksum of its head differs")
+    return Head(*fields)
+
+
+def row_offset(slot: int) -> int:
+    """Where in the index the row of a slot stands: its state in 16 bytes, which no sector parts, and its place."""
+    return HEAD_BYTES + ROW_BYTES * slot
+
+
+def decode_place(row: bytes | memoryview, slot: int) -> Place | None:
+    """None where the row is damaged."""
+    if len(row) < ROW_BYTES:
+        return None
+    *fields, of_slot, checksum = _PLACE.unpack_from(row, STATE_BYTES)
+    if of_slot != slot or crc32c(row[STATE_BYTES : ROW_BYTES - 4]) != checksum:
+        return None
+    return Place(*fields)
 
 
 # -- states
 
 
-def state_offset(slot: int) -> int:
-    """Where in the file the state of a slot stands, in 8 bytes."""
-    return _STATES_AT + 8 * slot
+def encode_state(state: int) -> bytes:
+    return _STATE.pack(state, _check(state))
 
 
-def decode_states(data: bytes, slots: int) -> npt.NDArray[np.uint64]:
-    """Of all slots, from the first bytes of the file; shape (slots,). Raises FormatError when these are too few."""
-    if len(data) < state_offset(slots):
-        raise FormatError(f"damaged segment: {len(data)} bytes, too few for the states of {slots:,} objects")
-    return np.frombuffer(data, "<u8", slots, _STATES_AT)
+def _check(state: int) -> int:
+    return state * _CHECK_TIMES % 2**64 ^ _CHECK_XOR
+
+
+def decode_state(row: bytes) -> int:
+    """UNKNOWN where it is damaged or missing."""
+    if len(row) < STATE_BYTES:
+        return UNKNOWN
+    state, check = _STATE.unpack_from(row)
+    return int(state) if check == _check(state) else UNKNOWN
+
+
+def decode_states(rows: bytes, slots: int) -> npt.NDArray[np.uint64]:
+    """Of so many slots, from their rows, UNKNOWN where these are damaged or missing; shape (slots,)."""
+    found = np.full(slots, UNKNOWN, np.uint64)
+    there = np.frombuffer(rows[: min(slots, len(rows) // ROW_BYTES) * ROW_BYTES], ROW)
+    whole = there["check"] == there["state"] * np.uint64(_CHECK_TIMES) ^ np.uint64(_CHECK_XOR)
+    found[: len(there)][whole] = there["state"][whole]
+    return found
+
+
+def merge_states(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Of two copies: the one that is known, and of two that are the later; of the same shape.
+
+    They differ where a crash came between the two writes of a state, which only go towards the end of an object.
+    """
+    later = np.maximum(one, other)
+    return np.where(one == UNKNOWN, other, np.where(other == UNKNOWN, one, later))
+
+
+def with_states(rows: bytes, state: int) -> bytes:
+    """The same rows, each with this state."""
+    changed = np.frombuffer(rows, ROW).copy()
+    changed["state"], changed["check"] = state, _check(state)
+    return changed.tobytes()
 
 
 def holes_around(
-    index: SegmentIndex, freed: Sequence[bool], slots: Iterable[int], file_bytes: int
-) -> list[tuple[int, int]]:
-    """The whole pages around these freed slots that hold nothing but freed objects: first byte and end of each run."""
+    freed: npt.NDArray[np.bool_], slots: Iterable[int], place: Callable[[int], tuple[int, int] | None],
+    first_byte: int, end: int,
+) -> list[tuple[int, int]]:  # fmt: skip
+    """The whole pages around these freed slots that hold nothing but freed objects: first byte and end of each run.
+
+    `freed`: of all slots, shape (slots,). `place`: offset and size of an object, None where nobody can tell: then
+    nothing beside it goes. The objects lie between `first_byte` and `end`.
+    """
+    kept = np.flatnonzero(~freed)
     holes: list[tuple[int, int]] = []
-    seen = -1  # the last slot of the run before
-    for slot in sorted(slots):
-        if slot <= seen:
+    for at in sorted(set(np.searchsorted(kept, list(slots)).tolist())):
+        before = place(int(kept[at - 1])) if at else (first_byte, 0)
+        behind = place(int(kept[at])) if at < len(kept) else (end, 0)
+        if before is None or behind is None:
             continue
-        first = seen = slot
-        while first > 0 and freed[first - 1]:
-            first -= 1
-        while seen + 1 < len(index) and freed[seen + 1]:
-            seen += 1
-        before = index.offsets[first - 1] + index.sizes[first - 1] if first else index.index_bytes
-        behind = index.offsets[seen + 1] if seen + 1 < len(index) else _round_up(file_bytes, PAGE_BYTES)
-        start, end = _round_up(before, PAGE_BYTES), behind // PAGE_BYTES * PAGE_BYTES
-        if start < end:
-            holes.append((start, end))
+        start, stop = round_up(sum(before), PAGE_BYTES), behind[0] // PAGE_BYTES * PAGE_BYTES
+        if start < stop:
+            holes.append((start, stop))
     return holes
 
 
-def _round_up(value: int, step: int) -> int:
+def round_up(value: int, step: int) -> int:
     return -(-value // step) * step

@@ -34,6 +34,7 @@ from storage_node.store.pending import PendingObject
 from storage_node.store.placed_changes import PlacedChanges, StagedObject
 from storage_node.store.places import Placement
 from storage_node.store.record import ClusterRecord
+from storage_node.store.segment_format import SEGMENT_FORMAT
 from storage_node.store.shard_limits import ShardLimits
 from storage_node.store.shards import indexing_of
 from storage_node.store.snapshots import Snapshots
@@ -101,11 +102,11 @@ class Store(Snapshots):
             if on_drive is None or on_drive.order < self._record.order:
                 with contextlib.suppress(OSError):  # a majority has it, and a full drive must open to be emptied
                     records.write(drive.root, self._record)
-        if not self._record.segments:
+        if self._record.segments < SEGMENT_FORMAT:
             with contextlib.suppress(StoreError):  # no room for it: small objects have files of their own, as before
                 self.change_record(ClusterRecord.with_segments)
         for drive in self._live():
-            drive.shares_files = self._record.segments
+            drive.shares_files = self._record.segments >= SEGMENT_FORMAT
             drive.set_cuts(self._record.cuts)
         self._purge_all()
         if self.moving:

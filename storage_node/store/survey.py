@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from storage_node.store import format as fmt
 from storage_node.store.blocks import read_blocks
@@ -23,7 +24,7 @@ from storage_node.store.inventory import NamedFiles, is_object_path, named_by
 from storage_node.store.places import Placement
 from storage_node.store.record import ClusterRecord
 from storage_node.store.report import PROGRESS_EVERY, Finding, Progress
-from storage_node.store.segment_format import file_of
+from storage_node.store.segment_format import file_of, is_segment, is_slot
 
 _LOOKS_AT_A_MOVING_OBJECT = 20
 
@@ -58,7 +59,7 @@ def shown(path: bytes) -> str:
 
 
 class Examination:
-    """Compares one open drive. Run `entries`, then `strays`; both yield what is wrong as they meet it."""
+    """Compares one open drive. Run `entries`, `strays`, `copies`; they yield what is wrong as they meet it."""
 
     def __init__(
         self, drive: Drive, record: ClusterRecord | None, *, checksums: bool, progress: Progress | None
@@ -69,6 +70,7 @@ class Examination:
         self._checksums = checksums
         self._progress = progress
         self._named: NamedFiles | None = None
+        self._segments: list[bytes] = []
         self._names: dict[bytes, str] = {}
         self._placement: Placement | None = None
         if record is not None:
@@ -240,7 +242,17 @@ class Examination:
                 last = file
                 self.survey.files += 1
                 self._advance("comparing files", self.survey.files)
+                if is_segment(file):
+                    self._segments.append(file)
             yield path
+
+    def copies(self) -> Iterator[Suspect]:
+        """Segments of whose index only one copy is whole. Call after `strays` has ended."""
+        in_motion = not self._drive.writable
+        for file in self._segments:
+            with contextlib.suppress(OSError):  # it has gone, or cannot be read, which others tell
+                if self._drive.files.is_segment_damaged(file, in_motion=in_motion):
+                    yield damaged_copy(self._drive.root, file)
 
     def _stray(self, path: bytes) -> Suspect | None:
         ended = None
@@ -274,10 +286,17 @@ class Examination:
             return Suspect(finding, object_key(identity), record, identity, path)
         if self._drive.files.may_hold_objects(path):
             message = "the index of a segment is damaged, and no entry names an object in it; --drop-damaged removes it"
+            if is_slot(path):
+                message = "no entry names it, and its segment is damaged: it may be alive; --drop-damaged removes it"
             return Suspect(Finding("segment-damaged", drive, message, shown(path)), file=path)
         whose = f"an old version, {identity.version}, of {identity.name!r}" if identity else "it does not say of what"
         finding = Finding("orphan", drive, f"a file that nothing names: {whose}", shown(path))
         return Suspect(finding, identity=identity, file=path)
+
+
+def damaged_copy(root: Path, file: bytes) -> Suspect:
+    message = "a copy of a segment's index is damaged: if the other one was as well, a rebuild would miss its objects"
+    return Suspect(Finding("segment-copy", str(root), message, shown(file)), file=file)
 
 
 def _is_retained(catalog: Catalog, identity: Identity, path: bytes) -> bool:

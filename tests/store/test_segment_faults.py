@@ -13,6 +13,7 @@ from storage_node.store.format import Record, Version
 from storage_node.store.segments import Segments
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
+from tests.store.segment_kit import head_of
 from tests.store.snapshot_kit import reap
 from tests.store.store_kit import (
     BUCKET,
@@ -43,11 +44,11 @@ def segment_of(record: Record) -> bytes:
 
 
 def make_unreadable(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    """Its first page, where the index is."""
-    bad, pread = os.stat(file).st_ino, os.pread
+    """Where the index is, and its copy."""
+    bad, pread, copy_at = os.stat(file).st_ino, os.pread, head_of(file).copy_at
 
     def failing(fd: int, size: int, offset: int) -> bytes:
-        if offset < 4096 and os.fstat(fd).st_ino == bad:
+        if not 4096 <= offset < copy_at and os.fstat(fd).st_ino == bad:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return pread(fd, size, offset)
 
@@ -108,7 +109,7 @@ def test_a_segment_that_is_cut_under_its_writer_costs_its_objects_alone(tmp_path
         reap(store)
         assert read(store, "4") == GROUP["4"]
         assert list(drive_of(store).files.walk()) != []
-    assert kinds(doctor.check([tmp_path])) == ["wrong-size", "wrong-size"]
+    assert kinds(doctor.check([tmp_path])) == ["segment-copy", "wrong-size", "wrong-size"]
     doctor.repair([tmp_path], drop_damaged=True)
     doctor.repair([tmp_path], drop_damaged=True)  # of the segment, which nothing names any more
     assert_sound(tmp_path)

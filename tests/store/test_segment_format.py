@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,81 +15,142 @@ from storage_node.store import format as fmt
 from storage_node.store import segment_format as segments
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import FormatError
-from storage_node.store.segment_format import MAX_OBJECT_BYTES, PAGE_BYTES, SegmentIndex
+from storage_node.store.segment_format import (
+    DEAD,
+    FREED,
+    HEAD_BYTES,
+    LIVE,
+    MAX_OBJECT_BYTES,
+    PAGE_BYTES,
+    UNKNOWN,
+    Head,
+    Place,
+    row_offset,
+)
 
 TEXT = (Path(fmt.__file__).parents[1] / "FORMAT.md").read_text()
 SIZES = st.lists(st.integers(0, 3 * PAGE_BYTES) | st.just(MAX_OBJECT_BYTES), min_size=1, max_size=20)
 
 
-def index_of(sizes: list[int]) -> SegmentIndex:
+def encoded(sizes: list[int], states: Sequence[int] = ()) -> tuple[Head, list[int], list[bytes], bytes]:
     identities = [b"%d" % size * (at % 3) for at, size in enumerate(sizes)]
-    index_bytes, offsets = segments.lay_out(sizes, [len(identity) for identity in identities])
-    return SegmentIndex(offsets, sizes, identities, index_bytes)
+    head, offsets = segments.lay_out(sizes, [len(identity) for identity in identities])
+    data = segments.encode_index(head, offsets, sizes, identities, states or [LIVE] * len(sizes))
+    return head, offsets, identities, data
 
 
 @given(sizes=SIZES)
 def test_an_index_is_read_as_it_was_written_and_objects_overlap_neither_it_nor_each_other(sizes: list[int]) -> None:
-    index = index_of(sizes)
-    data = segments.encode_index(index, range(len(sizes)))
-    assert segments.index_size(data) == len(data) == index.index_bytes
-    assert segments.decode_index(data + b"what follows") == index
-    assert segments.decode_states(data, len(sizes)).tolist() == list(range(len(sizes)))
-    end = index.index_bytes
-    for offset, size in zip(index.offsets, sizes, strict=True):
+    states = [*range(len(sizes) - 1), FREED]
+    head, offsets, identities, data = encoded(sizes, states)
+    assert segments.decode_head(data + b"what follows") == head and len(data) == head.index_bytes
+    assert segments.decode_states(data[HEAD_BYTES:], len(sizes)).tolist() == states
+    end = head.index_bytes
+    for slot, (offset, size, identity) in enumerate(zip(offsets, sizes, identities, strict=True)):
+        place = segments.decode_place(data[row_offset(slot) :], slot)
+        assert place is not None and (place.offset, place.size) == (offset, size)
+        assert data[place.identity_at :][: place.identity_bytes] == identity
+        assert place.identity_checksum == crc32c(identity)
+        assert segments.decode_state(data[row_offset(slot) :]) == states[slot]
         assert offset >= end and (size < 2048 or offset % PAGE_BYTES == 0) and offset % 8 == 0
         end = offset + size
+    assert head.copy_at % PAGE_BYTES == 0 and end <= head.copy_at < end + PAGE_BYTES
 
 
-@given(sizes=SIZES, at=st.integers(0), bit=st.integers(0, 7))
-def test_an_index_with_one_wrong_bit_is_refused_unless_it_is_in_a_state(sizes: list[int], at: int, bit: int) -> None:
-    index = index_of(sizes)
-    data = bytearray(segments.encode_index(index, [0] * len(sizes)))
+@given(sizes=SIZES, at=st.integers(0), bits=st.integers(1, 255))
+def test_one_wrong_byte_is_noticed_wherever_it_is(sizes: list[int], at: int, bits: int) -> None:
+    _, _, identities, data = encoded(sizes)
     at %= len(data)
-    data[at] ^= 1 << bit
-    if segments.HEAD_BYTES <= at < segments.state_offset(len(sizes)):
-        assert segments.decode_index(bytes(data)) == index
-    else:
+    damaged = data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]
+    if at < HEAD_BYTES:
         with pytest.raises(FormatError):
-            segments.decode_index(bytes(data))
+            segments.decode_head(damaged)
+        return
+    wrong = []
+    for slot, identity in enumerate(identities):
+        row = damaged[row_offset(slot) : row_offset(slot + 1)]
+        place, state = segments.decode_place(row, slot), segments.decode_state(row)
+        assert state == segments.decode_states(damaged[HEAD_BYTES:], len(sizes))[slot]
+        if place is None or state == UNKNOWN or crc32c(_part(damaged, place)) != place.identity_checksum:
+            wrong.append(slot)
+        else:
+            assert (state, _part(damaged, place)) == (LIVE, identity)
+    assert len(wrong) == 1
+
+
+def _part(data: bytes, place: Place) -> bytes:
+    return data[place.identity_at : place.identity_at + place.identity_bytes]
+
+
+@pytest.mark.parametrize("made_up", [bytes(48), b"\xff" * 48, b"\x55" * 48, b""])
+def test_what_a_drive_makes_up_is_no_state_and_no_place(made_up: bytes) -> None:
+    assert segments.decode_state(made_up) == UNKNOWN and segments.decode_place(made_up, 0) is None
+    assert segments.decode_states(made_up * 3, 3).tolist() == [UNKNOWN] * 3
+    assert segments.decode_states(made_up[:-1], 1).tolist() == [UNKNOWN]
+
+
+def test_of_two_copies_the_later_state_counts() -> None:
+    each = [LIVE, 5, 2**40, DEAD, FREED]
+    one = np.array([*each * 5, *each, UNKNOWN], np.uint64)
+    other = np.array([*(state for state in each for _ in each), *[UNKNOWN] * 6], np.uint64)
+    wanted = [*(max(a, b) for b in each for a in each), *each, UNKNOWN]
+    for merged in (segments.merge_states(one, other), segments.merge_states(other, one)):
+        assert merged.tolist() == wanted
 
 
 @given(
-    sizes=SIZES, freed=st.lists(st.booleans(), min_size=20, max_size=20), slots=st.sets(st.integers(0, 19), min_size=1)
+    sizes=SIZES, freed=st.lists(st.booleans(), min_size=20, max_size=20), slots=st.sets(st.integers(0, 19), min_size=1),
+    untold=st.integers(0, 19) | st.none(),
 )  # fmt: skip
 def test_holes_have_no_byte_of_an_object_that_is_alive_and_all_pages_of_those_that_are_freed(
-    sizes: list[int], freed: list[bool], slots: set[int]
+    sizes: list[int], freed: list[bool], slots: set[int], untold: int | None
 ) -> None:
     slots = {slot % len(sizes) for slot in slots}
-    freed = [is_freed or slot in slots for slot, is_freed in enumerate(freed[: len(sizes)])]
-    index = index_of(sizes)
-    holes = segments.holes_around(index, freed, slots, index.offsets[-1] + sizes[-1])
+    gone = np.array([is_freed or slot in slots for slot, is_freed in enumerate(freed[: len(sizes)])])
+    head, offsets, _, _ = encoded(sizes)
+
+    def place(slot: int) -> tuple[int, int] | None:
+        assert not gone[slot]
+        return None if slot == untold else (offsets[slot], sizes[slot])
+
+    holes = segments.holes_around(gone, slots, place, head.index_bytes, head.copy_at)
     assert holes == sorted(holes) and all(start % PAGE_BYTES == end % PAGE_BYTES == 0 for start, end in holes)
-    assert all(index.index_bytes <= start < end for start, end in holes)
+    assert all(head.index_bytes <= start < end <= head.copy_at for start, end in holes)
     given_back = {page for start, end in holes for page in pages(start, end - start)}
-    taken = set(pages(0, index.index_bytes))
-    for offset, size, is_freed in zip(index.offsets, sizes, freed, strict=True):
-        taken.update(pages(offset, size) if not is_freed else ())
+    taken = set(pages(0, head.index_bytes))
+    for offset, size, is_gone in zip(offsets, sizes, gone, strict=True):
+        taken.update(pages(offset, size) if not is_gone else ())
     assert not given_back & taken
-    asked = {page for slot in slots if sizes[slot] for page in pages(index.offsets[slot], sizes[slot])}
-    assert asked - taken <= given_back
+    if untold is None:
+        asked = {page for slot in slots if sizes[slot] for page in pages(offsets[slot], sizes[slot])}
+        assert asked - taken <= given_back
 
 
 def pages(offset: int, size: int) -> range:
     return range(offset // PAGE_BYTES, (offset + max(size, 1) - 1) // PAGE_BYTES + 1)
 
 
-def test_the_index_is_laid_out_as_the_table_says() -> None:
-    table = TEXT[TEXT.index("A segment begins with its index") :]
-    rows = re.findall(r"^\| (\d+) \| (\S+)[^|]*\| ([^|]*) \|$", table, re.MULTILINE)[:7]
-    assert [int(offset) for offset, _, _ in rows] == [0, 4, 8, 12, 16, 20, 24]
-    index = SegmentIndex([4096, 12288], [5000, 10], [b"first", b"second!"], segments.lay_out([5000, 10], [5, 7])[0])
-    data = segments.encode_index(index, [segments.DEAD, segments.FREED])
-    entry = (4096).to_bytes(8, "little") + (5000).to_bytes(4, "little") + b"\5\0first"
-    other = (12288).to_bytes(8, "little") + (10).to_bytes(4, "little") + b"\7\0second!"
-    head = b"AISS" + b"".join(number.to_bytes(4, "little") for number in (1, 2, len(entry + other)))
-    states = (2**64 - 2).to_bytes(8, "little") + (2**64 - 1).to_bytes(8, "little")
-    checksum = crc32c(head + entry + other).to_bytes(4, "little")
-    assert data == head + checksum + bytes(4) + states + entry + other
+def test_the_index_is_laid_out_as_the_tables_say() -> None:
+    tables = TEXT[TEXT.index("A segment begins with its index") : TEXT.index("### Segments of format 1")]
+    rows = re.findall(r"^\| (\d+) \| (\S+)[^|]*\| ([^|]*) \|$", tables, re.MULTILINE)
+    assert [int(offset) for offset, _, _ in rows] == [0, 4, 8, 12, 16, 24, 28, 0, 8, 16, 24, 28, 32, 36, 40, 44]
+    head, offsets = segments.lay_out([5000, 10], [5, 7])
+    assert (head, offsets) == ((2, 32 + 96 + 12, 12288), [4096, 9096])
+    data = segments.encode_index(head, offsets, [5000, 10], [b"first", b"second!"], [DEAD, 7])
+
+    def number(value: int, size: int = 4) -> bytes:
+        return value.to_bytes(size, "little")
+
+    begin = b"AISS" + number(2) + number(2) + number(140) + number(12288, 8)
+    wanted = begin + number(crc32c(begin)) + bytes(4)
+    for slot, (state, offset, size, at, identity) in enumerate(
+        [(2**64 - 2, 4096, 5000, 128, b"first"), (7, 9096, 10, 133, b"second!")]
+    ):
+        check = (state * 0x9E3779B97F4A7C15 % 2**64) ^ 0xA1552653A1552653
+        place = number(offset, 8) + number(size) + number(at) + number(len(identity)) + number(crc32c(identity))
+        wanted += number(state, 8) + number(check, 8) + place + number(slot) + number(crc32c(place + number(slot)))
+    assert data == wanted + b"firstsecond!"
+    assert "0x9E3779B97F4A7C15" in tables and "0xA1552653A1552653" in tables
 
 
 @pytest.mark.parametrize("generation", [1, 63, 64, 2**63])

@@ -22,10 +22,11 @@ from storage_node.store.conditions import Condition
 from storage_node.store.errors import CorruptObject, ObjectNotFound, VersionConflict
 from storage_node.store.format import Record, Version
 from storage_node.store.reads import open_member, open_object
-from storage_node.store.segment_format import MAX_OBJECT_BYTES, state_offset
+from storage_node.store.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.drives_kit import files_on
+from tests.store.segment_kit import lose_begin, lose_end
 from tests.store.snapshot_kit import at, reap, retained
 from tests.store.store_kit import (
     BUCKET,
@@ -120,7 +121,7 @@ def test_what_goes_gives_its_pages_back_and_the_last_one_the_file(tmp_path: Path
             store.delete_many(BUCKET, gone)
             reap(store)
             data_bytes = sum(len(OBJECTS[name]) for name in left)
-            assert data_bytes <= used_bytes(tmp_path) <= data_bytes + (len(left) + 8) * 4096
+            assert data_bytes <= used_bytes(tmp_path) <= data_bytes + (len(left) + 12) * 4096
             assert contents(store) == {name: OBJECTS[name] for name in left}
         assert files_on(tmp_path) == 25
     assert_sound(tmp_path)
@@ -261,11 +262,12 @@ def test_a_rebuilt_catalog_has_the_living_and_not_the_dead(tmp_path: Path) -> No
     assert_sound(tmp_path)
 
 
-def test_objects_of_a_segment_whose_index_is_damaged_are_read_and_get_files_of_their_own(tmp_path: Path) -> None:
+def test_objects_of_a_segment_that_has_lost_both_indexes_are_read_and_get_files_of_their_own(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         put_group(store, OBJECTS)
         store.delete(BUCKET, "000")
-        flip_a_byte(segment_of(store, "001"), state_offset(len(OBJECTS)) + 5)
+        lose_begin(segment_of(store, "001"))
+        lose_end(segment_of(store, "001"))
     left = {name: data for name, data in OBJECTS.items() if name != "000"}
     with store_at(tmp_path) as store:
         assert contents(store) == left
@@ -289,9 +291,9 @@ def test_a_record_of_before_is_read_and_raised_by_the_next_writer(tmp_path: Path
     body = json.dumps({**old, "buckets": {BUCKET: {"uuid": bucket.uuid, "copies": 1}}}, sort_keys=True)
     path.write_text(json.dumps({"format": 2, "checksum": crc32c(body.encode()), "record": body}))
     with contextlib.closing(Store.open([tmp_path], mode="r")) as reader:
-        assert contents(reader) == {"a": b"1"} and not reader.record.segments
+        assert contents(reader) == {"a": b"1"} and reader.record.segments == 0
     with store_at(tmp_path) as store:
-        assert json.loads(path.read_text())["format"] == 7 and store.bucket(BUCKET) == bucket
+        assert json.loads(path.read_text())["format"] == 8 and store.bucket(BUCKET) == bucket
         put_group(store, OBJECTS)
         assert contents(store) == {**OBJECTS, "a": b"1"}
         with pytest.raises(ObjectNotFound):

@@ -1,0 +1,77 @@
+"""What the tests of segments share: ways to damage what says which objects are in one, and segments as they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+
+from storage_node.store import record as records
+from storage_node.store.checksum import crc32c
+from storage_node.store.segment_format import (
+    HEAD_BYTES,
+    ROW_BYTES,
+    Head,
+    decode_head,
+    decode_place,
+    decode_states,
+    row_offset,
+)
+
+
+def head_of(file: Path) -> Head:
+    with file.open("rb") as opened:
+        return decode_head(opened.read(HEAD_BYTES))
+
+
+def overwrite(file: Path, at: int, data: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(data)
+
+
+def lose_begin(file: Path) -> None:
+    """Everything in front of the objects reads as zeros."""
+    overwrite(file, 0, bytes(_head_anywhere(file).index_bytes))
+
+
+def lose_end(file: Path) -> None:
+    """Everything behind the objects reads as zeros."""
+    head = _head_anywhere(file)
+    overwrite(file, head.copy_at, bytes(head.index_bytes + HEAD_BYTES))
+
+
+def _head_anywhere(file: Path) -> Head:
+    data = file.read_bytes()
+    return decode_head(data[:HEAD_BYTES] if any(data[:HEAD_BYTES]) else data[-HEAD_BYTES:])
+
+
+def states_in(file: Path, copy: int) -> list[int]:
+    """What the first (0) or the second (1) copy of the index says."""
+    head, data = _head_anywhere(file), file.read_bytes()
+    return decode_states(data[(0, head.copy_at)[copy] + HEAD_BYTES :], head.slots).tolist()
+
+
+def as_first_format(file: Path) -> None:
+    """Have a segment look as one that was written before there was a copy of its index; its objects stay in place."""
+    head, data = head_of(file), file.read_bytes()
+    states = decode_states(data[HEAD_BYTES:], head.slots).tolist()
+    entries, end = b"", 0
+    for slot in range(head.slots):
+        place = decode_place(data[row_offset(slot) : row_offset(slot) + ROW_BYTES], slot)
+        assert place is not None
+        identity = data[place.identity_at : place.identity_at + place.identity_bytes]
+        entries += struct.pack("<QIH", place.offset, place.size, len(identity)) + identity
+        end = place.offset + place.size
+    begin = struct.pack("<4sIII", b"AISS", 1, head.slots, len(entries))
+    checksum = crc32c(entries, crc32c(begin)).to_bytes(4, "little")
+    overwrite(file, 0, begin + checksum + bytes(4) + struct.pack(f"<{head.slots}Q", *states) + entries)
+    os.truncate(file, end)
+
+
+def with_record_of_format_7(root: Path) -> None:
+    path = root / records.FILE_NAME
+    fields = json.loads(json.loads(path.read_text())["record"])
+    body = json.dumps({**fields, "segments": True}, sort_keys=True)
+    path.write_text(json.dumps({"format": 7, "checksum": crc32c(body.encode()), "record": body}))
