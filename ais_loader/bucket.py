@@ -50,7 +50,11 @@ class Bucket(BucketComposing):
     ) -> BucketInfo:
         """Change properties, see `Client.create_bucket`; None: as it is. They count for what is put from now on.
 
-        Raises BucketNotFound, StoreReadOnly; InvalidRequest for another number of copies, which is chosen for good.
+        Another number of copies, of a cluster only, counts for all objects: the others' copies are made, or taken away,
+        from now on, and `info().settling` says whether that is over.
+
+        Raises BucketNotFound, StoreReadOnly; InvalidRequest for a number of copies that the store cannot have;
+        NodeUnavailable while a snapshot of the bucket is being made, and its copies are to be changed.
         """
         return self._transport.set_bucket(self.name, BucketChange(copies, min_copies, reframe))
 

@@ -108,7 +108,7 @@ class Client:
         """Make a bucket; one that exists keeps its properties.
 
         Args:
-            copies: on different hosts of a cluster; chosen for good.
+            copies: on different hosts of a cluster. See `Bucket.set` for another number later.
             min_copies: a write is refused, to be tried again, when fewer copies than this can be written. With fewer
                 than `copies`, others are made later.
             reframe: what is put as a .tar.zst or .tar.lz4 of which a member can only be had by unpacking all before it

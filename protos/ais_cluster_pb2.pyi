@@ -48,20 +48,22 @@ class MapNode(_message.Message):
     def __init__(self, uuid: _Optional[bytes] = ..., host: _Optional[str] = ..., endpoint: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[_Union[MapNode.State, str]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class MapBucket(_message.Message):
-    __slots__ = ("name", "uuid", "copies", "min_copies", "reframe", "snapshot")
+    __slots__ = ("name", "uuid", "copies", "min_copies", "reframe", "snapshot", "former_copies")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     MIN_COPIES_FIELD_NUMBER: _ClassVar[int]
     REFRAME_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    FORMER_COPIES_FIELD_NUMBER: _ClassVar[int]
     name: str
     uuid: bytes
     copies: int
     min_copies: int
     reframe: bool
     snapshot: _containers.RepeatedCompositeFieldContainer[MapSnapshot]
-    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., snapshot: _Optional[_Iterable[_Union[MapSnapshot, _Mapping]]] = ...) -> None: ...
+    former_copies: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., snapshot: _Optional[_Iterable[_Union[MapSnapshot, _Mapping]]] = ..., former_copies: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MapSnapshot(_message.Message):
     __slots__ = ("name", "cut", "created_ns", "maker", "objects", "size_bytes")

@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Bucket(_message.Message):
-    __slots__ = ("name", "uuid", "copies", "min_copies", "reframe")
+    __slots__ = ("name", "uuid", "copies", "min_copies", "reframe", "settling")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     MIN_COPIES_FIELD_NUMBER: _ClassVar[int]
     REFRAME_FIELD_NUMBER: _ClassVar[int]
+    SETTLING_FIELD_NUMBER: _ClassVar[int]
     name: str
     uuid: bytes
     copies: int
     min_copies: int
     reframe: bool
-    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ...) -> None: ...
+    settling: bool
+    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., settling: bool = ...) -> None: ...
 
 class CreateBucketRequest(_message.Message):
     __slots__ = ("name", "copies", "exist_ok", "min_copies", "reframe")

@@ -16,7 +16,7 @@ generators" (2014).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -156,10 +156,13 @@ class ClusterView:
         self.position = {node.uuid: at for at, node in enumerate(self.nodes)}
         self.buckets = {bucket.name: bucket for bucket in map_.bucket}
         self.pinned = {
-            name: pb.MapBucket(name=name, uuid=bucket.uuid, copies=bucket.copies, min_copies=bucket.min_copies)
+            name: pb.MapBucket(
+                name=name, uuid=bucket.uuid, copies=bucket.copies, min_copies=bucket.min_copies,
+                former_copies=bucket.former_copies,
+            )
             for bucket in map_.bucket
             for name in (f"{bucket.name}@{one.name}" for one in bucket.snapshot if not one.maker)
-        }
+        }  # fmt: skip
         """Buckets as they were, by bucket@snapshot: read like others, wherever those are."""
         if len(self.position) != len(self.nodes) or any(len(node.uuid) != 16 for node in self.nodes):
             raise ValueError("every node of a map needs a 16-byte uuid of its own")
@@ -175,6 +178,8 @@ class ClusterView:
             Placement([place for place in places if states[place.node] != pb.MapNode.JOINING]) if any(states) else None
         )
         """Where they were before the nodes that are joining or leaving began to; None when none is."""
+        self.is_changing = self.former is not None or any(bucket.former_copies for bucket in map_.bucket)
+        """Whether copies may be where they do not belong, or not be where they do."""
 
     def to_read(self, name: str) -> pb.MapBucket | None:
         """A bucket, or one of its snapshots."""
@@ -184,20 +189,60 @@ class ClusterView:
         return next((bucket for bucket in self.buckets.values() if bucket.uuid == bucket_uuid), None)
 
     def holders(self, bucket: pb.MapBucket, names: Sequence[str]) -> list[list[int]]:
-        """For each name the nodes that may have it, most likely first: its owners, then its former ones."""
+        """For each name the nodes that readers ask for it, most likely first: its owners, then its former ones.
+
+        After the number of copies was changed these are the owners by the number before, until all copies are where
+        they belong. What new owners have may be out of date: nobody has told them so far. Who owned the objects by the
+        number before has been told of all that came since.
+        """
+        return self._owners_now_and_before(bucket, names, _read(bucket))
+
+    def objects_go(self, names: Iterable[str]) -> bool:
+        """Whether objects of one of these buckets or snapshots may go from where readers ask for them, once they are
+        where those ask as well."""
+        buckets = map(self.to_read, names)
+        return self.former is not None or any(known is not None and known.copies < _read(known) for known in buckets)
+
+    def concerned(self, bucket: pb.MapBucket, names: Sequence[str]) -> list[list[int]]:
+        """For each name the nodes that may have it by this map or the one before, its owners first."""
+        return self._owners_now_and_before(bucket, names, most_copies(bucket))
+
+    def _owners_now_and_before(self, bucket: pb.MapBucket, names: Sequence[str], copies: int) -> list[list[int]]:
         if len(names) == 1:
             hash_ = _hash(bucket.uuid, names[0])
-            owners = self.placement.owners_of_one(hash_, bucket.copies)
+            owners = self.placement.owners_of_one(hash_, copies)
             if self.former is not None:
-                owners = list(dict.fromkeys(owners + self.former.owners_of_one(hash_, bucket.copies)))
+                owners = list(dict.fromkeys(owners + self.former.owners_of_one(hash_, copies)))
             return [owners]
         hashes = object_hashes(bucket.uuid, names)
-        found: list[list[int]] = self.placement.owners(hashes, bucket.copies).tolist()
+        found: list[list[int]] = self.placement.owners(hashes, copies).tolist()
         if self.former is not None:
-            before = self.former.owners(hashes, bucket.copies).tolist()
+            before = self.former.owners(hashes, copies).tolist()
             found = [list(dict.fromkeys(now + then)) for now, then in zip(found, before, strict=True)]
         return found
 
     def owners(self, bucket: pb.MapBucket, name: str) -> list[int]:
         """The nodes that should have copies of an object, best first."""
         return self.placement.owners_of_one(_hash(bucket.uuid, name), bucket.copies)
+
+    def sure_owners(self, bucket: pb.MapBucket, name: str) -> list[int]:
+        """Those of them that have owned it since all copies were last where they belong, as far as that is a matter of
+        the number of copies."""
+        return self.placement.owners_of_one(_hash(bucket.uuid, name), sure_copies(bucket))
+
+
+# Owners by a smaller number of copies are the first of those by a larger one.
+
+
+def most_copies(bucket: pb.MapBucket) -> int:
+    """On no more hosts than these, the first ones, there are copies that the map accounts for."""
+    return max([bucket.copies, *bucket.former_copies])
+
+
+def sure_copies(bucket: pb.MapBucket) -> int:
+    """So many copies each object has, whether the number is being raised or lowered."""
+    return min([bucket.copies, *bucket.former_copies])
+
+
+def _read(bucket: pb.MapBucket) -> int:
+    return bucket.former_copies[0] if bucket.former_copies else bucket.copies

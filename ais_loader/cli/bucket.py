@@ -32,7 +32,7 @@ def _parse_bucket(text: str) -> Target:
 @click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
 @click.option("--exist-ok", is_flag=True, help="Succeed if the bucket exists already.")
 @click.option("--copies", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
-              help="Of each object, on different hosts of a cluster; chosen for good.")  # fmt: skip
+              help="Of each object, on different hosts of a cluster.")  # fmt: skip
 @click.option("--min-copies", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
               help="Refuse a write when fewer copies than this can be written.")  # fmt: skip
 @click.option("--reframe", is_flag=True,
@@ -90,7 +90,8 @@ def show(name: Target, as_json: bool, store: StoreChoice) -> None:
 def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None:
     """Change properties of a bucket, for what is put from now on: min_copies=2, reframe=yes.
 
-    The number of copies is chosen when a bucket is made.
+    In a cluster also the number of copies, of all that is in the bucket: copies=3. As long as copies are being made, or
+    taken away, `show` says that the bucket is settling.
     """
     changes = dict(map(_assigned, assignments))
     with store.writing(create=False) as client:
@@ -109,7 +110,7 @@ def _assigned(text: str) -> tuple[str, Any]:
 def _properties(found: BucketInfo) -> dict[str, Any]:
     return {
         "bucket": found.name, "uuid": found.uuid, "copies": found.copies, "min_copies": found.min_copies,
-        "reframe": found.reframe,
+        "reframe": found.reframe, "settling": found.settling,
     }  # fmt: skip
 
 

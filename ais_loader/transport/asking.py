@@ -30,12 +30,19 @@ class Asking:
         at = view.position.get(node)
         return node.hex() if at is None else view.nodes[at].endpoint
 
+    @property
+    def objects_go(self) -> bool:
+        """Whether objects may go from one of the nodes that are asked to another."""
+        return self._members.view.objects_go(self._columns.buckets)
+
     def groups(self, share: Share) -> tuple[dict[bytes, list[int]], list[int]]:
         """By node, what each is best asked for, of what it has not been asked for; and what no node is left for."""
         positions = share.positions
         candidates: Sequence[Sequence[bytes]] = self._candidates(positions, direct=share.direct)
         if share.direct and not share.tried:
-            candidates = self._members.preferred(candidates, lambda at: self._columns.key(positions[at]))
+            candidates = self._members.preferred(
+                candidates, lambda at: self._columns.key(positions[at]), self._columns.buckets
+            )
         return grouped(positions, candidates, share.tried)
 
     def has_others(self, share: Share) -> bool:
@@ -46,14 +53,14 @@ class Asking:
     def once_more(self, share: Share) -> bool:
         """Whether its holders are to be asked for the second time: while objects move, one that was nowhere may have
         come to its owner after that was asked, and gone from where it was before that was."""
-        if share.missing is None or self._members.view.former is None or AGAIN in share.tried:
+        if share.missing is None or not self.objects_go or AGAIN in share.tried:
             return False
         share.tried = frozenset({AGAIN})
         return True
 
     def hopeless(self, positions: Sequence[int], tried: frozenset[bytes]) -> set[int]:
         """Entries all of whose holders have been asked."""
-        if self._members.view.former is not None and AGAIN not in tried:
+        if self.objects_go and AGAIN not in tried:
             return set()
         return set(grouped(positions, self._candidates(positions, direct=True), tried)[1])
 

@@ -58,8 +58,8 @@ class AskingNodes:
             newer = members.refresh(force=missing is not None)
             if newer:
                 continue  # those may not have been the holders any more
-            if missing is not None and (failure is None or members.view.former is None):
-                if asked_twice or members.view.former is None:
+            if missing is not None and (failure is None or not members.view.objects_go([bucket])):
+                if asked_twice or not members.view.objects_go([bucket]):
                     raise missing
                 asked_twice = True  # it may have come to its owner, and gone from where it was, between the questions
                 continue

@@ -53,6 +53,8 @@ class BucketInfo:
     """A write is refused when fewer copies than this can be written."""
     reframe: bool = False
     """Archives in one frame are stored with many, see `Client.create_bucket`."""
+    settling: bool = False
+    """`copies` was changed, and copies are still being made, or taken away."""
 
 
 @dataclass(frozen=True, slots=True)

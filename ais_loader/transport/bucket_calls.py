@@ -68,4 +68,6 @@ def _count(what: str, count: int) -> int:
 
 
 def _bucket_info(bucket: pb.Bucket) -> BucketInfo:
-    return BucketInfo(bucket.name, bucket.uuid.hex(), bucket.copies, bucket.min_copies or 1, bucket.reframe)
+    return BucketInfo(
+        bucket.name, bucket.uuid.hex(), bucket.copies, bucket.min_copies or 1, bucket.reframe, bucket.settling
+    )

@@ -114,9 +114,12 @@ class Members:
         suspects = self._suspects
         return sorted(nodes, key=lambda node: node in suspects)
 
-    def preferred(self, found: Sequence[Sequence[bytes]], key: Callable[[int], int]) -> Sequence[Sequence[bytes]]:
-        """Holders of entries, ordered by trust, with those first that have less to do; see `copy_choice.choose`."""
-        if self.view.former is not None or all(len(nodes) < 2 for nodes in found):
+    def preferred(
+        self, found: Sequence[Sequence[bytes]], key: Callable[[int], int], buckets: Sequence[str]
+    ) -> Sequence[Sequence[bytes]]:
+        """Holders of entries in these buckets, ordered by trust, with those first that have less to do; see
+        `copy_choice.choose`."""
+        if self.view.objects_go(buckets) or all(len(nodes) < 2 for nodes in found):
             return found  # while objects move, only their order says where they are
         loads = self.loads.of(set(chain.from_iterable(found)))
         for node in self._suspects.keys() & loads.keys():

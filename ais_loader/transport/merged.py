@@ -348,7 +348,7 @@ class MergedStream:
         if share.error is None and self._asking.once_more(share):
             return self._assign(share)
         now, error = time.monotonic(), share.error
-        if share.missing is not None and (error is None or self._members.view.former is None):
+        if share.missing is not None and (error is None or not self._asking.objects_go):
             self._reorder.fail(share.positions, *share.missing)
             return
         error, since = error or errors.NodeUnavailable("the map has no node for it"), share.failing_since_s or now

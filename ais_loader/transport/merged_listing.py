@@ -21,12 +21,13 @@ from ais_loader.transport.patience import Patience
 
 
 def merged_listing(
-    listing_of: Callable[[int], Iterator[ObjectInfo]], hosts: Sequence[str], *, copies: int, retry_s: float
-) -> Iterator[ObjectInfo]:
+    listing_of: Callable[[int], Iterator[ObjectInfo]], hosts: Sequence[str], *, copies: Callable[[], int],
+    retry_s: float,
+) -> Iterator[ObjectInfo]:  # fmt: skip
     """Args:
         listing_of: the objects of node k of len(hosts), in the order of their names' UTF-8 bytes.
         hosts: failure domain of each node.
-        copies: how many hosts each object is on: so many less one may stay silent.
+        copies: on how many hosts each object is, asked for whenever one is silent: so many less one may be.
 
     Raises NodeUnavailable, SilenceTimeout, DriveFailed when more hosts do, BucketNotFound when no node has the bucket.
     """
@@ -52,7 +53,7 @@ def merged_listing(
                         raise
                     # A node that has not learned of a bucket yet has nothing of it; of a snapshot it has what it had.
                     error = NodeUnavailable(f"a node has not learned of it yet: {error}")
-                if len({*silent, hosts[at]}) < copies:
+                if len({*silent, hosts[at]}) < copies():
                     silent[hosts[at]] = error
                     return
                 if begun or not isinstance(error, NodeUnavailable):

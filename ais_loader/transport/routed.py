@@ -35,7 +35,7 @@ from ais_loader.transport.text import require_bucket, require_object, require_te
 from protos import ais_batch_pb2 as batch_pb
 from protos import ais_compose_pb2 as compose_pb
 from protos import ais_objects_pb2 as pb
-from protos.cluster_map import ClusterView
+from protos.cluster_map import ClusterView, sure_copies
 from protos.placement import object_hash
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
             except errors.NodeUnavailable:
                 members.suspect(nodes[0])
                 return None
-        node = members.preferred([nodes], lambda _: object_hash(b"", name))[0][0]
+        node = members.preferred([nodes], lambda _: object_hash(b"", name), [bucket])[0][0]
         singles, budget = members.hedging.singles, members.hedging.budget
         budget.asked(1)
         limit_s = min(timeout_s, singles.limit_s(last=True) if budget.available else timeout_s)
@@ -222,8 +222,11 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
             yield from self._any(lambda node: node.objects(bucket, prefix=prefix, page_size=page_size))
             return
         view = members.view
-        known = view.to_read(bucket)
-        copies = 1 if known is None else known.copies
+
+        def copies() -> int:
+            members.refresh(force=True)  # there may be fewer by now
+            known = members.view.to_read(bucket)
+            return 1 if known is None else sure_copies(known)
 
         def pages(at: int) -> Iterator[ObjectInfo]:
             return members.transport(view.nodes[at].uuid).objects(bucket, prefix=prefix, page_size=page_size)

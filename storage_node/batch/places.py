@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from protos import ais_batch_pb2 as pb
-from protos.cluster_map import ClusterView
+from protos.cluster_map import ClusterView, sure_copies
 from protos.copy_choice import Load, NodeLoads, choose
 from protos.placement import object_hash
 from storage_node.store.batch_plan import check_columns
@@ -81,7 +81,7 @@ class Places:
             bucket = view.to_read(request.bucket[at])
             if bucket is None:
                 continue
-            owners = min(bucket.copies, view.placement.hosts)
+            owners = min(sure_copies(bucket), view.placement.hosts)
             for position, nodes in zip(members, view.holders(bucket, [names[p] for p in members]), strict=True):
                 if self.here in nodes[1:owners]:
                     nodes.remove(self.here)
@@ -99,7 +99,7 @@ class Places:
         """The same, with those holders first that have less to do; what this node has itself stays here."""
         nodes = self.view.nodes
         # While objects move, only their order says where they are.
-        if self.view.former is not None or all(len(holders) < 2 for holders in placed):
+        if self.view.objects_go(self._request.bucket) or all(len(holders) < 2 for holders in placed):
             return placed
         known = self._loads.of(node.endpoint for node in nodes)
         loads = {at: known[node.endpoint] for at, node in enumerate(nodes)} | {self.here: Load()}

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from storage_node.cluster.telling import Bucket
 
 
-def holders(nodes: Nodes, target: Target, names: Sequence[str]) -> tuple[ClusterView, pb.MapBucket, list[list[int]]]:
+def concerned(nodes: Nodes, target: Target, names: Sequence[str]) -> tuple[ClusterView, pb.MapBucket, list[list[int]]]:
     """By the newest map, where the bucket is still in it: the write may have begun under an older one."""
     membership = nodes.service.membership
     view = membership.view if membership is not None else None
     bucket = view.buckets.get(target.bucket.name) if view is not None else None
     if view is None or bucket is None or bucket.uuid != target.bucket.uuid:
         view, bucket = target.view, target.bucket
-    return view, bucket, view.holders(bucket, names)
+    return view, bucket, view.concerned(bucket, names)
 
 
 def map_version(nodes: Nodes) -> int:
@@ -55,7 +55,7 @@ async def tell_absent(
     """
     missed: dict[tuple[str, Bucket], dict[str, Version]] = {}
     for target, rows in _by_target(entries):
-        view, bucket, found = holders(nodes, target, [entries[row].name for row in rows])
+        view, bucket, found = concerned(nodes, target, [entries[row].name for row in rows])
         for row, positions in zip(rows, found, strict=True):
             there = {target.view.nodes[node].uuid for node in taking[row]}
             for node in (view.nodes[at] for at in positions):
@@ -107,7 +107,7 @@ def outdated(nodes: Nodes, entry: Candidates) -> StoreError | None:
     target, name, membership = entry.target, entry.name, nodes.service.membership
     if membership is None or membership.view is None or membership.view.version == target.view.version:
         return None
-    view, bucket, _ = holders(nodes, target, [])
+    view, bucket, _ = concerned(nodes, target, [])
     owners = {view.nodes[at].uuid for at in view.owners(bucket, name)}
     if owners.isdisjoint(target.view.nodes[node].uuid for node in entry.taking):
         return TooFewCopies(f"{bucket.name}/{name}: its owners have changed meanwhile; try again, nothing was changed")

@@ -200,7 +200,7 @@ def _not_to_change(name: str, view: ClusterView) -> StoreError:
 def described(bucket: cluster_pb.MapBucket) -> pb.Bucket:
     return pb.Bucket(
         name=bucket.name, uuid=bucket.uuid, copies=bucket.copies, min_copies=max(1, bucket.min_copies),
-        reframe=bucket.reframe,
+        reframe=bucket.reframe, settling=bool(bucket.former_copies),
     )  # fmt: skip
 
 

@@ -126,7 +126,7 @@ async def _there(nodes: Nodes, target: Target, names: Sequence[str]) -> list[The
             continue
         if here[1] or target.view.former is not None:
             strict.add(at)
-        others = all_nodes if at in strict else target.view.owners(target.bucket, name)
+        others = all_nodes if at in strict else target.view.concerned(target.bucket, [name])[0]
         for node in others:
             if node != target.position and (at in strict or not avoided(node)):
                 asked.setdefault(node, []).append(at)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from protos import ais_cluster_pb2 as pb
 from protos import ais_replica_pb2 as wire
-from protos.cluster_map import ClusterView
+from protos.cluster_map import ClusterView, sure_copies
 
 
 class ErrorWindow:
@@ -65,7 +65,7 @@ def why_kept(view: ClusterView | None, neighbours: Sequence[Neighbour], own_buck
     if own_buckets:
         return f"bucket {min(own_buckets)!r} is this node's alone: what is on the drive of it is nowhere else"
     hosts = len({node.host for node in view.nodes})
-    single = sorted(bucket.name for bucket in view.buckets.values() if min(bucket.copies, hosts) < 2)
+    single = sorted(bucket.name for bucket in view.buckets.values() if min(sure_copies(bucket), hosts) < 2)
     if single:
         return f"bucket {single[0]!r} keeps one copy of each object: what is on the drive of it is nowhere else"
     for node in neighbours:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from protos import ais_cluster_pb2 as pb
 from storage_node.cluster.steps import Edit
+from storage_node.cluster.targets import TooFewCopies
 from storage_node.store.errors import BucketHasSnapshots
 from storage_node.store.names import check_bucket_name
 
@@ -153,20 +154,26 @@ def create_bucket(name: str, copies: int = 1, min_copies: int = 1, *, reframe: b
 
 
 def set_bucket(name: str, copies: int | None, min_copies: int | None, reframe: bool | None) -> Edit:
-    """Change what is not None. The number of copies is chosen for good, see docs/settings.md."""
+    """Change what is not None. Another number of copies is there when `finish_changes` says so, see docs/cluster.md.
+
+    It raises TooFewCopies, to be tried again, while a snapshot of the bucket is being made: its owners are looking
+    through what it sees.
+    """
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         map_ = _require(map_)
         found = next((bucket for bucket in map_.bucket if bucket.name == name), None)
         if found is None:
             raise ValueError(f"bucket {name!r} does not exist; create_bucket makes it")
-        if copies is not None and copies != found.copies:
-            raise ValueError(
-                f"copies={copies}: bucket {name!r} has {found.copies} for good; copy its objects into another one"
-            )
-        if min_copies is not None:
-            require_copies(map_, found.copies, min_copies)
-            found.min_copies = min_copies
+        before = found.copies, max(1, found.min_copies)
+        wanted = before[0] if copies is None else copies, before[1] if min_copies is None else min_copies
+        if wanted != before:
+            require_copies(map_, *wanted)
+            if wanted[0] != before[0]:
+                if any(one.maker for one in found.snapshot):
+                    raise TooFewCopies(f"a snapshot of bucket {name!r} is being made; change its copies after that")
+                found.former_copies[:] = list(dict.fromkeys([*found.former_copies, before[0]]))
+            found.copies, found.min_copies = wanted
         if reframe is not None:
             found.reframe = reframe
         return map_

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from protos import ais_cluster_pb2 as pb
-from protos.cluster_map import ClusterView
+from protos.cluster_map import ClusterView, most_copies
 from storage_node.batch.session import BatchService
 from storage_node.cluster.copies import CopyLost
 from storage_node.cluster.membership import Membership
@@ -315,4 +315,4 @@ class Reconciler:
 
 
 def copied_buckets(view: ClusterView) -> list[pb.MapBucket]:
-    return [bucket for bucket in view.buckets.values() if bucket.copies > 1]
+    return [bucket for bucket in view.buckets.values() if most_copies(bucket) > 1]

@@ -32,7 +32,6 @@ from storage_node.cluster.repair_plan import (
     State,
     Work,
     batches,
-    is_changing,
     page_of,
     plan,
     questions,
@@ -84,10 +83,11 @@ class Repair:
         """The part of a pass that goes through what is retained for snapshots, see `snapshot_repair`."""
 
     def _owns(self, bucket_uuid: bytes, name: str) -> bool:
-        """By the newest map; a former owner may not have been told of all that came after."""
+        """By the newest map; a former owner may not have been told of all that came after, nor a new one of what came
+        before."""
         view, position = self._membership.view, self._membership.position
         bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
-        return view is None or bucket is None or position in view.owners(bucket, name)
+        return view is None or bucket is None or position in view.sure_owners(bucket, name)
 
     def prepare(self) -> None:
         """Before anything is served."""
@@ -150,9 +150,9 @@ class Repair:
                     clean = counted = False
                 gets_on = clean or counted or self._done() != before
                 retry_s = BUSY_INTERVAL_S if gets_on else min(2 * retry_s, LONGEST_RETRY_S)
-                if not clean or is_changing(view):
+                if not clean or view.is_changing:
                     wait_s = min(wait_s, retry_s)
-                if counted and is_changing(view):
+                if counted and view.is_changing:
                     await finish(view, self._membership, self._peers)
             await self._wait(view, wait_s)
 
@@ -173,7 +173,7 @@ class Repair:
         finished. Clients that go on writing must not keep it from that: another owner may always have something newer
         of what this node owns, or have told it so.
         """
-        counted = not is_changing(view) or await all_act_by(view, self._membership, self._peers)
+        counted = not view.is_changing or await all_act_by(view, self._membership, self._peers)
         in_place, record, drives = self._all_in_place(), self._store.record, self._store.drives
         clean = True
         counts = self.counts

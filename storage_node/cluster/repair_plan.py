@@ -178,10 +178,6 @@ def owned_by(view: ClusterView, bucket: pb.MapBucket, names: Sequence[str], here
     return {name for name, mine in zip(names, (owners == here).any(axis=1).tolist(), strict=True) if mine}
 
 
-def is_changing(view: ClusterView) -> bool:
-    return any(node.state != pb.MapNode.ACTIVE for node in view.nodes)
-
-
 def finish_changes(version: int) -> Edit:
     """All nodes have gone through what they have under this version of the map, and found nothing to move."""
 
@@ -195,6 +191,8 @@ def finish_changes(version: int) -> Edit:
             map_.node.remove(node)
         for node in map_.node:
             node.state = pb.MapNode.ACTIVE
+        for bucket in map_.bucket:
+            del bucket.former_copies[:]
         return map_
 
     return edit

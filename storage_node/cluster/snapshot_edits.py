@@ -23,7 +23,7 @@ def begin_snapshot(bucket_uuid: bytes, snapshot: pb.MapSnapshot, base_version: i
         map_, bucket = _bucket(map_, bucket_uuid)
         if any(one == snapshot for one in bucket.snapshot):
             return map_
-        require_settled(map_)
+        require_settled(map_, bucket)
         require_new(bucket, snapshot.name)
         if map_.version != base_version:
             raise MapChanged("the map of the cluster has changed meanwhile; try again")
@@ -86,10 +86,14 @@ def require_new(bucket: pb.MapBucket, name: str) -> None:
         raise SnapshotExists(f"bucket {bucket.name!r} {how} {name!r} already")
 
 
-def require_settled(map_: pb.ClusterMap) -> None:
+def require_settled(map_: pb.ClusterMap, bucket: pb.MapBucket) -> None:
     """Raises Unsupported."""
     if _is_changing(map_):
         raise Unsupported("nodes are joining or leaving; make the snapshot when that is over")
+    if bucket.former_copies:
+        raise Unsupported(
+            f"bucket {bucket.name!r} is being changed to copies={bucket.copies}; make the snapshot when that is over"
+        )
 
 
 def _is_changing(map_: pb.ClusterMap) -> bool:

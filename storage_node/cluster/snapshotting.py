@@ -115,7 +115,7 @@ class ClusterSnapshots:
             view = self._membership.view
             if view is None:
                 raise _left()
-            edits.require_settled(view.map)
+            edits.require_settled(view.map, bucket)
             edits.require_new(bucket, name)
             try:
                 return view, bucket, await self._cut(view, bucket, name)

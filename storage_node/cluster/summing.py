@@ -22,6 +22,7 @@ from typing import NamedTuple
 from protos import ais_contents_pb2 as pb
 from protos import ais_contents_pb2_grpc
 from protos import ais_replica_pb2 as wire
+from protos.cluster_map import sure_copies
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.copies import CopyLost, reporting
@@ -111,7 +112,7 @@ class Summing:
         lost = [feed for feed in self._feeds if feed.lost is not None]
         summary = summary_of(self._tally)
         summary.silent.extend(f"{nodes[feed.node].endpoint} ({feed.lost})" for feed in lost)
-        summary.incomplete = len({nodes[feed.node].host for feed in lost}) >= self._target.bucket.copies
+        summary.incomplete = len({nodes[feed.node].host for feed in lost}) >= sure_copies(self._target.bucket)
         return summary
 
     async def _feed(self, feed: _Feed) -> None:

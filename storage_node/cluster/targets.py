@@ -57,11 +57,12 @@ class Target:
         return found
 
     def former(self, name: str) -> list[int]:
-        """Nodes that may still have the object from before the nodes that are joining or leaving began to."""
-        if self.view.former is None:
+        """Nodes that may still have the object from before the nodes that are joining or leaving began to, or from
+        before the number of copies was lowered."""
+        if self.view.former is None and not self.bucket.former_copies:
             return []
         owners = set(self.view.owners(self.bucket, name))
-        return [node for node in self.view.holders(self.bucket, [name])[0] if node not in owners]
+        return [node for node in self.view.concerned(self.bucket, [name])[0] if node not in owners]
 
     def endpoint(self, node: int) -> str:
         return self.view.nodes[node].endpoint

@@ -32,7 +32,7 @@ class Nodes:
 
 def merged(nodes: Nodes, copies: int, hosts: list[str] | None = None) -> list[tuple[str, str]]:
     names = hosts or [f"host-{at}" for at in range(len(nodes.listings))]
-    return [(found.name, found.version) for found in merged_listing(nodes, names, copies=copies, retry_s=0.05)]
+    return [(found.name, found.version) for found in merged_listing(nodes, names, copies=lambda: copies, retry_s=0.05)]
 
 
 def test_names_come_once_in_the_order_of_their_bytes_with_their_newest_version() -> None:

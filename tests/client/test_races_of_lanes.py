@@ -75,7 +75,7 @@ def test_a_node_that_lost_a_window_full_of_entries_may_still_send_the_others(
     members = two_nodes()
     senders = dict(zip(NODES, (Sender(), Sender()), strict=True))
     monkeypatch.setattr(members, "transport", lambda node: cast(GrpcTransport, senders[node]))
-    monkeypatch.setattr(members, "preferred", lambda found, key: found)
+    monkeypatch.setattr(members, "preferred", lambda found, key, buckets: found)
     drawn = [f"k{number}" for number in range(4_000)]
     names = [name for name in drawn if members.holders("b", [name])[0][0] == NODES[0]][:1_100]
     data = [seeded_bytes(5_000, seed=at) for at in range(len(names))]

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from threading import Event, Thread
 
 import pytest
+from click.testing import CliRunner
 
 from ais_loader import Bucket, Client, connect, errors
+from ais_loader.cli.main import main
+from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.transport.grpc import GrpcTransport
+
+SETTLED_S = 60.0
 
 
 def properties(bucket: Bucket) -> tuple[int, int, bool]:
@@ -37,7 +46,7 @@ def test_what_can_be_changed_is_changed_and_the_rest_stays(client: Client, bucke
 
 
 def test_changes_that_cannot_be_are_refused_and_change_nothing(client: Client, bucket: Bucket) -> None:
-    for wrong in ({"copies": 2}, {"min_copies": 2, "reframe": True}, {"copies": 0}, {"min_copies": -1}):
+    for wrong in ({"copies": 4}, {"min_copies": 2, "reframe": True}, {"copies": 0}, {"min_copies": -1}):
         with pytest.raises(errors.InvalidRequest, match="copies="):
             bucket.set(**wrong)  # type: ignore[arg-type]
     for wrong in ({"min_copies": 2}, {"min_copies": 0}, {"copies": 0}):
@@ -54,20 +63,96 @@ def test_a_bucket_that_is_not_there_has_no_properties(client: Client, bucket_nam
             call()
 
 
-def test_in_a_cluster_copies_are_chosen_for_good_and_how_many_a_write_needs_is_not(
+def test_in_a_cluster_a_write_may_need_as_many_copies_as_there_are_and_those_as_many_hosts(
     shared_cluster: ClusterProcesses, bucket_name: str
 ) -> None:
     with connect(shared_cluster.url) as client:
         bucket = client.create_bucket(bucket_name, copies=3, min_copies=2)
         assert properties(bucket) == (3, 2, False)
         assert bucket.set(min_copies=3, copies=3).min_copies == 3
-        with pytest.raises(errors.InvalidRequest, match="for good"):
+        with pytest.raises(errors.InvalidRequest, match="min_copies=3: need 1 to copies=2"):
             bucket.set(copies=2)
+        with pytest.raises(errors.InvalidRequest, match=r"copies=4: need 1 to 3.*add hosts"):
+            bucket.set(copies=4)
         with pytest.raises(errors.InvalidRequest, match="min_copies=4"):
             bucket.set(min_copies=4)
-        assert properties(bucket) == (3, 3, False)
+        assert properties(bucket) == (3, 3, False) and not bucket.info().settling
         bucket.put("a", b"1")
         for node in shared_cluster.nodes:  # every node knows
             with connect(node.url) as other:
                 assert properties(other.bucket(bucket_name)) == (3, 3, False)
+        told = CliRunner().invoke(
+            main, ["bucket", "set", bucket_name, "copies=2", "min_copies=2", "--store", shared_cluster.url]
+        )
+        shown = dict(line.split() for line in told.stdout.splitlines())
+        assert told.exit_code == 0 and (shown["copies"], shown["min_copies"], shown["settling"]) == ("2", "2", "yes")
+        client.delete_bucket(bucket_name, force=True)
+
+
+@contextmanager
+def put_and_read(bucket: Bucket, objects: dict[str, bytes], written: dict[str, bytes]) -> Iterator[None]:
+    """Beside whatever is done, again and again: all of `objects` are read, and new ones put, read and kept in mind."""
+    stopping, problems, rounds = Event(), list[str](), [0]
+
+    def work() -> None:
+        while not stopping.is_set():
+            try:
+                name = f"new/{len(written):05}"
+                bucket.put(name, data := seeded_bytes(3_000, seed=len(written)))
+                written[name] = data
+                for assembly in ("direct", "target"):
+                    items = list(bucket.get_batch([*objects, name], assembly=assembly, on_error="placeholder"))
+                    problems.extend(
+                        f"{assembly}: {item.entry.name}: {item.status.name}, {item.error}"
+                        for item, good in zip(items, [*objects.values(), data], strict=True) if item.data != good
+                    )  # fmt: skip
+            except errors.LoaderError as error:
+                problems.append(repr(error))
+            rounds[0] += 1
+
+    worker = Thread(target=work, daemon=True)
+    worker.start()
+    try:
+        yield
+        more = rounds[0] + 2
+        eventually(lambda: rounds[0] >= more, SETTLED_S)
+    finally:
+        stopping.set()
+        worker.join(SETTLED_S)
+    assert not worker.is_alive() and problems == []
+
+
+def holders(cluster: ClusterProcesses, bucket: str) -> dict[str, list[bytes]]:
+    """Of each object, what every node has that has it, asked of the nodes one by one."""
+    found: dict[str, list[bytes]] = {}
+    for node in cluster.nodes:
+        with closing(GrpcTransport(node.url)) as alone:
+            for info in alone.objects(bucket, prefix="", page_size=1000):
+                data = alone.get_small(bucket, info.name, SETTLED_S, local=True)
+                found.setdefault(info.name, []).append(bytes(data or b""))
+    return found
+
+
+@pytest.mark.slow
+def test_in_a_cluster_the_number_of_copies_is_raised_and_lowered_beside_readers_and_writers(
+    shared_cluster: ClusterProcesses, bucket_name: str
+) -> None:
+    objects = {f"old/{at:04}": seeded_bytes(2_000 + at, seed=at) for at in range(300)}
+    written: dict[str, bytes] = {}
+    gone = [f"gone/{at:03}" for at in range(30)]
+    with connect(shared_cluster.url) as client:
+        bucket = client.create_bucket(bucket_name)
+        list(bucket.put_many([*objects.items(), *((name, b"gone") for name in gone)]))
+        for before, copies in ((1, 3), (3, 2), (2, 1), (1, 2)):
+            with put_and_read(bucket, objects, written):
+                changed = bucket.set(copies=copies, min_copies=copies)
+                assert (changed.copies, changed.min_copies, changed.settling) == (copies, copies, True)
+                for name in gone:
+                    bucket.delete(name)
+                eventually(lambda: not bucket.info().settling, SETTLED_S)
+                assert bucket.set(copies=copies).settling is False, "it is the same number"
+            there = holders(shared_cluster, bucket_name)
+            assert there == {name: [data] * copies for name, data in {**objects, **written}.items()}, (before, copies)
+            assert [info.name for info in bucket.objects()] == sorted({**objects, **written})
+            list(bucket.put_many((name, b"gone") for name in gone))
         client.delete_bucket(bucket_name, force=True)

@@ -268,6 +268,18 @@ def writing(url: str, ledger: Ledger, keys: Sequence[str], *, seed: int) -> Iter
         writers.stop()
 
 
+@contextmanager
+def all_changing(url: str, ledger: Ledger, keys: Sequence[str], seed: int) -> Iterator[Writers]:
+    """Readers and writers of all keys, beside whatever is done; what they met with is judged in the end."""
+    with reading(url, ledger) as clients, writing(url, ledger, keys, seed=seed) as writers:
+        yield writers
+        writers.round()
+        writers.stop()
+        clients.round()
+        clients.check(all_answered=False)
+    assert writers.faults == []
+
+
 def assert_content(url: str, ledger: Ledger) -> None:
     """Every key, read whole by a client that knows nothing yet: exactly the last acknowledged change."""
     wrong: list[str] = []

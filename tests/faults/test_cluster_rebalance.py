@@ -7,8 +7,6 @@ version returns, no deleted object rises; in the end all copies are where they b
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,7 @@ from tests.faults.ledger_kit import (
     BUCKET,
     TIMEOUT_S,
     Ledger,
-    Writers,
+    all_changing,
     assert_content,
     content,
     current_map,
@@ -37,24 +35,11 @@ from tests.faults.ledger_kit import (
     reading,
     settled,
     versions,
-    writing,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # real processes, killed and awaited; machines may be busy
 
 KEYS = [f"k{at:03}" for at in range(240)]
-
-
-@contextmanager
-def all_changing(url: str, ledger: Ledger, seed: int) -> Iterator[Writers]:
-    """Readers and writers of all keys, beside whatever is done; what they met with is judged in the end."""
-    with reading(url, ledger) as clients, writing(url, ledger, KEYS, seed=seed) as writers:
-        yield writers
-        writers.round()
-        writers.stop()
-        clients.round()
-        clients.check(all_answered=False)
-    assert writers.faults == []
 
 
 def deleted(client: Client, bucket: str) -> bool:
@@ -75,7 +60,7 @@ def test_all_keys_change_while_a_node_joins_and_one_is_down_and_back(tmp_path: P
         NodeProcess([tmp_path / "fourth"]) as fourth,
     ):
         nodes = [*cluster.nodes, fourth]
-        with all_changing(cluster.url, ledger, seed=victim) as writers:
+        with all_changing(cluster.url, ledger, KEYS, seed=victim) as writers:
             join(cluster, fourth, "host-3")
             nodes[victim].kill()
             writers.round()
@@ -89,7 +74,7 @@ def test_all_keys_change_while_a_node_joins_and_one_is_down_and_back(tmp_path: P
 @pytest.mark.parametrize("victim", [1, 2], ids=["the-leaving-node-restarts", "another-node-restarts"])
 def test_all_keys_change_while_a_node_leaves_and_one_restarts(tmp_path: Path, victim: int) -> None:
     with filled(tmp_path, KEYS, nodes=4) as (cluster, _, ledger):
-        with all_changing(cluster.url, ledger, seed=victim) as writers:
+        with all_changing(cluster.url, ledger, KEYS, seed=victim) as writers:
             change_map(endpoints(cluster.nodes), begin_leave(cluster.uuid_of(1)), timeout_s=TIMEOUT_S)
             cluster.nodes[victim].restart()
             writers.round()
@@ -108,7 +93,7 @@ def test_two_nodes_join_at_once_and_one_leaves_while_all_keys_change(tmp_path: P
         NodeProcess([tmp_path / "fifth"]) as fifth,
     ):
         nodes = [*cluster.nodes, fourth, fifth]
-        with all_changing(cluster.url, ledger, seed=7) as writers:
+        with all_changing(cluster.url, ledger, KEYS, seed=7) as writers:
             with joining(cluster, fourth, fifth):
                 writers.round()
             change_map(endpoints(nodes), begin_leave(cluster.uuid_of(0)), timeout_s=TIMEOUT_S)

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from protos import ais_cluster_pb2 as pb
-from protos.cluster_map import ClusterView, object_hashes
+from protos.cluster_map import ClusterView, most_copies, object_hashes, sure_copies
 
 NAMES = [f"en/{number:06d}.wav" for number in range(20_000)]
 BUCKET_UUID = bytes(range(16))
 EXPECTED = [[0, 1, 4], [2, 4, 1], [3, 4, 0], [2, 3, 0], [3, 0, 4], [0, 1, 2]]
 
 
-def cluster(*nodes: tuple[int, str, float, int], copies: int = 1) -> ClusterView:
+def cluster(*nodes: tuple[int, str, float, int], copies: int = 1, former: Sequence[int] = ()) -> ClusterView:
     """Of (number, host, weight, state)."""
     map_ = pb.ClusterMap(cluster_uuid=b"c" * 16, version=7)
     for number, host, weight, state in nodes:
         map_.node.add(
             uuid=bytes([number]) * 16, host=host, endpoint=f"{host}:1", weight=weight, state=state, number=number
         )
-    map_.bucket.add(name="b", uuid=BUCKET_UUID, copies=copies, min_copies=1)
+    bucket = map_.bucket.add(name="b", uuid=BUCKET_UUID, copies=copies, min_copies=1, former_copies=former)
+    bucket.snapshot.add(name="s", cut=1)
     return ClusterView(map_)
 
 
-def plain(count: int, copies: int = 1) -> ClusterView:
-    return cluster(*[(number, f"h{number}", 1.0, pb.MapNode.ACTIVE) for number in range(count)], copies=copies)
+def plain(count: int, copies: int = 1, former: Sequence[int] = ()) -> ClusterView:
+    nodes = [(number, f"h{number}", 1.0, pb.MapNode.ACTIVE) for number in range(count)]
+    return cluster(*nodes, copies=copies, former=former)
 
 
 def test_owners_are_those_of_the_wire_contract() -> None:
@@ -94,6 +98,38 @@ def test_a_leaving_node_owns_nothing_and_is_asked_last() -> None:
     holders = leaving.holders(leaving.buckets["b"], NAMES[:500])
     assert all(found[0] != 0 for found in holders)
     assert {tuple(found[1:]) for found in holders} == {(), (0,)}
+
+
+@pytest.mark.parametrize(
+    ("former", "copies", "read", "most", "sure"),
+    [((), 2, 2, 2, 2), ((2,), 3, 2, 3, 2), ((3,), 2, 3, 3, 2), ((2, 3), 2, 2, 3, 2), ((1, 3), 2, 1, 3, 1),
+     ((3, 1), 2, 3, 3, 1)],
+)  # fmt: skip
+def test_while_the_number_of_copies_changes_those_are_read_that_have_been_told_all_along(
+    former: Sequence[int], copies: int, read: int, most: int, sure: int
+) -> None:
+    view, names = plain(5, copies, former), NAMES[:300]
+    ranked = plain(5, 5).holders(plain(5, 5).buckets["b"], names)
+    bucket = view.buckets["b"]
+    assert view.holders(bucket, names) == [found[:read] for found in ranked]
+    assert view.holders(view.pinned["b@s"], names) == [found[:read] for found in ranked]
+    assert view.concerned(bucket, names) == [found[:most] for found in ranked]
+    assert [view.owners(bucket, name) for name in names] == [found[:copies] for found in ranked]
+    assert [view.sure_owners(bucket, name) for name in names] == [found[:sure] for found in ranked]
+    assert (most_copies(bucket), sure_copies(bucket)) == (most, sure)
+    assert (view.is_changing, view.objects_go(["b"]), view.objects_go(["b@s"]), view.objects_go(["c"])) == (
+        bool(former), read > copies, read > copies, False
+    )  # fmt: skip
+
+
+def test_the_number_of_copies_may_change_while_a_node_joins() -> None:
+    states = [pb.MapNode.JOINING if at == 3 else pb.MapNode.ACTIVE for at in range(4)]
+    nodes = [(at, f"h{at}", 1.0, state) for at, state in enumerate(states)]
+    view, names = cluster(*nodes, copies=1, former=[2]), NAMES[:300]
+    wide = cluster(*nodes, copies=2)
+    assert view.concerned(view.buckets["b"], names) == wide.concerned(wide.buckets["b"], names)
+    assert view.holders(view.buckets["b"], names) == wide.holders(wide.buckets["b"], names)
+    assert view.is_changing and view.objects_go([])
 
 
 def test_a_name_without_a_utf8_form_has_an_owner_that_will_not_find_it() -> None:
