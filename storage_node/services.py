@@ -276,20 +276,22 @@ class ObjectsService:
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
         page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
 
-        def page() -> list[tuple[str, Record]]:
+        def page(after: str) -> list[tuple[str, Record]]:
             # One more than asked tells whether another page is worth a request.
-            return list(
-                self._store.trusted_objects(request.bucket, request.prefix, request.start_after, page_size + 1)
-            )
+            return list(self._store.trusted_objects(request.bucket, request.prefix, after, page_size + 1))
 
+        after, more = request.start_after, True
+        shown: list[tuple[str, Record]] = []
         try:
-            found = await self._service.read(page)
+            while more and not shown:  # a page with nothing on it would not say where the next one begins
+                found = await self._service.read(page, after)
+                more, found = len(found) > page_size, found[:page_size]
+                shown = await self._writes.not_deleted(request.bucket, found)
+                after = found[-1][0] if found else after
         except errors.StoreError as error:
             await abort(context, error)
-        shown = found[:page_size]
         objects = [_info(request.bucket, name, record) for name, record in shown]
-        return pb.ListResponse(object=objects, more=len(found) > len(shown))
-
+        return pb.ListResponse(object=objects, more=more)
 
     @counted("list")
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersResponse:

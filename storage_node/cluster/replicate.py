@@ -26,6 +26,7 @@ from storage_node.cluster.commit_gate import CommitGate
 from storage_node.cluster.copies import STEP_TIMEOUT_S, Copy, CopyLost, refused
 from storage_node.cluster.deciding import decide, misplaced
 from storage_node.cluster.deletions import Deletions
+from storage_node.cluster.listed import Listed, not_deleted
 from storage_node.cluster.membership import Membership
 from storage_node.cluster.nodes import Nodes, close_all, outcome
 from storage_node.cluster.replica import HeldWrite, from_wire, to_wire
@@ -88,6 +89,14 @@ class Replication:
         if position is None:
             raise TooFewCopies("this node is no longer part of the cluster; ask another one")
         return Target(view, bucket, position)
+
+    async def not_deleted(self, bucket: str, found: Listed) -> Listed:
+        """Of the objects that this node has, those that it may list."""
+        try:
+            target = self.target(bucket)  # of a snapshot nobody lists what is not his
+        except TooFewCopies:
+            return found
+        return found if target is None else await not_deleted(self._nodes, target, found)
 
     # -- one object
 

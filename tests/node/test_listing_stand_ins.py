@@ -1,0 +1,62 @@
+"""Lists beside copies on nodes that do not own them: a node that stood in for an owner does not hear of deletions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader import connect
+from storage_node.cluster.repair import Repair
+from storage_node.store.format import Version
+from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.write_kit import cluster_of
+
+NAMES = [f"{at:02d}" for at in range(30)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+    """Its nodes keep what does not belong to them: repair has not come past it yet."""
+
+    async def keep(*_: object) -> None: ...
+
+    monkeypatch.setattr(Repair, "_take_away", keep)
+    with cluster_of(tmp_path, 3, copies=2) as running:
+        yield running
+
+
+def put_everywhere(cluster: LocalCluster) -> None:
+    versions = {name: Version(1, 1000 + at) for at, name in enumerate(NAMES)}
+    for number in range(3):
+        cluster.put_on(number, {name: name.encode() for name in NAMES}, versions)
+
+
+def test_what_was_deleted_is_not_listed_though_a_node_that_stood_in_still_has_it(cluster: LocalCluster) -> None:
+    put_everywhere(cluster)
+    with connect(cluster.nodes[0].url) as client:
+        bucket = client.bucket(BUCKET)
+        list(bucket.delete_many(NAMES[:20]))
+        bucket.delete(NAMES[20])
+        for page_size in (3, 1000):
+            assert [info.name for info in bucket.objects(page_size=page_size)] == NAMES[21:]
+        assert [info.name for info in bucket.objects("1")] == []
+        assert bucket.delete_prefix("0") == 0
+        bucket.put(NAMES[0], b"again")
+        assert [(info.name, info.size_bytes) for info in bucket.objects("0")] == [(NAMES[0], 5)]
+
+
+def test_what_only_a_node_that_stood_in_has_is_listed(cluster: LocalCluster) -> None:
+    """All its owners were away when it was put; what they know is that an earlier one was deleted."""
+    stood_in = {name: ({0, 1, 2} - set(cluster.owners(name))).pop() for name in NAMES}
+    for name, number in stood_in.items():
+        cluster.put_on(number, {name: name.encode()}, {name: Version(2, 5000)})
+        for owner in cluster.owners(name):
+            cluster.service(owner).store.delete(BUCKET, name, Version(1, 10), keep_tombstone=True)
+    with connect(cluster.nodes[0].url) as client:
+        assert [info.name for info in client.bucket(BUCKET).objects()] == NAMES
+        cluster.nodes[1].stop(grace_s=0.0)
+        assert [info.name for info in client.bucket(BUCKET).objects()] == [
+            name for name in NAMES if stood_in[name] != 1
+        ]
