@@ -44,6 +44,9 @@ from storage_node.store.staged_file import is_full
 Note: TypeAlias = Callable[[OSError], None]
 """Told of what the drive refused although the other copy may do."""
 _FEW = 4
+_NEAR_SLOTS = 32
+_MANY = 8
+"""So many slots, none further than that from the next, cost less in one write with what is between them than alone."""
 _MAX_FIRST_INDEX_BYTES = 64 << 20
 
 
@@ -58,6 +61,8 @@ class SegmentFile:
         self._head = head
         self._note = note
         self._copies_at = (0, head.copy_at)
+        self._tables: list[bytes] = []
+        """All rows of each copy, once they have been read: the places in them never change."""
 
     def _copies(self, at: int, size: int) -> Iterator[bytes]:
         """The same part of each copy, as much as is there. Raises OSError when it can be read of none."""
@@ -102,6 +107,9 @@ class SegmentFile:
         return None if place is None else place[:2]
 
     def _place(self, slot: int) -> Place | None:
+        for table in self._tables:
+            if (place := decode_place(table[ROW_BYTES * slot : ROW_BYTES * (slot + 1)], slot)) is not None:
+                return place
         for row in self._copies(row_offset(slot), ROW_BYTES):
             if (place := decode_place(row, slot)) is not None:
                 return place
@@ -115,21 +123,29 @@ class SegmentFile:
     def states(self, first: int = 0, stop: int | None = None) -> npt.NDArray[np.uint64]:
         """Of these slots, or all; UNKNOWN as in `state`. Shape (stop - first,). Raises OSError."""
         count = (self.slots if stop is None else stop) - first
-        copies = self._copies(row_offset(first), ROW_BYTES * count)
+        copies = list(self._copies(row_offset(first), ROW_BYTES * count))
+        if count == self.slots:
+            self._tables = copies
+        if len(copies) == 2 and copies[0] == copies[1]:  # nearly always
+            return decode_states(copies[0], count)
         return reduce(merge_states, [decode_states(data, count) for data in copies])
 
     def set_states(self, slots: Iterable[int], state: int) -> None:
         """In both copies, as far as the file reaches. Raises OSError, of one copy after it has been set in the other,
         but when there is no room for it."""
         size_bytes = os.fstat(self._fd).st_size
-        problem = None
-        runs = list(_runs(slots))
+        problem, alone = None, encode_state(state)
+        runs = _runs(slots)
         for copy_at in self._copies_at:
-            for first, stop in runs:
-                at = copy_at + row_offset(first)
+            for run in runs:
+                at = copy_at + row_offset(run[0])
+                if at + ROW_BYTES * (run[-1] + 1 - run[0]) > size_bytes:
+                    continue
                 try:
-                    if at + ROW_BYTES * (stop - first) <= size_bytes:
-                        self._set_run(at, stop - first, state)
+                    if len(run) == 1:
+                        os.pwrite(self._fd, alone, at)
+                    else:
+                        self._set_run(at, [slot - run[0] for slot in run], state)
                 except OSError as error:
                     if is_full(error):
                         raise
@@ -137,15 +153,16 @@ class SegmentFile:
         if problem is not None:
             raise problem
 
-    def _set_run(self, at: int, count: int, state: int) -> None:
-        if count > 1:
-            with contextlib.suppress(OSError):  # what cannot be read may be written
-                rows = os.pread(self._fd, ROW_BYTES * count, at)
-                if len(rows) == ROW_BYTES * count:
-                    os.pwrite(self._fd, with_states(rows, state), at)
-                    return
-        for each in range(at, at + ROW_BYTES * count, ROW_BYTES):
-            os.pwrite(self._fd, encode_state(state), each)
+    def _set_run(self, at: int, which: Sequence[int], state: int) -> None:
+        """Of the rows that begin there, these, the last one at the end: with one write, if they can be read."""
+        count = which[-1] + 1
+        with contextlib.suppress(OSError):  # what cannot be read may be written
+            rows = os.pread(self._fd, ROW_BYTES * count, at)
+            if len(rows) == ROW_BYTES * count:
+                os.pwrite(self._fd, with_states(rows, which, state), at)
+                return
+        for row in which:
+            os.pwrite(self._fd, encode_state(state), at + ROW_BYTES * row)
 
     # -- both copies
 
@@ -320,14 +337,12 @@ def _is_identity(data: bytes, place: Place) -> bool:
     return len(data) == place.identity_bytes and crc32c(data) == place.identity_checksum
 
 
-def _runs(slots: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """First of each run of slots that follow each other, and the one behind its last."""
-    first = stop = -1
+def _runs(slots: Iterable[int]) -> list[list[int]]:
+    """Many that are near each other together, and the others alone; ascending."""
+    runs: list[list[int]] = []
     for slot in sorted(set(slots)):
-        if slot != stop:
-            if stop >= 0:
-                yield first, stop
-            first = slot
-        stop = slot + 1
-    if stop >= 0:
-        yield first, stop
+        if runs and slot - runs[-1][-1] <= _NEAR_SLOTS:
+            runs[-1].append(slot)
+        else:
+            runs.append([slot])
+    return [part for run in runs for part in ([run] if len(run) >= _MANY else ([slot] for slot in run))]

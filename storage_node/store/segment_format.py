@@ -39,6 +39,7 @@ HEAD_BYTES = _HEAD.size
 _STATE = struct.Struct("<QQ")  # the state, and what follows from it: nothing that a drive makes up is taken for one
 _PLACE = struct.Struct("<QIIIIII")  # offset, size, where the identity is, its bytes, CRC-32C, slot, CRC-32C of these
 _CHECK_TIMES, _CHECK_XOR = 0x9E3779B97F4A7C15, 0xA1552653A1552653
+_CHECK_TIMES_U64, _CHECK_XOR_U64, _UNKNOWN_U64 = np.uint64(_CHECK_TIMES), np.uint64(_CHECK_XOR), np.uint64(UNKNOWN)
 ROW = np.dtype(
     [
         ("state", "<u8"), ("check", "<u8"), ("offset", "<u8"), ("size", "<u4"), ("identity_at", "<u4"),
@@ -201,10 +202,11 @@ def decode_state(row: bytes) -> int:
 
 def decode_states(rows: bytes, slots: int) -> npt.NDArray[np.uint64]:
     """Of so many slots, from their rows, UNKNOWN where these are damaged or missing; shape (slots,)."""
-    found = np.full(slots, UNKNOWN, np.uint64)
     there = np.frombuffer(rows[: min(slots, len(rows) // ROW_BYTES) * ROW_BYTES], ROW)
-    whole = there["check"] == there["state"] * np.uint64(_CHECK_TIMES) ^ np.uint64(_CHECK_XOR)
-    found[: len(there)][whole] = there["state"][whole]
+    states = there["state"]
+    found = np.where(states * _CHECK_TIMES_U64 ^ _CHECK_XOR_U64 == there["check"], states, _UNKNOWN_U64)
+    if len(found) < slots:
+        found = np.concatenate([found, np.full(slots - len(found), _UNKNOWN_U64)])
     return found
 
 
@@ -217,10 +219,11 @@ def merge_states(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> 
     return np.where(one == UNKNOWN, other, np.where(other == UNKNOWN, one, later))
 
 
-def with_states(rows: bytes, state: int) -> bytes:
-    """The same rows, each with this state."""
+def with_states(rows: bytes, which: Sequence[int], state: int) -> bytes:
+    """The same rows, these of them with this state."""
     changed = np.frombuffer(rows, ROW).copy()
-    changed["state"], changed["check"] = state, _check(state)
+    at = list(which)
+    changed["state"][at], changed["check"][at] = state, _check(state)
     return changed.tobytes()
 
 
