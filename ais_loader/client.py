@@ -16,6 +16,7 @@ from ais_loader.object_file import ObjectFile
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import pinned_name
 from ais_loader.transport.base import BucketInfo, Transport
+from ais_loader.transport.forking import GATE
 from ais_loader.urls import split_url
 
 URL_VARIABLE = "AIS_LOADER_URL"
@@ -64,7 +65,8 @@ def connect(
     if not text:
         raise errors.InvalidRequest(f"no store named: pass a URL or a path, or set {URL_VARIABLE}")
     if text.startswith("grpc://"):
-        from ais_loader.transport.cluster import ClusterTransport
+        with GATE.call():  # a child would wait for ever for a module that another thread was importing
+            from ais_loader.transport.cluster import ClusterTransport
 
         if len(tenant) > MAX_TENANT or not _is_text(tenant):
             raise errors.InvalidRequest(f"tenant={tenant[:MAX_TENANT]!r}: need at most {MAX_TENANT} characters of text")
@@ -76,7 +78,8 @@ def connect(
     if "://" in text and not text.startswith("file://"):
         scheme = text.partition("://")[0]
         raise errors.InvalidRequest(f"{text!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port")
-    from ais_loader.transport.embedded import EmbeddedTransport
+    with GATE.call():
+        from ais_loader.transport.embedded import EmbeddedTransport
 
     paths = [part.removeprefix("file://") for part in text.split(",")]
     if not all(paths):

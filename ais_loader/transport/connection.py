@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from functools import partial
 
@@ -12,6 +13,7 @@ import grpc
 from ais_loader import errors
 from ais_loader.transport.direct import open_stream
 from ais_loader.transport.exchange import Exchange
+from ais_loader.transport.forking import grpc_begins
 from ais_loader.transport.own_stream import OWN_CHANNEL_OPTIONS, keep_freed_memory
 from ais_loader.transport.session import Session
 from ais_loader.transport.stream_pool import StreamPool
@@ -29,13 +31,30 @@ _NO_CONNECTION = "failed to connect"
 """How gRPC's core begins what it says of a call that never left."""
 
 
-class Connection:
-    """The channel, stubs and sessions of one process to one endpoint."""
+_OPEN: set[Connection] = set()
+"""Of this process, kept: one that is dropped would leave threads behind, and gRPC running, and nobody to end it."""
+_INHERITED: list[Connection] = []
+"""Never used and never freed: a channel that is torn down in a forked child may wait for threads that are not there."""
 
-    def __init__(self, endpoint: str, verify_payload: bool) -> None:
+
+class CutByFork(errors.NodeUnavailable):
+    """A call took longer than a fork waits for one. It can be made again when the fork is over."""
+
+
+class Connection:
+    """The channel, stubs and sessions of one process to one endpoint. To be made inside the gate for forks.
+
+    Args:
+        owner: who will close it. Where that is collected first, it is closed when the next one is made, or at a fork.
+    """
+
+    def __init__(self, endpoint: str, verify_payload: bool, owner: object) -> None:
+        let_go_of_orphans()
         self.endpoint = endpoint
-        self.abandoned = self.closed = False
+        self._owner = weakref.ref(owner)
+        self.abandoned = self.closed = self.cut = False
         self.lock = threading.Lock()
+        grpc_begins()
         self.channel = grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
         self.buckets = rpc.BucketsStub(self.channel)
         self.objects = rpc.ObjectsStub(self.channel)
@@ -51,6 +70,11 @@ class Connection:
         self.exchange = Exchange(self._pool, verify_payload)
         self._own_channel: grpc.Channel | None = None  # guarded by lock
         self._own_pool: StreamPool | None = None  # guarded by lock
+        _OPEN.add(self)
+
+    @property
+    def is_orphan(self) -> bool:
+        return self._owner() is None
 
     @property
     def session_broke(self) -> bool:
@@ -70,6 +94,7 @@ class Connection:
                 if self.closed:
                     raise self.given_up()
                 keep_freed_memory()
+                grpc_begins()
                 self._own_channel = grpc.insecure_channel(self.endpoint, options=OWN_CHANNEL_OPTIONS)
                 self._own_pool = StreamPool(partial(open_stream, self._own_channel, _SESSION))
             return self._own_pool
@@ -108,17 +133,16 @@ class Connection:
 
     def given_up(self) -> errors.LoaderError:
         """The error of a call that was ended on this side."""
+        if self.cut:
+            return CutByFork(f"{self.endpoint}: the process has forked, and the call took too long to be waited for")
         if self.abandoned:
             return errors.NodeUnavailable(f"{self.endpoint}: let go, for the next endpoint or for a fork")
         return errors.Closed(f"{self.endpoint}: the connection was closed")
 
-    def let_go(self, *, keep_channel: bool = False) -> None:
-        """Close, or only end the streams, so that whoever is using it begins anew with another one."""
-        self.abandoned = True
-        if keep_channel:
-            self._end_streams()
-        else:
-            self.close()
+    def let_go(self, *, cut: bool = False) -> None:
+        """Close, so that whoever is using it begins anew with another one. `cut`: a fork does not wait for calls."""
+        self.abandoned, self.cut = True, cut
+        self.close()
 
     def close(self) -> None:
         self.closed = True
@@ -128,6 +152,7 @@ class Connection:
             own_channel, self._own_channel, self._own_pool = self._own_channel, None, None
         if own_channel is not None:
             own_channel.close()
+        _OPEN.discard(self)
 
     def _end_streams(self) -> None:
         """Returns when none of their threads is left."""
@@ -139,3 +164,16 @@ class Connection:
         self._pool.close()
         if own_pool is not None:
             own_pool.close()
+
+
+def let_go_of_orphans(*, cut: bool = False) -> None:
+    """Close what clients have left that were dropped without being closed. To be called inside the gate for forks."""
+    for connection in list(_OPEN):
+        if connection.is_orphan:
+            connection.let_go(cut=cut)
+
+
+def forget_inherited() -> None:
+    """In a forked child."""
+    _INHERITED.extend(_OPEN)
+    _OPEN.clear()

@@ -1,16 +1,15 @@
 """A storage node over gRPC. With `connection`, the only client module that imports grpc.
 
 Channels connect lazily and belong to the process that made them. gRPC does not survive a fork, so connections are let
-go before one and made anew when they are next used: batches in flight resume by themselves, and short calls are waited
-for; see `forking`. Calls that only read, and writes whose bytes can be sent again, are retried with growing, jittered
-pauses while nobody answers.
+go before one and made anew when they are next used: batches in flight resume by themselves, and calls are waited for,
+or made again; see `forking`. Calls that only read, and writes whose bytes can be sent again, are retried with growing,
+jittered pauses while nobody answers.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import threading
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -28,10 +27,11 @@ from ais_loader.transport.answers import SharedAnswers
 from ais_loader.transport.base import FrameStream, PutSpec
 from ais_loader.transport.bucket_calls import BucketCalls
 from ais_loader.transport.compose import composed
-from ais_loader.transport.connection import Connection
+from ais_loader.transport.connection import Connection, CutByFork
 from ais_loader.transport.contents import ContentsCalls
 from ais_loader.transport.download import Call, download
-from ais_loader.transport.forking import SHUTDOWN_S, ForkGate, wait_for_shutdown
+from ais_loader.transport.forked import AllForked
+from ais_loader.transport.forking import GATE, take_part
 from ais_loader.transport.member_pages import listed_members
 from ais_loader.transport.own_stream import OwnAnswers
 from ais_loader.transport.patience import NO_RETRY_S
@@ -52,11 +52,11 @@ from protos import ais_promote_pb2 as promote_pb
 T = TypeVar("T")
 INDEX_TIMEOUT_S = 600.0
 """An archive without an index is read whole first."""
+_FORKS_PER_CALL = 5
+"""How often a call that a fork has ended is made again; more are failures of its node, as far as it goes."""
 
-_GATE = ForkGate()
-_TRANSPORTS: weakref.WeakSet[GrpcTransport] = weakref.WeakSet()
-_INHERITED: list[Connection] = []
-"""Never used and never freed: a channel that is torn down in a forked child may wait for threads that are not there."""
+_TRANSPORTS = AllForked()
+take_part(_TRANSPORTS)
 
 
 class GrpcTransport(BucketCalls, ContentsCalls):
@@ -88,7 +88,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         connection = self._connection
         if connection is not None and not self._closed:
             return connection
-        with _GATE.call():
+        with GATE.call():
             return self._connected()
 
     def _connected(self) -> Connection:
@@ -96,12 +96,12 @@ class GrpcTransport(BucketCalls, ContentsCalls):
             if self._closed:
                 raise errors.Closed(f"the connection to {self.url} has been closed")
             if self._connection is None:
-                self._connection = Connection(self._endpoints[self._endpoint], self._verify_payload)
+                self._connection = Connection(self._endpoints[self._endpoint], self._verify_payload, self)
             return self._connection
 
     def session(self) -> Session:
         """The session that batches share. Raises NodeUnavailable, Closed."""
-        with _GATE.call():
+        with GATE.call():
             here = self._connected()
             if here.session_broke:
                 self._abandon(here)
@@ -111,43 +111,33 @@ class GrpcTransport(BucketCalls, ContentsCalls):
     def _abandon(self, failed: Connection) -> None:
         """Turn to the next endpoint, if there is one; gRPC itself goes on trying the only one."""
         if len(self._endpoints) > 1:
+            with GATE.call():
+                with self._lock:
+                    if self._connection is not failed:
+                        return
+                    self._connection = None
+                    self._endpoint = (self._endpoint + 1) % len(self._endpoints)
+                failed.let_go()
+
+    def let_go(self, *, cut: bool = False) -> None:
+        """End what is under way, as if it had broken, and connect anew when it is needed: because it is not for a
+        while, or for a fork. `cut`: calls have been given their time before a fork."""
+        with GATE.call():
             with self._lock:
-                if self._connection is not failed:
-                    return
-                self._connection = None
-                self._endpoint = (self._endpoint + 1) % len(self._endpoints)
-            failed.let_go()
-
-    def prepare_to_fork(self, *, quiet: bool) -> bool:
-        """End what is under way, as if it had broken: it begins anew when the fork is over. True when gRPC was in use.
-
-        Not `quiet`: a call is running that goes on through the fork, and its channel with it.
-        """
-        with self._lock:
-            connection = self._connection
-            if connection is None:
-                return False
-            if quiet:
-                self._connection = None
-        connection.let_go(keep_channel=not quiet)
-        return True
-
-    def let_go(self) -> None:
-        """Not needed for a while: connect anew when it is."""
-        self.prepare_to_fork(quiet=True)
+                connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.let_go(cut=cut)
 
     def forget_inherited(self) -> None:
         """In a forked child: connections are the parent's, and a lock may be held by a thread that is not here."""
         self._lock = threading.Lock()
-        if self._connection is not None:
-            _INHERITED.append(self._connection)
-            self._connection = None
+        self._connection = None
 
     def _call(self, call: Callable[[Connection], T], *, retry: bool = True) -> T:
         """One unary call, tried again while nobody answers."""
 
         def once() -> T:
-            with _GATE.call():
+            with GATE.call():
                 connection = self._connected()
                 try:
                     with connection.in_use():
@@ -158,6 +148,12 @@ class GrpcTransport(BucketCalls, ContentsCalls):
                         self._abandon(connection)
                     raise translated from error
 
+        def through_forks() -> T:
+            for _ in range(_FORKS_PER_CALL):
+                with contextlib.suppress(CutByFork):
+                    return once()
+            return once()
+
         if not retry:
             return once()
         retrying = tenacity.Retrying(
@@ -166,7 +162,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
             stop=tenacity.stop_after_delay(self._retry_s),
             reraise=True,
         )
-        return retrying(once)
+        return retrying(through_forks)
 
     # -- buckets
 
@@ -198,9 +194,10 @@ class GrpcTransport(BucketCalls, ContentsCalls):
 
     def open_puts(self, messages: Iterator[pb.PutManyRequest]) -> AnswerStream:
         """One PutMany call: groups of objects in, their acknowledgements out."""
-        here = self._here()
-        with here.in_use():
-            return PutAnswers(here.objects.PutMany(messages), here.translate)
+        with GATE.call():
+            here = self._connected()
+            with here.in_use():
+                return PutAnswers(here.objects.PutMany(messages), here.translate)
 
     def compose(
         self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
@@ -258,16 +255,17 @@ class GrpcTransport(BucketCalls, ContentsCalls):
 
     def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
         """The call that streams an object, and what its errors mean."""
-        here = self._here()
+        with GATE.call():
+            here = self._connected()
 
-        def translate(error: Exception) -> errors.LoaderError:
-            translated = here.translate(error)
-            if isinstance(translated, errors.NodeUnavailable):
-                self._abandon(here)
-            return translated
+            def translate(error: Exception) -> errors.LoaderError:
+                translated = here.translate(error)
+                if isinstance(translated, errors.NodeUnavailable):
+                    self._abandon(here)
+                return translated
 
-        with here.in_use():
-            return here.objects.Get(request), translate
+            with here.in_use():
+                return here.objects.Get(request), translate
 
     def head(self, bucket: str, name: str, *, timeout_s: float = CALL_TIMEOUT_S) -> ObjectInfo:
         require_object(bucket, name)
@@ -334,7 +332,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         return GrpcStream(request, lambda request: self._ask_alone(request, window_bytes), policy)
 
     def _ask_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> OwnAnswers:
-        with _GATE.call():
+        with GATE.call():
             here = self._connected()
 
             def broken(error: Exception) -> errors.LoaderError:
@@ -372,27 +370,12 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         }  # fmt: skip
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-
-def _before_fork() -> None:
-    quiet = _GATE.close()
-    used = [transport.prepare_to_fork(quiet=quiet) for transport in list(_TRANSPORTS)]
-    if quiet and any(used):
-        wait_for_shutdown(SHUTDOWN_S)
-
-
-def _after_fork_in_child() -> None:
-    _GATE.open_in_child()
-    for transport in _TRANSPORTS:
-        transport.forget_inherited()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_GATE.open, after_in_child=_after_fork_in_child)
+        self._closed = True
+        with GATE.call():
+            with self._lock:
+                connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
 
 
 def _connect_again(url: str, retry_s: float, verify_payload: bool, tenant: str = "") -> GrpcTransport:

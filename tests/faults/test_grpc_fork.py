@@ -1,11 +1,14 @@
 """Clients that are used before a fork work after it, in the parent and in every child.
 
-Each case is a program of its own: what a fork inherits must be what the case has made, not what other tests left.
+Each case is a program of its own: what a fork inherits must be what the case has made, not what other tests left. All
+of them look at the moment of every fork for threads of gRPC: a child hangs once in a hundred times that there are any.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -14,13 +17,25 @@ from collections.abc import Iterator
 import pytest
 
 from ais_loader import connect
-from ais_loader.testing import NodeProcess, throwaway_folder
+from ais_loader.testing import NodeProcess, eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 
-PROLOGUE = """
-import gc, multiprocessing, os, sys, threading, warnings
+FORKS = """
+import atexit, contextlib, faulthandler, gc, multiprocessing, os, signal, sys, threading, warnings
+faulthandler.register(signal.SIGUSR1)  # see `run`
 warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what this is about
+LEFT = []
+def look():
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
+            if (name := file.read().strip()).startswith(("grpc_", "event_engine", "lifeguard")):
+                LEFT.append(name)
+os.register_at_fork(before=look)  # the first to be registered is the last to be called
+atexit.register(lambda: LEFT and print("of gRPC at a fork:", LEFT, file=sys.stderr))
 from ais_loader import connect, errors
+"""
+
+PROLOGUE = FORKS + """
 NAMES = [f"{at:03d}" for at in range(200)]
 def content(name):
     return name.encode() * 20_000
@@ -61,15 +76,26 @@ CLUSTER_SLOW = pytest.mark.parametrize(
 """Each case is a program, and what a cluster's client adds is more of the same connections."""
 
 
-def run(url: str, program: str) -> str:
-    """What the program prints; it must end by itself, with code 0, and complain of nothing."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROLOGUE + textwrap.dedent(program), url], capture_output=True, text=True, timeout=60
-    )
-    # gRPC remarks that it leaves a fork alone which finds its threads at work; connection.py sees to those itself.
-    complaints = [line for line in done.stderr.splitlines() if "skipping fork() handlers" not in line]
-    assert (done.returncode, complaints) == (0, []), done.stdout
-    return done.stdout.strip()
+def run(url: str, program: str, *, prologue: str = PROLOGUE, timeout_s: float = 60.0) -> str:
+    """What the program prints; it and its children must end by themselves, with code 0, and complain of nothing.
+
+    What hangs says where, and is killed.
+    """
+    command = [sys.executable, "-c", prologue + textwrap.dedent(program), url]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            printed, complaints = process.communicate(timeout=timeout_s)  # which waits for whoever may write there
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGUSR1)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=1)  # every process of it prints its stacks
+            os.killpg(process.pid, signal.SIGKILL)
+            printed, complaints = process.communicate()
+            pytest.fail(f"it hangs after {timeout_s:g} s\n{printed}\n{complaints}")
+    assert (process.returncode, complaints) == (0, ""), printed
+    return printed.strip()
 
 
 def test_a_child_reads_and_writes_and_the_parent_goes_on(filled: str) -> None:
@@ -216,3 +242,136 @@ def test_writes_under_way_at_the_fork_end_whole(filled: str) -> None:
         print(codes, names == [f"many/{at:05d}" for at in range(4000)], bucket.get("large") == data, len(infos))
     """
     assert run(filled, program) == "[0, 0, 0] True True 1"
+
+
+@CLUSTER_SLOW
+def test_a_fork_waits_for_the_end_of_what_another_thread_has_closed(filled: str) -> None:
+    program = """
+        for _ in range(3):
+            with connect(sys.argv[1]) as other:
+                assert other.bucket("b").get("001") == content("001")
+                closing = threading.Thread(target=other.close)
+                closing.start()
+                print(in_child(lambda: bucket.get("002") == content("002")))
+                closing.join(20)
+    """
+    assert run(filled, program).split() == ["0"] * 3
+
+
+@CLUSTER_SLOW
+def test_a_fork_ends_what_dropped_clients_have_left(filled: str) -> None:
+    program = """
+        def use():
+            bucket = connect(sys.argv[1]).bucket("b")
+            return bucket.get("001") == content("001") and len(list(bucket.get_batch(NAMES[:20]))) == 20
+        for _ in range(2):
+            assert use()
+            gc.collect()
+            print(in_child(use))
+        for _ in range(4):
+            assert use()
+            gc.collect()
+        sessions = [thread for thread in threading.enumerate() if thread.name.startswith("ais-loader session")]
+        print(len(sessions) <= 3)  # those of the last client, one for each node
+    """
+    assert run(filled, program).split() == ["0", "0", "True"]
+
+
+ON_A_NODE = pytest.mark.parametrize("filled", ["node"], indirect=True, scope="module")
+
+
+@ON_A_NODE
+def test_a_call_that_takes_too_long_is_ended_by_a_fork_and_made_again(filled: str) -> None:
+    program = """
+        from ais_loader.testing import FaultyLink, eventually
+        from ais_loader.transport import forking
+        forking.WAIT_S = 0.2
+        sizes, failures = [], []
+        def delete():
+            try:
+                far.delete("none")
+            except errors.NodeUnavailable as error:
+                failures.append(str(error))
+        with FaultyLink(sys.argv[1]) as link, connect(link.url, retry_s=20.0) as client:
+            far = client.bucket("b")
+            far.head("000")
+            link.stall()
+            asking = [threading.Thread(target=lambda: sizes.append(far.head("001").size_bytes)),
+                      threading.Thread(target=delete)]
+            for thread in asking: thread.start()
+            eventually(lambda: len(forking.GATE._inside) == 2)
+            codes = [in_child(lambda: read_all(NAMES[:20]) == EXPECTED[:20]) for _ in range(2)]
+            link.flow()
+            for thread in asking: thread.join(20)
+            print(codes, sizes, len(failures), "has forked" in failures[0])
+    """
+    assert run(filled, program) == "[0, 0] [60000] 1 True"
+
+
+@ON_A_NODE
+def test_where_something_else_uses_grpc_a_fork_warns_once_and_does_not_wait_for_ever(filled: str) -> None:
+    program = """
+        import grpc
+        from ais_loader.transport import forking
+        forking.SHUTDOWN_S = forking.SHARED_S = 0.1
+        assert read_all(NAMES[:20]) == EXPECTED[:20]
+        with grpc.insecure_channel(sys.argv[1].removeprefix("grpc://")) as other:
+            grpc.channel_ready_future(other).result(20)
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                for _ in range(2):
+                    print(in_child(lambda: True), bucket.get("001") == content("001"))
+        print([(warning.category.__name__, warning.filename) for warning in seen
+               if warning.category is not DeprecationWarning])
+        assert LEFT
+        LEFT.clear()
+        print(in_child(lambda: read_all() == EXPECTED))
+    """
+    # gRPC itself remarks that it leaves a fork alone which finds its threads at work.
+    program = program.replace("import grpc\n", "import grpc; os.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n")
+    assert run(filled, program).splitlines() == ["0 True", "0 True", "[('RuntimeWarning', '<string>')]", "0"]
+
+
+@ON_A_NODE
+def test_a_fork_waits_for_the_modules_that_another_thread_imports_to_connect(filled: str) -> None:
+    program = """
+        import importlib.abc
+        importing, forking = threading.Event(), threading.Event()
+        class Slow(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name == "ais_loader.transport.routed":
+                    importing.set()
+                    forking.wait(20)
+                    threading.Event().wait(0.1)  # a slow disk
+        sys.meta_path.insert(0, Slow())
+        def use():
+            with connect(sys.argv[1]) as client:
+                return client.bucket("b").get("001") == b"001" * 20_000
+        used = []
+        using = threading.Thread(target=lambda: used.append(use()))
+        using.start()
+        assert importing.wait(20)
+        forking.set()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if use() else 2)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        using.join(20)
+        print(used)
+    """
+    assert run(filled, program, prologue=FORKS, timeout_s=20.0).split() == ["0", "[True]"]
+
+
+@pytest.mark.slow
+@ON_A_NODE
+def test_a_child_that_hangs_is_shown_and_killed(filled: str) -> None:
+    program = """
+        def wait_for_nothing():
+            print(os.getpid(), flush=True)
+            threading.Event().wait()
+        in_child(wait_for_nothing)
+    """
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)it hangs .*in wait_for_nothing.*in in_child") as shown:
+        run(filled, program, timeout_s=10.0)
+    child = int(str(shown.value).splitlines()[1])
+    eventually(lambda: not os.path.exists(f"/proc/{child}"))

@@ -1,0 +1,116 @@
+"""Who may be in gRPC while the process forks: nobody but the thread that forks, for however long it takes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from ais_loader.testing import eventually
+from ais_loader.transport.forking import ForkGate
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def go_in(gate: ForkGate) -> str:
+    with gate.call():
+        return "been in"
+
+
+def waits(gate: ForkGate, task: Future[Any]) -> bool:
+    """Whether the task has come to wait at the gate, and stays there."""
+    eventually(lambda: task.running() and gate._changed._waiters)  # type: ignore[attr-defined]
+    return not task.done()
+
+
+def test_nobody_goes_in_before_the_fork_is_over(pool: ThreadPoolExecutor) -> None:
+    gate = ForkGate()
+    gate.close()
+    entering = pool.submit(go_in, gate)
+    assert waits(gate, entering)
+    assert gate.wait_until_empty(0.0)
+    gate.open()
+    assert entering.result(DEADLINE_S) == "been in"
+
+
+def test_a_fork_waits_for_who_is_inside_who_may_go_in_again(pool: ThreadPoolExecutor) -> None:
+    gate, inside, again, out = ForkGate(), threading.Event(), threading.Event(), threading.Event()
+
+    def stay() -> str:
+        with gate.call():
+            inside.set()
+            assert again.wait(DEADLINE_S)
+            went = go_in(gate)
+            assert out.wait(DEADLINE_S)
+            return went
+
+    staying = pool.submit(stay)
+    assert inside.wait(DEADLINE_S)
+    gate.close()
+    again.set()
+    assert not gate.wait_until_empty(0.02)
+    out.set()
+    assert gate.wait_until_empty(DEADLINE_S)
+    assert staying.result(DEADLINE_S) == "been in"
+
+
+def test_the_thread_that_forks_goes_in_and_is_not_waited_for() -> None:
+    gate = ForkGate()
+    with gate.call():
+        gate.close()
+        assert go_in(gate) == "been in"
+        assert gate.wait_until_empty(0.0)
+        gate.open()
+    assert gate.wait_until_empty(0.0)
+
+
+def test_forks_of_two_threads_come_one_after_the_other(pool: ThreadPoolExecutor) -> None:
+    gate, forks, go_on = ForkGate(), threading.Event(), threading.Event()
+
+    def fork() -> None:
+        gate.close()
+        forks.set()
+        assert go_on.wait(DEADLINE_S)
+        gate.open()
+
+    gate.close()
+    forking = pool.submit(fork)
+    assert waits(gate, forking)
+    assert not forks.is_set()
+    gate.open()
+    assert forks.wait(DEADLINE_S)
+    gate.open()  # by a thread that does not fork, which had none to end
+    entering = pool.submit(go_in, gate)
+    assert waits(gate, entering)
+    go_on.set()
+    assert (forking.result(DEADLINE_S), entering.result(DEADLINE_S)) == (None, "been in")
+
+
+def test_a_fork_in_a_handler_of_a_signal_during_a_fork_does_not_open_the_gate(pool: ThreadPoolExecutor) -> None:
+    gate = ForkGate()
+    gate.close()
+    gate.close()
+    gate.open()
+    entering = pool.submit(go_in, gate)
+    assert waits(gate, entering)
+    gate.open()
+    assert entering.result(DEADLINE_S) == "been in"
+
+
+def test_a_child_that_was_forked_inside_finds_the_gate_open_and_whole(pool: ThreadPoolExecutor) -> None:
+    gate = ForkGate()
+    with gate.call():
+        gate.close()
+        gate.open_in_child()
+    assert pool.submit(go_in, gate).result(DEADLINE_S) == "been in"
+    gate.close()
+    assert gate.wait_until_empty(0.0)
