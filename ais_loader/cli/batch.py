@@ -14,7 +14,7 @@ import click
 from ais_loader.archive import FORMATS, ArchiveFormat, ArchiveNames, BatchArchive
 from ais_loader.cli.batch_list import parse_list
 from ais_loader.cli.files import STDOUT, Writable, written_whole
-from ais_loader.cli.show import Lines, count_text, fail, note, printable, progress, size_text
+from ais_loader.cli.show import Lines, count_text, fail, in_commands, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import label
 from ais_loader.entry import Entry, Item
@@ -173,7 +173,7 @@ def _line(entry: Entry, item: Item) -> str:
 
 def _reason(item: Item) -> str:
     """Why an item failed; its index is in its line already."""
-    return str(item.error).removeprefix(f"entry {item.index}: ")
+    return in_commands(str(item.error).removeprefix(f"entry {item.index}: "))
 
 
 def _summarize(fetched: int, fetched_bytes: int, failed: int, took_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -147,7 +148,8 @@ def remove(node: str, root: Path, lost: bool, address: str, timeout: float, as_j
     root, address = _absolute(root), _ray_address(address)
     if not node:
         raise click.BadParameter("an empty name is no node", param_hint="'NODE'")
-    uuid = _alone(root, address, lambda: operate.remove(root, address, node, lost=lost, timeout_s=timeout, tell=note))
+    removal = functools.partial(operate.remove, root, address, node, lost=lost, timeout_s=timeout, tell=note)
+    uuid = _alone(root, address, removal, ends=True)
     click.echo(json.dumps({"removed": uuid}) if as_json else f"removed {uuid}")
 
 
@@ -160,7 +162,7 @@ def down(root: Path, address: str, as_json: bool) -> None:
     from storage_node.cluster import operate
 
     root, address = _absolute(root), _ray_address(address)
-    nodes, processes = _alone(root, address, lambda: operate.down(root, address, note))
+    nodes, processes = _alone(root, address, lambda: operate.down(root, address, note), ends=True)
     if as_json:
         click.echo(json.dumps({"nodes": nodes, "ray_processes": processes}))
     else:
@@ -239,11 +241,15 @@ def _ray_address(given: str) -> str:
     return "auto"
 
 
-def _alone(root: Path, address: str, work: Callable[[], Any]) -> Any:
-    """One command at a time for a root; with a Ray of somebody else, there is nothing to keep here."""
-    from storage_node.cluster.head import only_command
+def _alone(root: Path, address: str, work: Callable[[], Any], *, ends: bool = False) -> Any:
+    """One command at a time for a root; with a Ray of somebody else, there is nothing to keep here.
 
-    if address or not root.exists():  # where nothing is, there is nothing to take turns at
+    Where nothing is there is nothing to take turns at. One that only ends something leaves no folder where no cluster
+    has been.
+    """
+    from storage_node.cluster.head import FOLDER_NAME, only_command
+
+    if address or not (root / FOLDER_NAME if ends else root).exists():
         return work()
     with only_command(root):
         return work()

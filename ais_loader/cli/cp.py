@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -95,7 +96,8 @@ def _run(
                         if as_json:
                             lines.add(json.dumps(info_fields(result)))
         finally:
-            _summarize(done, "renamed" if move else "copied", time.monotonic() - began)
+            if done != _Done() or sys.exc_info()[0] is None:  # else the failure says all there is to say
+                _summarize(done, "renamed" if move else "copied", time.monotonic() - began)
     if done.failed:
         raise click.exceptions.Exit(1)
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -148,7 +149,12 @@ def _show(report: Report) -> None:
         why = f" ({report.batch_reader_reason})" if report.batch_reader_reason else ""
         lines.add(f"batch reader: {report.batch_reader}{why}")
         lines.add(_verdict(report))
-    for hint in dict.fromkeys(_HINTS[f.kind] for f in (*report.errors, *report.warnings) if f.kind in _HINTS):
+    from storage_node.store.identity import is_drive_folder
+
+    wrong = [f for f in (*report.errors, *report.warnings) if f.kind in _HINTS]
+    # Of a folder that holds something else there is nothing to be made anew.
+    wrong = [f for f in wrong if f.kind != "identity-lost" or is_drive_folder(Path(f.drive))]
+    for hint in dict.fromkeys(_HINTS[f.kind] for f in wrong):
         note(hint)
 
 

@@ -34,8 +34,10 @@ def written_whole(path: str, *, force: bool) -> Iterator[Writable]:
         with open(path, "wb") as special:
             yield special
         return
-    if not force and os.path.lexists(path):
-        raise _exists(path)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(path)  # a name that no file can have is told before anything is fetched
+        if not force:
+            raise _exists(path)
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise click.ClickException(f"{click.format_filename(folder)}: no such folder")

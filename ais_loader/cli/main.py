@@ -14,6 +14,8 @@ from typing import Any
 import click
 
 from ais_loader import __version__
+from ais_loader.cli.show import in_commands
+from ais_loader.cli.standard_streams import hold_standard_streams
 from ais_loader.errors import LoaderError
 
 # Name of a command: the module that defines it, under its own name.
@@ -49,6 +51,15 @@ class _Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(_COMMANDS[name]), name)
         return command
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        hold_standard_streams()
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:  # of what is shown without a command, such as --help
+            click.echo(f"Error: {one_line(error)}", err=True)
+            _silence_stdout()
+            sys.exit(1)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -66,7 +77,7 @@ class _Commands(click.Group):
 
 
 def _silence_stdout() -> None:
-    """Whoever read our output has gone: what is still buffered must not complain when the process ends."""
+    """Nobody can take our output: what is still buffered must not complain when the process ends."""
     out = sys.__stdout__
     if out is not None and out is sys.stdout:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
@@ -77,7 +88,7 @@ def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split("\n"))
     store_errors = sys.modules.get("storage_node.store.errors")
     if isinstance(error, LoaderError) or (store_errors and isinstance(error, store_errors.StoreError)):
-        return text
+        return in_commands(text)
     if isinstance(error, OSError):
         reason = error.strerror or text or type(error).__name__
         return reason if error.filename is None else f"{click.format_filename(error.filename)}: {reason}"

@@ -63,6 +63,8 @@ def promote(
     A file that cannot be promoted is reported, and the others are promoted.
     """
     if not store.url.startswith("grpc://"):
+        if node is not None:
+            raise click.UsageError("--node says which node of a cluster: --store is a folder of this machine")
         path = os.path.abspath(path)
     prefix = dest.name if not dest.name or dest.name.endswith("/") else dest.name + "/"
     with store.writing(create=create_bucket) as client:

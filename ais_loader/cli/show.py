@@ -21,6 +21,19 @@ _LINES_AT_ONCE = 256
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
+# Advice that stores and nodes give, which do not know who asks: what it is on the command line.
+_ADVICE = {
+    "create_bucket makes it": "`ais-loader bucket create` makes it",
+    "`recursive` promotes what is in it": "-r promotes what is in it",
+}
+
+
+def in_commands(reason: str) -> str:
+    """Why something failed, with its advice in the words of the command line."""
+    for python, command in _ADVICE.items():
+        reason = reason.replace(python, command)
+    return reason
+
 
 def printable(text: str) -> str:
     """`text` as one line that a terminal shows and does not obey; nothing else of it is changed."""
@@ -79,6 +92,7 @@ def note(text: str) -> None:
 
 def fail(text: str) -> None:
     """Tell of one failure among others; a progress bar under way stays below it."""
+    text = in_commands(text)
     if "tqdm" in sys.modules:
         from tqdm import tqdm
 

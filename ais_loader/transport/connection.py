@@ -126,9 +126,13 @@ class Connection:
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return errors.Unsupported(f"{self.endpoint} is not a storage node of this version ({details})")
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.UNKNOWN):
-            failure = errors.NodeUnavailable(f"{self.endpoint}: {details}")
-            failure.reached = not (details or "").startswith(_NO_CONNECTION)
-            return failure
+            if (details or "").startswith(_NO_CONNECTION):
+                # Its details name the address once more, twice; what is new is at the end.
+                reason = details.rpartition(": ")[2]
+                failure = errors.NodeUnavailable(f"{self.endpoint}: no node can be reached there: {reason}")
+                failure.reached = False
+                return failure
+            return errors.NodeUnavailable(f"{self.endpoint}: {details}")
         return errors.LoaderError(f"{self.endpoint}: {code.name}: {details}")
 
     def given_up(self) -> errors.LoaderError:

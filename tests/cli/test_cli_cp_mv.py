@@ -60,3 +60,9 @@ def test_forgotten_uploads_are_shown_and_aborted_when_told(run: Run, url: str, f
     assert run("bucket", "uploads", filled, "--abort-older-than", "1").stdout == ""
     assert run("bucket", "uploads", filled, "--abort-older-than", "0").stdout.startswith(upload.id)
     assert run("bucket", "uploads", filled).stdout == ""
+
+
+def test_a_copy_that_cannot_begin_says_that_alone(run: Run, filled: str) -> None:
+    for source, reason in (("none", "no objects below"), ("", "overlap")):
+        result = run("cp", "-r", f"{filled}/{source}".rstrip("/"), f"{filled}/to")
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1) and reason in result.stderr

@@ -176,3 +176,12 @@ def test_what_is_no_store_is_said_to_be_none(tmp_path: Path) -> None:
     for remedy in ([], ["--repair"], ["--rebuild"]):
         assert doctor(tmp_path / "photos", *remedy).exit_code == 1
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
+
+
+def test_a_folder_of_something_else_is_not_to_be_rebuilt(tmp_path: Path, drives: list[Path]) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("")
+    told = doctor(tmp_path / "thesis")
+    assert told.exit_code == 1 and "is not a store" in told.stdout and "--rebuild" not in told.output
+    (drives[0] / "drive.json").unlink()
+    assert "--rebuild" in doctor(*drives).stderr

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from ais_loader.cli import main
 from ais_loader.client import connect
 from ais_loader.testing import seeded_bytes
 from storage_node.store.doctor import check
@@ -57,7 +59,7 @@ def test_what_is_wrong_is_one_line(run: Run, bucket_name: str, folder: Path) -> 
     assert (missing.exit_code, missing.stderr.count("\n")) == (1, 1)
     assert f"bucket '{bucket_name}' does not exist" in missing.stderr
     unasked = run("promote", folder, bucket_name, "--create-bucket")
-    assert unasked.exit_code == 1 and "recursive" in unasked.stderr
+    assert unasked.exit_code == 1 and "-r promotes what is in it" in unasked.stderr
 
 
 @pytest.mark.slow
@@ -81,3 +83,10 @@ def test_a_killed_move_loses_nothing_and_ends_when_it_is_run_again(
     with connect(local_url) as client:
         assert {info.name: client.bucket("b").get(info.name) for info in client.bucket("b").objects()} == files
     assert not check([Path(local_url)], checksums=True).findings
+
+
+def test_a_store_of_this_machine_has_no_nodes_to_choose_from(local_url: str, tmp_path: Path) -> None:
+    arguments = ["promote", "-r", str(tmp_path), "b", "--store", local_url, "--create-bucket", "--node", "a:1"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2 and "--node" in result.stderr
+    assert not Path(local_url).exists()

@@ -69,6 +69,13 @@ def test_status_of_a_root_without_nodes_is_that_there_is_no_cluster(tmp_path: Pa
     assert (said["answers"], said["nodes"], said["ray"], said["map_version"]) == (False, [], None, 0)
 
 
+@pytest.mark.parametrize("command", [["down"], ["remove", "node-1"]])
+def test_ending_what_never_was_leaves_nothing_behind(tmp_path: Path, command: list[str]) -> None:
+    result = CliRunner().invoke(main, ["cluster", *command, "--root", str(tmp_path)])
+    assert result.exit_code == (0 if command == ["down"] else 1)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_status_needs_no_ray_and_remembers_the_map_when_nodes_are_down(tmp_path: Path) -> None:
     (made,) = make_nodes(tmp_path, 1, 1)
     with NodeProcess(made.drives) as node:
