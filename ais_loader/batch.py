@@ -64,6 +64,9 @@ class Batch:
         self._advance()
         self._watch.enter("ahead")
 
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self._entries):,} entries{', closed' if self._closed else ''}>"
+
     def __len__(self) -> int:
         """How many entries the batch has."""
         return len(self._entries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ais_loader import errors
@@ -12,15 +12,16 @@ from ais_loader.bucket_composing import BucketComposing
 from ais_loader.content import Content, Source
 from ais_loader.deleting import delete_many, delete_prefix
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.lazily import Lazily
 from ais_loader.metadata import set_metadata
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.pinned import pinned_bytes, pinned_head, pinned_members
 from ais_loader.promote import Overwrite, PromoteResult, PromoteSummary, Shared, promote_spec, summarize
 from ais_loader.put_spec import ToPut, check_version, put_spec, put_specs
-from ais_loader.requests import BatchOptions, requests_for_names
+from ais_loader.requests import BatchOptions, checked_timeout_s, requests_for_names
 from ais_loader.snapshots import SnapshotInfo
 from ais_loader.summary import BucketSummary
-from ais_loader.transport.base import BucketChange, BucketInfo, Transport
+from ais_loader.transport.base import BucketChange, BucketInfo, PutSpec, Transport
 from ais_loader.transport.text import require_bucket, require_text
 
 if TYPE_CHECKING:
@@ -89,17 +90,16 @@ class Bucket(BucketComposing):
     ) -> Iterator[ObjectInfo]:
         """Store many objects with few requests. Yields their infos in order, each when it is stored.
 
-        Lazy: iterate it (or call `list`) or nothing happens. With on_error="raise" the first failure raises, and what
-        was sent with it may have been stored; with "yield" the error is yielded in the failed object's place.
+        Lazy: iterate it (or call `list`) or nothing happens, which a RuntimeWarning says. With on_error="raise" the
+        first failure raises, and what was sent with it may have been stored; with "yield" the error is yielded in the
+        failed object's place.
 
         Args:
             objects: (name, data) or (name, data, metadata), as `put` takes them.
             if_absent: as for `put`, of each object by itself: VersionConflict in the place of those that are there.
         """
-        for result in self._transport.put_many(put_specs(self.name, objects, if_absent=if_absent)):
-            if isinstance(result, errors.LoaderError) and on_error == "raise":
-                raise result
-            yield result  # type: ignore[misc]  # errors only where the caller asked for them
+        results = _stored(self._transport, put_specs(self.name, objects, if_absent=if_absent), on_error)
+        return Lazily(results, "put_many()")
 
     def promote(
         self, path: str | os.PathLike[str], *, recursive: bool = True, prefix: str = "", move: bool = False,
@@ -142,8 +142,9 @@ class Bucket(BucketComposing):
 
         A whole object is always compared with its stored checksum; a range when `verify` is set.
         Raises ObjectNotFound (also when it does not have this `version` any more), BucketNotFound, RangeError,
-        CorruptObject, NodeUnavailable, SilenceTimeout.
+        CorruptObject, InvalidRequest, NodeUnavailable, SilenceTimeout.
         """
+        timeout_s = checked_timeout_s(timeout_s)
         if version is not None:
             entry = Entry(self.name, name, member, start, length, version)
             return pinned_bytes(self.client, entry, verify=verify, timeout_s=timeout_s)
@@ -217,7 +218,7 @@ class Bucket(BucketComposing):
         was sent with it may have been deleted; with "yield" the error is yielded in the failed name's place. A name
         that is repeated is not found the second time. Errors as `delete`.
         """
-        return delete_many(self._transport, self.name, names, on_error)
+        return Lazily(delete_many(self._transport, self.name, names, on_error), "delete_many()")
 
     def delete_prefix(self, prefix: str, *, everything: bool = False) -> int:
         """Delete the objects whose names begin with `prefix`; returns how many went. Memory is that of one page.
@@ -296,4 +297,15 @@ class Bucket(BucketComposing):
     def get_batch(self, names: Sequence[str], **options: Any) -> Batch:
         """The columnar short form of `Client.get_batch`: whole objects of this bucket, no Entry per item."""
         chosen = BatchOptions(**options)
+        if not isinstance(names, (str, Sequence)):
+            names = list(names)  # an array, a generator, a set
         return self.client._batch(names, requests_for_names(self.name, names, chosen), chosen, self.name)
+
+
+def _stored(
+    transport: Transport, specs: Iterator[tuple[PutSpec, Source]], on_error: Literal["raise", "yield"]
+) -> Generator[ObjectInfo, None, None]:
+    for result in transport.put_many(specs):
+        if isinstance(result, errors.LoaderError) and on_error == "raise":
+            raise result
+        yield result  # type: ignore[misc]  # errors only where the caller asked for them

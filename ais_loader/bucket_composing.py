@@ -10,6 +10,7 @@ from ais_loader import copying, errors
 from ais_loader.appending import append, append_members
 from ais_loader.content import Content
 from ais_loader.entry import ObjectInfo
+from ais_loader.lazily import Lazily
 from ais_loader.multipart import MultipartUpload, UploadInfo, begin_upload, resume_upload, sweep_uploads, uploads
 from ais_loader.transport.base import Transport
 
@@ -57,17 +58,17 @@ class BucketComposing(ABC):
         left as it is: doing the same again after an interruption copies the rest. With on_error="yield" the error of
         one object is yielded and the others are copied. Raises InvalidRequest for overlapping prefixes of one bucket.
         """
-        return copying.copy_prefix(
+        return Lazily(copying.copy_prefix(
             self._transport, self.name, prefix, to_bucket or self.name, to, remove=False, on_error=on_error
-        )
+        ), "copy_prefix()")  # fmt: skip
 
     def rename_prefix(
         self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["raise", "yield"] = "raise"
     ) -> Iterator[ObjectInfo | errors.LoaderError]:
         """Rename all objects whose names begin with `prefix`, one by one, as `copy_prefix` and `rename` do."""
-        return copying.copy_prefix(
+        return Lazily(copying.copy_prefix(
             self._transport, self.name, prefix, to_bucket or self.name, to, remove=True, on_error=on_error
-        )
+        ), "rename_prefix()")  # fmt: skip
 
     def append(self, name: str, data: Content, *, timeout_s: float = 60.0) -> ObjectInfo:
         """Append bytes to an object, in one step; an object that is not there is made. Its metadata stay.

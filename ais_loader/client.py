@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 import os
+import reprlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, overload
@@ -57,20 +59,26 @@ def connect(
 
     Raises:
         InvalidRequest: no URL, or one that says nothing; a tenant's name that is too long or no text; a hedge_budget
-            that is no share; limits of archives that are none.
+            that is no share; a retry_s that is no time; limits of archives that are none.
         StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: from an embedded store, at once. A gRPC connection is
             made at the first call.
     """
     text = os.fspath(url) if url is not None else os.environ.get(URL_VARIABLE, "")
+    if not isinstance(text, str):
+        raise TypeError(f"a store's URL is a str or a path, got {type(text).__name__}")
+    if "\0" in text:
+        raise errors.InvalidRequest(f"{text!r}: no path and no address has a NUL character")
+    if not isinstance(retry_s, numbers.Real) or not 0 <= retry_s < float("inf"):
+        raise errors.InvalidRequest(f"retry_s={retry_s!r}: need a number of seconds, 0 or more")
     if not text:
         raise errors.InvalidRequest(f"no store named: pass a URL or a path, or set {URL_VARIABLE}")
     if text.startswith("grpc://"):
         with GATE.call():  # a child would wait for ever for a module that another thread was importing
             from ais_loader.transport.cluster import ClusterTransport
 
-        if len(tenant) > MAX_TENANT or not _is_text(tenant):
-            raise errors.InvalidRequest(f"tenant={tenant[:MAX_TENANT]!r}: need at most {MAX_TENANT} characters of text")
-        if not 0 <= hedge_budget <= 1:
+        if not isinstance(tenant, str) or len(tenant) > MAX_TENANT or not _is_text(tenant):
+            raise errors.InvalidRequest(f"tenant={reprlib.repr(tenant)}: need at most {MAX_TENANT} characters of text")
+        if not isinstance(hedge_budget, numbers.Real) or not 0 <= hedge_budget <= 1:
             raise errors.InvalidRequest(f"hedge_budget={hedge_budget!r}: need a share, 0 to 1")
         return Client(ClusterTransport(
             text, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, hedge_budget=hedge_budget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +23,10 @@ class Source:
             raise TypeError("data is a str: pass bytes, or pathlib.Path(...) to store a file's contents")
         self._data = data
         self._position: int | None = None
+        if isinstance(data, io.TextIOBase):
+            raise TypeError("the file was opened in text mode: open it with 'rb'")
         if isinstance(data, (bytes, bytearray, memoryview)):
-            self.size_bytes: int | None = memoryview(data).nbytes
+            self.size_bytes: int | None = _plain(memoryview(data)).nbytes
         elif isinstance(data, os.PathLike):
             path = Path(data)
             if not path.is_file():
@@ -35,10 +38,12 @@ class Source:
                 self._position = data.tell()
         else:
             try:
-                self._data = memoryview(data)  # type: ignore[arg-type]  # numpy arrays, mmap: anything that exports its bytes
+                # numpy arrays, mmap: anything that exports its bytes
+                self._data = _plain(memoryview(data))  # type: ignore[arg-type]
                 self.size_bytes = self._data.nbytes
-            except TypeError:
-                raise TypeError(f"data is a {type(data).__name__}: need bytes, a path, or a binary file") from None
+            except (TypeError, ValueError):  # numpy's ValueError: times and dates, which it does not export
+                need = "bytes, a path, or a binary file" + ("; try .numpy()" if hasattr(data, "numpy") else "")
+                raise TypeError(f"data is a {type(data).__name__}: need {need}") from None
 
     @property
     def replayable(self) -> bool:
@@ -49,7 +54,7 @@ class Source:
         data = self._data
         if isinstance(data, (bytes, bytearray, memoryview)):
             view = memoryview(data)
-            if not view.c_contiguous:
+            if not view.c_contiguous or not view.nbytes:  # what is empty cannot be cast if it has several dimensions
                 view = memoryview(view.tobytes())
             view = view.cast("B")
             for at in range(0, len(view), CHUNK_BYTES):
@@ -61,6 +66,13 @@ class Source:
             if self._position is not None:
                 data.seek(self._position)
             yield from _read(data)
+
+
+def _plain(view: memoryview) -> memoryview:
+    """Raises TypeError for references to objects of this process, as an array of objects has."""
+    if "O" in view.format:
+        raise TypeError("references to objects are no bytes to be kept")
+    return view
 
 
 def _read(file: IO[bytes]) -> Iterator[bytes]:

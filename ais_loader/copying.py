@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal, TypeAlias
 
@@ -84,7 +84,7 @@ def _is_gone(transport: Transport, before: ObjectInfo) -> bool:
 def copy_prefix(
     transport: Transport, bucket: str, prefix: str, to_bucket: str, to: str, *, remove: bool,
     on_error: Literal["raise", "yield"], seen: Callable[[ObjectInfo], None] = lambda source: None,
-) -> Iterator[Copied]:  # fmt: skip
+) -> Generator[Copied, None, None]:  # fmt: skip
     """Objects whose names begin with `prefix`, in order, copied to names in which `to` takes its place.
 
     Yields what was copied, or with `remove` renamed. `seen` hears of each object of the source that is done with, also

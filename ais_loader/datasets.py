@@ -47,6 +47,9 @@ class ProcessClient:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
 
+    def __repr__(self) -> str:
+        return repr(self._given.url if isinstance(self._given, Client) else self._given)
+
     def get(self) -> Client:
         if isinstance(self._given, Client):
             return self._given
@@ -118,6 +121,9 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         self._decode = decode
         self._on_batch = on_batch
         self._options = _checked_options(options, on_error, timeout_s)
+
+    def __repr__(self) -> str:
+        return f"<MapDataset of {len(self._entries):,} entries, {self._client!r}>"
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -214,6 +220,9 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._shared_start.share_memory_()  # no change when it arrived as shared memory, as it does in a worker
+
+    def __repr__(self) -> str:
+        return f"<BatchIterableDataset of {self.plan!r}, {self._client!r}>"
 
     def own_position(self) -> None:
         """For BatchLoader: a rank that was given this dataset by its launcher shares no position with the others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Literal
 
 from ais_loader import errors
@@ -17,8 +17,10 @@ _LISTED_AT_ONCE = 1000
 
 def delete_many(
     transport: Transport, bucket: str, names: Iterable[str], on_error: Literal["raise", "yield"]
-) -> Iterator[str | errors.LoaderError]:
+) -> Generator[str | errors.LoaderError, None, None]:
     """See `Bucket.delete_many`."""
+    if isinstance(names, str):
+        raise TypeError("names is one string; pass a list of names")
     rest = iter(names)
     while group := list(itertools.islice(rest, NAMES_AT_ONCE)):
         for name in group:

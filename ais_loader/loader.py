@@ -39,6 +39,9 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
         dataset.own_position()
         super().__init__(dataset, **{"collate_fn": _as_it_is} | options | {"batch_size": None})
 
+    def __repr__(self) -> str:
+        return f"<BatchLoader of {self.dataset!r}, num_workers={self.num_workers}>"
+
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch. Raises TypeError if the epoch has no end."""
         return len(self.dataset)

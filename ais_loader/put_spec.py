@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -42,7 +43,11 @@ def put_spec(
 
 def put_specs(bucket: str, objects: Iterable[ToPut], *, if_absent: bool) -> Iterator[tuple[PutSpec, Source]]:
     """Raises as `put_spec`."""
+    if isinstance(objects, Mapping):
+        raise TypeError(f"objects is a {type(objects).__name__}: pass its items()")
     for one in objects:
+        if not isinstance(one, (tuple, list)) or not 2 <= len(one) <= 3:
+            raise TypeError(f"need (name, data) or (name, data, metadata) of each object, got {reprlib.repr(one)}")
         name, data, *metadata = one
         source = Source(data)
         yield put_spec(bucket, name, source, metadata=metadata[0] if metadata else None, if_absent=if_absent), source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -13,6 +14,13 @@ from protos import ais_batch_pb2 as pb
 
 MAX_ENTRIES_PER_REQUEST = 10_000
 OnError: TypeAlias = Literal["raise", "placeholder"]
+
+
+def checked_timeout_s(timeout_s: float) -> float:
+    """Raises InvalidRequest for what is no number of seconds that one can wait."""
+    if not isinstance(timeout_s, numbers.Real) or not 0 < timeout_s < float("inf"):
+        raise InvalidRequest(f"timeout_s={timeout_s!r}: need a number of seconds above 0")
+    return float(timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +55,16 @@ class BatchOptions:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InvalidRequest(f"{name}={getattr(self, name)!r}: one of {', '.join(map(repr, allowed))}")
-        if not 0 < self.timeout_s < float("inf"):
-            raise InvalidRequest(f"timeout_s={self.timeout_s!r}: need a number of seconds above 0")
+        # A plain float: numpy's own kinds are none to gRPC.
+        object.__setattr__(self, "timeout_s", checked_timeout_s(self.timeout_s))
 
 
 def requests_for_entries(
     entries: Sequence[EntryLike], options: BatchOptions
 ) -> tuple[list[Entry], list[pb.BatchRequest]]:
     """The entries, URLs parsed, and the requests that ask for them. Raises InvalidRequest, TypeError."""
+    if isinstance(entries, (str, Entry)):
+        raise TypeError(f"entries is one {type(entries).__name__}; pass a list of entries")
     parsed = [entry if type(entry) is Entry else to_entry(entry) for entry in entries]
     requests = []
     for first in range(0, len(parsed), MAX_ENTRIES_PER_REQUEST):

@@ -1,4 +1,4 @@
-"""`ais://bucket/name` and `ais://bucket/shard.tar/member`: parsing, and nothing else.
+"""`ais://bucket/name` and `ais://bucket/shard.tar/member`, and addresses of nodes: parsing, and nothing else.
 
 The rest of the URL is taken literally: `#`, `?` and `%` are ordinary characters of object names.
 """
@@ -42,3 +42,9 @@ def to_entry(entry: EntryLike) -> Entry:
     bucket, rest = split_url(entry)
     name, member = split_member(rest)
     return Entry(bucket, name, member)
+
+
+def is_host_port(text: str) -> bool:
+    """Whether it is HOST:PORT, with a port that there can be."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and "/" not in text and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16

@@ -24,6 +24,7 @@ from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, NoL
 from ais_loader.transport.embedded_puts import object_info, put_groups, staged
 from ais_loader.transport.embedded_stream import READ_PARTS, EmbeddedStream
 from ais_loader.transport.store_errors import translated
+from ais_loader.transport.text import require_bucket, require_object, require_text
 from protos import ais_batch_pb2 as pb
 from protos import ais_compose_pb2 as compose_pb
 
@@ -89,6 +90,7 @@ class EmbeddedTransport(NoLongBatches):
     def create_bucket(
         self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
     ) -> BucketInfo:
+        require_text(name, errors.InvalidName, "bucket name")
         with translated():
             made = self._store_here().create_bucket(
                 name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
@@ -96,11 +98,13 @@ class EmbeddedTransport(NoLongBatches):
             return _bucket_info(name, made)
 
     def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
+        require_bucket(name)
         with translated():
             store = self._store_here()
             return _bucket_info(name, store.set_bucket(name, change.copies, change.min_copies, change.reframe))
 
     def bucket(self, name: str) -> BucketInfo:
+        require_bucket(name)
         with translated():
             return _bucket_info(name, self._store_here().bucket(name))
 
@@ -109,10 +113,13 @@ class EmbeddedTransport(NoLongBatches):
             return [_bucket_info(name, record) for name, record in sorted(self._store_here().buckets().items())]
 
     def delete_bucket(self, name: str, *, force: bool) -> int:
+        require_bucket(name)
         with translated():
             return self._store_here().delete_bucket(name, force=force)
 
     def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
+        require_bucket(bucket)
+        require_text(name, errors.InvalidName, "snapshot name")
         with translated():
             store = self._store_here()
             if action == "delete":
@@ -151,6 +158,7 @@ class EmbeddedTransport(NoLongBatches):
     ) -> Iterator[Buffer]:  # fmt: skip
         from storage_node.store.reads import open_member, open_object
 
+        require_object(bucket, name)
         with translated():
             store = self._store_here()
             if member:
@@ -160,12 +168,14 @@ class EmbeddedTransport(NoLongBatches):
             return _translated_chunks(open_object(store, bucket, name, start=start, length=length, verify=verify))
 
     def head(self, bucket: str, name: str) -> ObjectInfo:
+        require_object(bucket, name)
         with translated():
             return object_info(bucket, name, self._store_here().head(bucket, name))
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         from storage_node.store.conditions import parse_condition
 
+        require_object(bucket, name)
         with translated():
             self._store_here().delete(bucket, name, condition=parse_condition(False, if_version or ""))
 
@@ -185,6 +195,8 @@ class EmbeddedTransport(NoLongBatches):
         return BucketSummary(bucket, prefix, tally.objects, tally.size_bytes, by_prefix)
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
+        require_bucket(bucket)
+        require_text(prefix, errors.InvalidRequest, "prefix")
         # In pages, as over a network: an iterator that is left lying holds no snapshot of the catalog.
         after = ""
         while True:
@@ -199,6 +211,8 @@ class EmbeddedTransport(NoLongBatches):
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         from storage_node.store.member_listing import list_members
 
+        require_object(bucket, name)
+        require_text(prefix, errors.InvalidRequest, "prefix")
         first, version = 0, ""
         while True:
             with translated():

@@ -43,6 +43,7 @@ from ais_loader.transport.session import Session
 from ais_loader.transport.snapshot_calls import call_snapshots
 from ais_loader.transport.stream import GrpcStream, StreamPolicy
 from ais_loader.transport.text import require_bucket, require_object, require_text
+from ais_loader.urls import is_host_port
 from protos import ais_batch_pb2 as batch_pb
 from protos import ais_cluster_pb2 as cluster_pb
 from protos import ais_compose_pb2 as compose_pb
@@ -69,8 +70,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         self._tenant = tenant
         self._endpoints = [part.removeprefix("grpc://") for part in url.split(",")]
         for endpoint in self._endpoints:
-            host, colon, port = endpoint.rpartition(":")
-            if not host or not colon or not port.isdigit() or "/" in endpoint:
+            if not is_host_port(endpoint):
                 raise errors.InvalidRequest(f"{url!r}: {endpoint!r} is not host:port, as in grpc://10.0.0.5:7480")
         self._retry_s = retry_s
         self._verify_payload = verify_payload

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import ais_loader
-from ais_loader import Client
+from ais_loader import Client, errors
 
 _clients: WeakValueDictionary[str, Client] = WeakValueDictionary()
 _lock = threading.Lock()
@@ -28,8 +28,18 @@ def shared_client(url: str | None, connect_options: Mapping[str, Any]) -> Client
     with _lock:
         client = _clients.get(key)
         if client is None or client.closed:
-            client = _clients[key] = ais_loader.connect(url, **connect_options)
+            client = _clients[key] = _connect(url, connect_options)
         return client
+
+
+def _connect(url: str | None, options: Mapping[str, Any]) -> Client:
+    try:
+        return ais_loader.connect(url, **options)
+    except errors.StoreLocked:
+        if "mode" in options:
+            raise
+        # Most who name a file mean to read it, and that takes no lock. Who writes is told then.
+        return ais_loader.connect(url, **options, mode="r")
 
 
 def _after_fork_in_child() -> None:

@@ -28,7 +28,8 @@ from integrations.fsspec.writing import ObjectWriter
 class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no annotations
     """Args:
     store: its URL, as `ais_loader.connect` takes it; None: AIS_LOADER_URL.
-    connect_options: further arguments of `connect`: mode, retry_s, tenant, …
+    connect_options: further arguments of `connect`: mode, retry_s, tenant, … Without a mode, an embedded store that
+        somebody else writes to, this process perhaps, is opened for reading alone.
 
     Errors are those of files where there is one: FileNotFoundError, FileExistsError, IsADirectoryError; else
     `ais_loader.errors`.

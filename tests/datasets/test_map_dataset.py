@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from ais_loader import Client, Entry, Item, MapDataset, Status
+from ais_loader import BatchIterableDataset, BatchLoader, Client, Entry, Item, MapDataset, ShufflePlan, Status
 from ais_loader.errors import BucketNotFound, InvalidRequest, ObjectNotFound, StoreNotFound
 
 MISSING = f"ais://{BUCKET}/en/missing.wav"
@@ -34,6 +34,13 @@ class TestIndices:
         dataset = MapDataset(store, URLS)
         assert len(dataset) == len(URLS)
         assert [dataset[at] for at in (0, 5, len(URLS) - 1)] == contents([URLS[0], URLS[5], URLS[-1]])
+
+    def test_it_says_what_it_is(self, local_store: Client) -> None:
+        shown = repr(MapDataset(local_store, URLS))
+        assert shown == f"<MapDataset of {len(URLS)} entries, {local_store.url!r}>"
+        loader = BatchLoader(BatchIterableDataset("/data/store", ShufflePlan(URLS, batch_size=2, seed=0)))
+        assert repr(loader).startswith("<BatchLoader of <BatchIterableDataset of ShufflePlan(")
+        assert repr(loader).endswith(", '/data/store'>, num_workers=0>")
 
     def test_negative_numpy_and_torch_integers_count_like_pythons(self, local_store: Client) -> None:
         dataset = MapDataset(local_store, URLS)

@@ -1,0 +1,154 @@
+"""What callers get wrong is told by an error that they expect, on all transports alike, and nothing is done."""
+
+from __future__ import annotations
+
+import array
+import datetime
+import gc
+import io
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ais_loader import Bucket, Client, Entry, connect, errors
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytearray(b"abcdef"), memoryview(b"xaxbxcxdxexf")[1::2], memoryview(b"fedcba")[::-1],
+        memoryview(b"abcdef").cast("B", (2, 3)), np.frombuffer(b"abcdef", np.uint8).reshape(3, 2),
+        np.frombuffer(b"a.b.c.d.e.f.", np.uint8)[::2], array.array("h", [25185, 25699, 26213]),
+    ],
+)  # fmt: skip
+def test_all_that_exports_bytes_is_stored_as_these_bytes(bucket: Bucket, data: Any) -> None:
+    assert bucket.put("one", data).size_bytes == 6
+    assert [info.size_bytes for info in bucket.put_many([("many", data)])] == [6]
+    assert bucket.get("one") == bucket.get("many") == b"abcdef"
+
+
+def test_an_array_without_elements_is_an_empty_object(bucket: Bucket) -> None:
+    for data in (np.zeros((0, 3), np.float32), np.zeros((2, 0), np.uint8), memoryview(b"")):
+        assert bucket.put("empty", data).size_bytes == 0  # type: ignore[arg-type]  # any buffer is meant
+        assert bucket.get("empty") == b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.array([{}, []], dtype=object), np.array([datetime.date(2026, 1, 1)], dtype="M8[D]"), io.StringIO(""), "text",
+        5, None, [b"a"],
+    ],
+)  # fmt: skip
+def test_what_has_no_bytes_of_its_own_is_refused(bucket: Bucket, data: Any) -> None:
+    with pytest.raises(TypeError):
+        bucket.put("a", data)
+    with pytest.raises(TypeError):
+        list(bucket.put_many([("a", data)]))
+    assert list(bucket.objects()) == []
+
+
+@pytest.mark.parametrize("name", [5, None, Path("a"), ("a",)])
+def test_a_name_that_is_no_string_is_refused_by_every_call(bucket: Bucket, name: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: bucket.get(name), lambda: bucket.head(name), lambda: bucket.delete(name), lambda: bucket.open(name),
+        lambda: list(bucket.objects(name)), lambda: list(bucket.members(name)), lambda: bucket.put(name, b""),
+        lambda: bucket.get_batch([name]).tobytes(), lambda: list(bucket.delete_many([name])),
+        lambda: bucket.snapshot(name), lambda: bucket.client.bucket(name).get("a"),
+        lambda: bucket.client.create_bucket(name), lambda: bucket.client.delete_bucket(name),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises((errors.InvalidRequest, TypeError), match=r"str|string"):
+            call()
+
+
+def test_one_string_is_no_list_of_names(client: Client, bucket: Bucket) -> None:
+    list(bucket.put_many([("a", b"1"), ("b", b"2"), ("ab", b"3")]))
+    calls: list[Callable[[], object]] = [
+        lambda: list(bucket.delete_many("ab")), lambda: bucket.get_batch("ab"),
+        lambda: client.get_batch(f"ais://{bucket.name}/a"),
+        lambda: client.get_batch(Entry(bucket.name, "a")),  # type: ignore[call-overload]  # the point
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(TypeError, match="pass a list"):
+            call()
+    assert [info.name for info in bucket.objects()] == ["a", "ab", "b"]
+
+
+def test_names_come_from_any_iterable(bucket: Bucket) -> None:
+    list(bucket.put_many([("a", b"1"), ("b", b"2")]))
+    names: list[Any] = [(name for name in "ba"), np.array(["b", "a"]), {"b": 0, "a": 0}, ("b", "a")]
+    assert [bucket.get_batch(some).tobytes() for some in names] == [[b"2", b"1"]] * 4
+
+
+@pytest.mark.parametrize("objects", ["ab", [("a",)], [("a", b"", {}, 4)], ["ab"], {"a": b"1"}, [5]])
+def test_put_many_says_what_it_takes(bucket: Bucket, objects: Any) -> None:
+    with pytest.raises(TypeError, match=r"\(name, data\)|items\(\)"):
+        list(bucket.put_many(objects))
+    assert list(bucket.objects()) == []
+
+
+def test_lazy_calls_that_nobody_iterates_warn_that_nothing_was_done(bucket: Bucket) -> None:
+    bucket.put("kept", b"1")
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("put_many", lambda: bucket.put_many([("never", b"")])), ("delete_many", lambda: bucket.delete_many(["kept"])),
+        ("copy_prefix", lambda: bucket.copy_prefix("k", "c")),
+        ("rename_prefix", lambda: bucket.rename_prefix("k", "r")),
+    ]  # fmt: skip
+    for name, call in calls:
+        with pytest.warns(RuntimeWarning, match=rf"{name}\(\) was never iterated, so nothing was done"):
+            call()
+            gc.collect()
+    assert [info.name for info in bucket.objects()] == ["kept"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert next(iter(bucket.put_many([("a", b"1")]))).name == "a"
+        assert next(bucket.put_many([("b", b"1")])).name == "b"
+        bucket.put_many([("c", b"1")]).close()  # type: ignore[attr-defined]  # as of the generator that it stands for
+        gc.collect()
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "1", None])
+def test_a_time_that_nobody_can_wait_is_refused(client: Client, bucket: Bucket, timeout_s: Any) -> None:
+    bucket.put("a", b"1")
+    with pytest.raises(errors.InvalidRequest, match="timeout_s"):
+        bucket.get("a", timeout_s=timeout_s)
+    with pytest.raises(errors.InvalidRequest, match="timeout_s"):
+        bucket.get_batch(["a"], timeout_s=timeout_s)
+
+
+def test_numbers_of_numpy_are_numbers(client: Client, bucket: Bucket) -> None:
+    bucket.put("a", b"0123456789")
+    start, length, timeout_s = np.int64(2), np.int32(3), np.float32(20)
+    assert bucket.get("a", start=start, length=length, timeout_s=timeout_s) == b"234"  # type: ignore[arg-type]
+    entry = Entry(bucket.name, "a", start=start, length=length)  # type: ignore[arg-type]
+    assert client.get_batch([entry], timeout_s=timeout_s).tobytes() == [b"234"]
+
+
+@pytest.mark.parametrize("address", ["a\0b", "grpc://host:0", "grpc://host:65536", "grpc://host:٣", "grpc://:7480"])
+def test_addresses_that_there_cannot_be_are_told_at_once(address: str) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        connect(address)
+
+
+@pytest.mark.parametrize("options", [{"retry_s": -1}, {"retry_s": "1"}, {"retry_s": float("nan")}, {"tenant": 5},
+                                     {"hedge_budget": "1"}])  # fmt: skip
+def test_options_of_a_client_that_mean_nothing_are_told_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidRequest, match=next(iter(options))):
+        connect("grpc://127.0.0.1:7480", **options)
+    with pytest.raises(TypeError, match="bytes"):
+        connect(b"/data/store")  # type: ignore[arg-type]  # the point
+
+
+def test_everything_that_a_person_may_look_at_says_what_it_is(client: Client, bucket: Bucket) -> None:
+    bucket.put("a", b"1")
+    batch = bucket.get_batch(["a", "a"])
+    assert repr(batch) == "<Batch of 2 entries>"
+    batch.close()
+    assert repr(batch) == "<Batch of 2 entries, closed>"
+    lazy = bucket.put_many([])
+    assert repr(lazy) == "<put_many(), lazy: iterate it>" and list(lazy) == []
