@@ -251,7 +251,9 @@ class Examination:
         in_motion = not self._drive.writable
         for file in self._segments:
             with contextlib.suppress(OSError):  # it has gone, or cannot be read, which others tell
-                if self._drive.files.is_segment_damaged(file, in_motion=in_motion):
+                # One look may come upon a state that is just being written.
+                looks = range(_LOOKS_AT_A_MOVING_OBJECT if in_motion else 1)
+                if all(self._drive.files.is_segment_damaged(file, in_motion=in_motion) for _ in looks):
                     yield damaged_copy(self._drive.root, file)
 
     def _stray(self, path: bytes) -> Suspect | None:
