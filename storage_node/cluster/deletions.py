@@ -93,12 +93,16 @@ class Deletions:
                 if node not in entry.found:
                     former.setdefault(node, []).append(entry)
         await asyncio.gather(*(self._ask(target, node, mine) for node, mine in former.items()))
-        # An owner that could not be asked may have the object: it finds the tombstone when it comes back.
-        bury = [entry for entry in going if entry.existed or not all(node in entry.found for node in entry.owners)]
+        absent = {entry.name for entry in going if not entry.existed and target.nobody_has(entry.name, entry.found)}
+        # A node that could not be asked may have the object: it finds the tombstone when it comes back.
+        bury = [
+            entry for entry in going
+            if entry.name not in absent or not all(node in entry.found for node in entry.owners)
+        ]  # fmt: skip
         if bury:
             results.update(await self._bury(target, bury))
         for entry in going:
-            if results[entry.name] is None and not entry.existed:
+            if results[entry.name] is None and entry.name in absent:
                 results[entry.name] = ObjectNotFound(not_found_message(target.bucket.name, entry.name))
         return [results[name] for name in names]
 

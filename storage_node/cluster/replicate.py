@@ -265,7 +265,7 @@ class Replication:
     # -- deleting
 
     async def delete(self, target: Target, name: str, condition: Condition | None = None) -> None:
-        """Leave a tombstone on all owners. Raises ObjectNotFound when none of the nodes asked had the object,
+        """Leave a tombstone on all owners. Raises ObjectNotFound when it is sure that there is no such object,
         VersionConflict."""
         if object_name_fault(name):
             raise ObjectNotFound(not_found_message(target.bucket.name, name))
@@ -305,13 +305,14 @@ class Replication:
         states = [state for state in found.values() if state.HasField("version")]
         newest = max(states, key=lambda state: from_wire(state.version), default=None)
         existed = not_above is not None or (newest is not None and not newest.is_tombstone)
-        # An owner that could not be asked may have the object: it finds the tombstone when it comes back.
-        if existed or not all(node in found for node in asked.owners):
+        absent = not existed and target.nobody_has(name, found)
+        # A node that could not be asked may have the object: it finds the tombstone when it comes back.
+        if not absent or not all(node in found for node in asked.owners):
             having = [node for node, state in found.items() if node in asked.taking or state.HasField("version")]
             rest = [node for node in found if node not in having]
             seen = [from_wire(state.version) for state in states] + ([not_above] if not_above is not None else [])
             await self._bury(asked, having, rest, seen, clock, not_above)
-        if not existed:
+        if absent:
             raise ObjectNotFound(not_found_message(target.bucket.name, name))
 
     async def delete_many(self, target: Target, names: Sequence[str]) -> list[StoreError | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from protos import ais_cluster_pb2 as pb
@@ -63,6 +63,16 @@ class Target:
             return []
         owners = set(self.view.owners(self.bucket, name))
         return [node for node in self.view.concerned(self.bucket, [name])[0] if node not in owners]
+
+    def nobody_has(self, name: str, asked: Container[int]) -> bool:
+        """Whether it is sure that there is no such object, as none of the nodes that were asked has one.
+
+        One owner is enough: it has been told of all writes. While nodes join or leave the new ones may lack what the
+        former ones have. Of nodes that only stand in, nobody has told any what there is.
+        """
+        if self.view.former is not None:
+            return all(node in asked for node in self.view.concerned(self.bucket, [name])[0])
+        return any(node in asked for node in self.view.sure_owners(self.bucket, name))
 
     def endpoint(self, node: int) -> str:
         return self.view.nodes[node].endpoint

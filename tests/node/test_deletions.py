@@ -86,6 +86,37 @@ def test_without_one_owner_the_next_host_keeps_the_tombstone(cluster: LocalClust
     assert any(missing in held(cluster.service(number).store) for number in (0, 1, 3))
 
 
+def test_what_no_owner_was_asked_about_is_deleted_rather_than_not_found(cluster: LocalCluster) -> None:
+    name = name_with(cluster, lambda owners: set(owners) == {2, 3}, "n")
+    also = name_with(cluster, lambda owners: set(owners) == {3, 2}, "m")
+    put(cluster, [name, also])
+    for owner in (2, 3):
+        cluster.nodes[owner].stop()
+    assert delete(cluster, 0, [name]) == {}
+    with Writer(cluster.nodes[0].url) as writer:
+        writer.delete(also)
+    for gone in (name, also):  # the owners find it when they come back
+        kept = [held(cluster.service(number).store)[gone] for number in (0, 1)]
+        assert [data for _, data in kept] == [None, None]
+    assert delete(cluster, 0, [name, also]) == {}  # of those that stood in nobody knows what came after them
+
+
+def test_while_nodes_leave_what_a_silent_former_owner_may_have_is_deleted(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 3, copies=1) as cluster:
+        names = [f"n{at}" for at in range(60)]
+        put(cluster, names)
+        cluster.map.node[2].state = cluster_pb.MapNode.LEAVING
+        cluster.learn()
+        moved = [name for name in names if cluster.owners(name)[0] == 0 and cluster.holders(name)[-1] == 2]
+        assert moved
+        cluster.nodes[2].stop()
+        assert delete(cluster, 0, moved) == {}
+        with Writer(cluster.nodes[0].url) as writer:
+            writer.delete(moved[0])
+        for name in moved:
+            assert held(cluster.service(0).store)[name][1] is None
+
+
 def test_with_too_few_nodes_each_name_says_so_and_nothing_goes(tmp_path: Path) -> None:
     with cluster_of(tmp_path, 2, min_copies=2) as cluster:
         put(cluster, ["a", "b"])
