@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
+from storage_node.store import doctor
 from storage_node.store import record as records
 from storage_node.store.checksum import crc32c
+from storage_node.store.report import Report
 from storage_node.store.segment_format import (
     HEAD_BYTES,
     ROW_BYTES,
@@ -18,6 +22,10 @@ from storage_node.store.segment_format import (
     decode_states,
     row_offset,
 )
+from storage_node.store.store import Store
+from storage_node.store.writes import stage_object
+from tests.store.snapshot_kit import at, reap
+from tests.store.store_kit import BUCKET, contents, object_files, store_at
 
 
 def head_of(file: Path) -> Head:
@@ -75,3 +83,42 @@ def with_record_of_format_7(root: Path) -> None:
     fields = json.loads(json.loads(path.read_text())["record"])
     body = json.dumps({**fields, "segments": True}, sort_keys=True)
     path.write_text(json.dumps({"format": 7, "checksum": crc32c(body.encode()), "record": body}))
+
+
+# -- a segment that much has happened to
+
+OBJECTS = {f"{number:02d}": bytes([number]) * (number * 977 % 9_000 + 1) for number in range(40)}
+NAMES = list(OBJECTS)
+GONE, REPLACED = NAMES[::4], NAMES[1::4]
+LEFT = [name for name in NAMES if name not in GONE + REPLACED]
+
+
+def put_group(store: Store, objects: Mapping[str, bytes]) -> None:
+    uploads = [stage_object(store, BUCKET, name, [data], {"of": name}, grouped=True) for name, data in objects.items()]
+    assert not [result for result in store.commit_many(uploads) if isinstance(result, Exception)]
+
+
+def make(root: Path, *, reaped: bool = True) -> tuple[Path, dict[str, bytes], dict[str, bytes]]:
+    """A segment some of which is deleted, replaced or seen by a snapshot alone; what is in the bucket, and in that."""
+    with store_at(root) as store:
+        put_group(store, OBJECTS)
+        [segment] = object_files(root)
+        store.delete_many(BUCKET, GONE)
+        if reaped:
+            reap(store)
+        store.create_snapshot(BUCKET, "s")
+        seen = contents(store)
+        store.delete(BUCKET, LEFT[0])
+        put_group(store, dict.fromkeys(REPLACED, b"new"))
+        return segment, contents(store), seen
+
+
+def rebuilt(root: Path) -> Report:
+    shutil.rmtree(root / "catalog")
+    return doctor.rebuild([root])
+
+
+def assert_holds(root: Path, now: dict[str, bytes], seen: dict[str, bytes]) -> None:
+    with store_at(root) as store:
+        assert (contents(store), contents(store, at("s"))) == (now, seen)
+        assert store.head(BUCKET, LEFT[1]).metadata == {"of": LEFT[1]}

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,22 +16,23 @@ from hypothesis import strategies as st
 from storage_node.store import doctor
 from storage_node.store import format as fmt
 from storage_node.store.catalog import WriteBatch
-from storage_node.store.errors import FormatError
-from storage_node.store.report import Report
 from storage_node.store.segment_file import SegmentFile, open_segment
 from storage_node.store.segment_format import HEAD_BYTES, LIVE, encode_state, row_offset
-from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.segment_kit import (
-    as_first_format,
+    LEFT,
+    NAMES,
+    OBJECTS,
+    assert_holds,
     head_of,
     lose_begin,
     lose_end,
+    make,
     overwrite,
+    put_group,
+    rebuilt,
     states_in,
-    with_record_of_format_7,
 )
-from tests.store.snapshot_kit import at, reap
+from tests.store.snapshot_kit import reap
 from tests.store.store_kit import (
     BUCKET,
     assert_sound,
@@ -43,42 +44,6 @@ from tests.store.store_kit import (
     read,
     store_at,
 )
-
-OBJECTS = {f"{number:02d}": bytes([number]) * (number * 977 % 9_000 + 1) for number in range(40)}
-NAMES = list(OBJECTS)
-GONE, REPLACED = NAMES[::4], NAMES[1::4]
-LEFT = [name for name in NAMES if name not in GONE + REPLACED]
-
-
-def put_group(store: Store, objects: Mapping[str, bytes]) -> None:
-    uploads = [stage_object(store, BUCKET, name, [data], {"of": name}, grouped=True) for name, data in objects.items()]
-    assert not [result for result in store.commit_many(uploads) if isinstance(result, Exception)]
-
-
-def make(root: Path, *, reaped: bool = True) -> tuple[Path, dict[str, bytes], dict[str, bytes]]:
-    """A segment some of which is deleted, replaced or seen by a snapshot alone; what is in the bucket, and in that."""
-    with store_at(root) as store:
-        put_group(store, OBJECTS)
-        [segment] = object_files(root)
-        store.delete_many(BUCKET, GONE)
-        if reaped:
-            reap(store)
-        store.create_snapshot(BUCKET, "s")
-        seen = contents(store)
-        store.delete(BUCKET, LEFT[0])
-        put_group(store, dict.fromkeys(REPLACED, b"new"))
-        return segment, contents(store), seen
-
-
-def rebuilt(root: Path) -> Report:
-    shutil.rmtree(root / "catalog")
-    return doctor.rebuild([root])
-
-
-def assert_holds(root: Path, now: dict[str, bytes], seen: dict[str, bytes]) -> None:
-    with store_at(root) as store:
-        assert (contents(store), contents(store, at("s"))) == (now, seen)
-        assert store.head(BUCKET, LEFT[1]).metadata == {"of": LEFT[1]}
 
 
 def cut_the_end(file: Path) -> None:
@@ -364,44 +329,3 @@ def test_a_state_that_is_seen_half_written_is_not_reported(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "pread", tearing)
     assert kinds(doctor.check([tmp_path])) == [] and torn
-
-
-# -- of before there was a copy
-
-
-def test_segments_without_a_copy_are_read_emptied_and_rebuilt_as_before(tmp_path: Path) -> None:
-    segment, now, seen = make(tmp_path, reaped=False)
-    newer = next(file for file in object_files(tmp_path) if file != segment)
-    with_record_of_format_7(tmp_path)
-    for file in (segment, newer):
-        as_first_format(file)
-    with Store.open([tmp_path], mode="r") as reader:
-        assert contents(reader) == now and reader.record.segments == 1
-    assert kinds(doctor.check([tmp_path], checksums=True)) == []
-    rebuilt(tmp_path)
-    assert_holds(tmp_path, now, seen)
-    with store_at(tmp_path) as store:
-        assert store.record.segments == 2
-        store.delete(BUCKET, LEFT[-1])
-        put_group(store, {"a": b"1", "b": b"2"})
-        reap(store)
-        now = contents(store)
-        assert now == {**now, "a": b"1", "b": b"2"} and LEFT[-1] not in now
-    doctor.repair([tmp_path])
-    assert_sound(tmp_path)
-    rebuilt(tmp_path)
-    assert_holds(tmp_path, now, seen)
-    with store_at(tmp_path) as store:
-        store.delete_snapshot(BUCKET, "s")
-        store.delete_many(BUCKET, list(now))
-        reap(store)
-    assert object_files(tmp_path) == []
-
-
-def test_what_does_not_know_of_the_copy_does_not_open_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make(tmp_path)
-    monkeypatch.setattr("storage_node.store.record._READ_VERSIONS", (2, 3, 4, 5, 6, 7))
-    with pytest.raises(FormatError, match="format 8"):
-        Store.open([tmp_path])
