@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+ChannelOptions = tuple[tuple[str, int], ...]
+CHANNEL_OPTIONS: ChannelOptions = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # gRPC's own default leaves a caller waiting for up to 17 s after a node is back.
@@ -17,3 +18,17 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # A connection of its own for each channel: writes do not wait behind batches, nor one client behind another.
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+def for_patience(options: ChannelOptions, retry_s: float) -> ChannelOptions:
+    """The options of whoever waits for a node no longer than `retry_s`.
+
+    Between two tries to connect gRPC answers from memory: pauses as long as the patience would have a caller told of a
+    refusal that is older than the node.
+    """
+    pause_ms = max(100, round(retry_s / 4 * 1000))
+    if pause_ms >= dict(options)["grpc.max_reconnect_backoff_ms"]:
+        return options
+    # The second is how long one try to connect may take, which the pauses stretch otherwise; a refusal ends it at once.
+    changed = {"grpc.max_reconnect_backoff_ms": pause_ms, "grpc.min_reconnect_backoff_ms": 1000}
+    return tuple({**dict(options), **changed}.items())

@@ -23,7 +23,7 @@ from protos import ais_contents_pb2_grpc as contents_rpc
 from protos import ais_objects_pb2_grpc as rpc
 from protos import ais_promote_pb2_grpc as promote_rpc
 from protos import ais_snapshots_pb2_grpc as snapshots_rpc
-from protos.channel_options import CHANNEL_OPTIONS
+from protos.channel_options import CHANNEL_OPTIONS, for_patience
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
 _ERROR_KIND_KEY = "ais-error-kind"
@@ -45,17 +45,19 @@ class Connection:
     """The channel, stubs and sessions of one process to one endpoint. To be made inside the gate for forks.
 
     Args:
+        retry_s: how long its callers wait for a node that does not answer.
         owner: who will close it. Where that is collected first, it is closed when the next one is made, or at a fork.
     """
 
-    def __init__(self, endpoint: str, verify_payload: bool, owner: object) -> None:
+    def __init__(self, endpoint: str, verify_payload: bool, retry_s: float, owner: object) -> None:
         let_go_of_orphans()
         self.endpoint = endpoint
+        self._retry_s = retry_s
         self._owner = weakref.ref(owner)
         self.abandoned = self.closed = self.cut = False
         self.lock = threading.Lock()
         grpc_begins()
-        self.channel = grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+        self.channel = grpc.insecure_channel(endpoint, options=for_patience(CHANNEL_OPTIONS, retry_s))
         self.buckets = rpc.BucketsStub(self.channel)
         self.objects = rpc.ObjectsStub(self.channel)
         self.compose = compose_rpc.ComposeStub(self.channel)
@@ -95,7 +97,8 @@ class Connection:
                     raise self.given_up()
                 keep_freed_memory()
                 grpc_begins()
-                self._own_channel = grpc.insecure_channel(self.endpoint, options=OWN_CHANNEL_OPTIONS)
+                options = for_patience(OWN_CHANNEL_OPTIONS, self._retry_s)
+                self._own_channel = grpc.insecure_channel(self.endpoint, options=options)
                 self._own_pool = StreamPool(partial(open_stream, self._own_channel, _SESSION))
             return self._own_pool
 

@@ -61,11 +61,16 @@ take_part(_TRANSPORTS)
 
 
 class GrpcTransport(BucketCalls, ContentsCalls):
-    """A `Transport` to one storage node, by one endpoint or by the first of several that answers."""
+    """A `Transport` to one storage node, by one endpoint or by the first of several that answers.
+
+    Args:
+        patience_s: how long callers wait for a node that does not answer, where they do not leave it to `retry_s`.
+    """
 
     def __init__(
-        self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False, tenant: str = ""
-    ) -> None:
+        self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False, tenant: str = "",
+        patience_s: float | None = None,
+    ) -> None:  # fmt: skip
         self.url = url
         self._tenant = tenant
         self._endpoints = [part.removeprefix("grpc://") for part in url.split(",")]
@@ -73,6 +78,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
             if not is_host_port(endpoint):
                 raise errors.InvalidRequest(f"{url!r}: {endpoint!r} is not host:port, as in grpc://10.0.0.5:7480")
         self._retry_s = retry_s
+        self._patience_s = retry_s if patience_s is None else patience_s
         self._verify_payload = verify_payload
         self._lock = threading.Lock()
         self._connection: Connection | None = None  # guarded by _lock
@@ -81,7 +87,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         _TRANSPORTS.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _connect_again, (self.url, self._retry_s, self._verify_payload, self._tenant)
+        return _connect_again, (self.url, self._retry_s, self._verify_payload, self._tenant, self._patience_s)
 
     def _here(self) -> Connection:
         """This process's connection; a new one is not made while the process is being forked."""
@@ -96,7 +102,9 @@ class GrpcTransport(BucketCalls, ContentsCalls):
             if self._closed:
                 raise errors.Closed(f"the connection to {self.url} has been closed")
             if self._connection is None:
-                self._connection = Connection(self._endpoints[self._endpoint], self._verify_payload, self)
+                self._connection = Connection(
+                    self._endpoints[self._endpoint], self._verify_payload, self._patience_s, self
+                )
             return self._connection
 
     def session(self) -> Session:
@@ -378,5 +386,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
                 connection.close()
 
 
-def _connect_again(url: str, retry_s: float, verify_payload: bool, tenant: str = "") -> GrpcTransport:
-    return GrpcTransport(url, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant)
+def _connect_again(
+    url: str, retry_s: float, verify_payload: bool, tenant: str = "", patience_s: float | None = None
+) -> GrpcTransport:
+    return GrpcTransport(url, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, patience_s=patience_s)

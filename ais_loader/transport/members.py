@@ -81,8 +81,9 @@ class Members:
                 raise errors.Closed("the connection to the cluster has been closed")
             if key not in self._transports:
                 self._transports[key] = GrpcTransport(
-                    f"grpc://{key[1]}", retry_s=0.0, verify_payload=self.verify_payload, tenant=self.tenant
-                )
+                    f"grpc://{key[1]}", retry_s=0.0, verify_payload=self.verify_payload, tenant=self.tenant,
+                    patience_s=self.retry_s,
+                )  # fmt: skip
             return self._transports[key]
 
     # -- whom to ask
