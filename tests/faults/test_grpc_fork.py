@@ -320,7 +320,8 @@ def test_where_something_else_uses_grpc_a_fork_warns_once_and_does_not_wait_for_
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
                 for _ in range(2):
-                    print(in_child(lambda: True), bucket.get("001") == content("001"))
+                    in_child(lambda: True)  # what gRPC's own handlers begin in there may crash it
+                    print(bucket.get("001") == content("001"))
         print([(warning.category.__name__, warning.filename) for warning in seen
                if warning.category is not DeprecationWarning])
         assert LEFT
@@ -329,7 +330,7 @@ def test_where_something_else_uses_grpc_a_fork_warns_once_and_does_not_wait_for_
     """
     # gRPC itself remarks that it leaves a fork alone which finds its threads at work.
     program = program.replace("import grpc\n", "import grpc; os.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n")
-    assert run(filled, program).splitlines() == ["0 True", "0 True", "[('RuntimeWarning', '<string>')]", "0"]
+    assert run(filled, program).splitlines() == ["True", "True", "[('RuntimeWarning', '<string>')]", "0"]
 
 
 @ON_A_NODE
