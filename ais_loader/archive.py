@@ -27,6 +27,7 @@ MISSING = "__404__"
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK_BYTES = 1 << 20
 _ZIP_COMMENT_BYTES = 65_535
+_SHORT_EXTENSIONS: dict[str, ArchiveFormat] = {".tgz": "tar.gz", ".tlz4": "tar.lz4", ".tzst": "tar.zst"}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest there is
 
 
@@ -44,8 +45,9 @@ def check_options(archive: str, names: str) -> None:
 
 def format_of(path: str) -> ArchiveFormat | None:
     """The format that a file's name promises."""
-    if path.endswith(".tgz"):
-        return "tar.gz"
+    for short, known in _SHORT_EXTENSIONS.items():
+        if path.endswith(short):
+            return known
     return next((known for known in FORMATS if path.endswith(f".{known}")), None)
 
 

@@ -9,7 +9,8 @@ from ais_loader.entry import Entry, EntryLike
 from ais_loader.errors import InvalidRequest
 
 SCHEME = "ais://"
-ARCHIVE_EXTENSIONS = (".tar", ".tar.gz", ".tgz", ".tar.lz4", ".tar.zst", ".zip")
+ARCHIVE_EXTENSIONS = (".tar", ".tar.gz", ".tgz", ".tar.lz4", ".tlz4", ".tar.zst", ".tzst", ".zip")
+"""Of objects whose members a node indexes, in any case of letters."""
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -27,7 +28,7 @@ def split_member(name: str) -> tuple[str, str | None]:
     at = name.find("/")
     while at != -1:
         component = name[name.rfind("/", 0, at) + 1 : at]
-        if component.endswith(ARCHIVE_EXTENSIONS) and at + 1 < len(name):
+        if component.lower().endswith(ARCHIVE_EXTENSIONS) and at + 1 < len(name):
             return name[:at], name[at + 1 :]
         at = name.find("/", at + 1)
     return name, None

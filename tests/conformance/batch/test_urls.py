@@ -6,6 +6,8 @@ import pytest
 from conformance_kit import contents
 
 from ais_loader import Bucket, Client, Entry, Status, errors
+from ais_loader.urls import ARCHIVE_EXTENSIONS
+from storage_node.store.archives.kinds import SUFFIXES
 
 LITERAL = ["a", "a/b.wav", "a#b", "a?b=c", "a%20b", "%2F", "a b", "é/音", "a&b=c;d", "x.tarball/y", "a:b", "a\\b", "~"]
 
@@ -32,7 +34,9 @@ def test_a_url_names_the_object_literally(client: Client, bucket: Bucket, name: 
         ("s.tar", "s.tar", None),
         ("s.tar/", "s.tar/", None),
         ("s.tarx/m", "s.tarx/m", None),
-        ("s.TAR/m", "s.TAR/m", None),
+        ("s.TAR/m", "s.TAR", "m"),
+        ("s.tlz4/m", "s.tlz4", "m"),
+        ("s.tzst/m", "s.tzst", "m"),
         ("s.tar/m#1?2%3", "s.tar", "m#1?2%3"),
     ],
 )
@@ -40,6 +44,10 @@ def test_a_url_is_split_after_the_first_archive(client: Client, path: str, name:
     [item] = client.get_batch([f"ais://no-such-bucket/{path}"], on_error="placeholder")
     assert item.entry == Entry("no-such-bucket", name, member)
     assert item.status == Status.NOT_FOUND
+
+
+def test_urls_know_the_archives_that_nodes_index() -> None:
+    assert set(ARCHIVE_EXTENSIONS) == set(SUFFIXES)
 
 
 def test_an_entry_is_never_split(client: Client, bucket: Bucket) -> None:
