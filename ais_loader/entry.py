@@ -128,8 +128,15 @@ class Item:
     def tobytes(self) -> bytes:
         return bytes(self.data)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _item_again, (self.index, self.entry, self.status, self.tobytes(), self.error)
+
     def __repr__(self) -> str:
         return f"Item(index={self.index}, entry={self.entry!r}, status={self.status.name}, {len(self.data):,} bytes)"
+
+
+def _item_again(index: int, entry: Entry, status: Status, data: bytes, error: errors.LoaderError | None) -> Item:
+    return Item(index, entry, status, memoryview(data), error)
 
 
 def entry_error(status: int, message: str, kind: str) -> errors.LoaderError:

@@ -44,6 +44,15 @@ def test_a_bucket_pickles_with_its_client(bucket: Bucket) -> None:
     other.client.close()
 
 
+def test_items_pickle_with_their_bytes_and_errors(client: Client, bucket: Bucket) -> None:
+    bucket.put("a", b"1" * 70_000)
+    for item in bucket.get_batch(["a", "none"], on_error="placeholder"):
+        other = pickle.loads(pickle.dumps(item))
+        assert (other.index, other.entry, other.status, other.data) == (item.index, item.entry, item.status, item.data)
+        assert (type(other.error), str(other.error)) == (type(item.error), str(item.error))
+        assert other.data.readonly
+
+
 def test_threads_share_a_client(client: Client, bucket: Bucket) -> None:
     objects = samples(400, size_bytes=5000)
     fill(bucket, objects)
