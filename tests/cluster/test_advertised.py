@@ -50,6 +50,7 @@ def nodes() -> Iterator[list[Behind]]:
         yield [Behind(folder / f"node-{number}", held) for number in range(3)]
 
 
+@pytest.mark.slow
 def test_a_node_behind_a_proxy_is_taken_back_under_the_address_that_it_advertises(nodes: list[Behind]) -> None:
     endpoints = [one.outer for one in nodes]
     change_map(endpoints, create_cluster([one.member for one in nodes]))

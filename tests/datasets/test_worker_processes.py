@@ -58,7 +58,7 @@ class TestErrors:
         with pytest.raises(BufferError, match="8 samples do not fit"):
             next(iter(plan_loader(local_store, URLS, None, collate_badly)))
 
-    @pytest.mark.parametrize("make_loader", [map_loader, plan_loader])
+    @pytest.mark.parametrize("make_loader", [pytest.param(map_loader, marks=pytest.mark.slow), plan_loader])
     def test_a_killed_worker_ends_the_loop_with_an_error_and_a_new_loader_works(
         self, local_store: Client, make_loader: Callable[..., DataLoader[Any]], tmp_path: Path
     ) -> None:
@@ -102,6 +102,7 @@ class TestSpawn:
         assert [sample.data for sample in seen] == contents(URLS)
         assert os.getpid() not in {sample.pid for sample in seen}
 
+    @pytest.mark.slow
     def test_spawned_workers_that_stay_follow_the_plan_from_epoch_to_epoch_and_to_a_restored_place(
         self, local_store: Client
     ) -> None:

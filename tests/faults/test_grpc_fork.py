@@ -98,6 +98,7 @@ def run(url: str, program: str, *, prologue: str = PROLOGUE, timeout_s: float = 
     return printed.strip()
 
 
+@CLUSTER_SLOW
 def test_a_child_reads_and_writes_and_the_parent_goes_on(filled: str) -> None:
     program = """
         assert read_all() == EXPECTED
@@ -162,6 +163,7 @@ def test_a_forked_pool_shares_the_object_and_not_the_connection(filled: str) -> 
     assert run(filled, program) == "True True"
 
 
+@CLUSTER_SLOW
 def test_threads_read_on_while_the_process_forks_again_and_again(filled: str) -> None:
     program = """
         stop, rounds, wrong = threading.Event(), [0] * 3, []

@@ -169,6 +169,7 @@ def test_a_silent_node_costs_its_time_out_when_there_is_a_second_copy(pair: Loca
     pair.links[1].flow()
 
 
+@pytest.mark.slow
 def test_silence_in_the_middle_is_noticed_too(pair: LocalCluster) -> None:
     assert_whole(in_the_middle(pair, pair.links[1].stall))
     pair.links[1].flow()
