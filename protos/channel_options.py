@@ -26,9 +26,9 @@ def for_patience(options: ChannelOptions, retry_s: float) -> ChannelOptions:
     Between two tries to connect gRPC answers from memory: pauses as long as the patience would have a caller told of a
     refusal that is older than the node.
     """
-    pause_ms = max(100, round(retry_s / 4 * 1000))
+    pause_ms = retry_s * 1000 / 4
     if pause_ms >= dict(options)["grpc.max_reconnect_backoff_ms"]:
         return options
     # The second is how long one try to connect may take, which the pauses stretch otherwise; a refusal ends it at once.
-    changed = {"grpc.max_reconnect_backoff_ms": pause_ms, "grpc.min_reconnect_backoff_ms": 1000}
+    changed = {"grpc.max_reconnect_backoff_ms": max(100, round(pause_ms)), "grpc.min_reconnect_backoff_ms": 1000}
     return tuple({**dict(options), **changed}.items())
