@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 ChannelOptions = tuple[tuple[str, int], ...]
 CHANNEL_OPTIONS: ChannelOptions = (
     ("grpc.max_receive_message_length", -1),
@@ -19,16 +21,22 @@ CHANNEL_OPTIONS: ChannelOptions = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+CONNECT_TIMEOUT = {"grpc.min_reconnect_backoff_ms": 1000}
+"""How long one try to connect may take, in truth; a refusal ends it at once."""
 
-def for_patience(options: ChannelOptions, retry_s: float) -> ChannelOptions:
-    """The options of whoever waits for a node no longer than `retry_s`.
+
+def with_changes(options: ChannelOptions, changes: Mapping[str, int]) -> ChannelOptions:
+    return tuple({**dict(options), **changes}.items())
+
+
+def for_patience(options: ChannelOptions, patience_s: float) -> ChannelOptions:
+    """The options of whoever waits for a node no longer than `patience_s`.
 
     Between two tries to connect gRPC answers from memory: pauses as long as the patience would have a caller told of a
     refusal that is older than the node.
     """
-    pause_ms = retry_s * 1000 / 4
+    pause_ms = patience_s * 1000 / 4
     if pause_ms >= dict(options)["grpc.max_reconnect_backoff_ms"]:
         return options
-    # The second is how long one try to connect may take, which the pauses stretch otherwise; a refusal ends it at once.
-    changed = {"grpc.max_reconnect_backoff_ms": max(100, round(pause_ms)), "grpc.min_reconnect_backoff_ms": 1000}
-    return tuple({**dict(options), **changed}.items())
+    # A try to connect may last as long as a pause, which is too short for distant nodes here.
+    return with_changes(options, {"grpc.max_reconnect_backoff_ms": max(100, round(pause_ms)), **CONNECT_TIMEOUT})

@@ -45,19 +45,19 @@ class Connection:
     """The channel, stubs and sessions of one process to one endpoint. To be made inside the gate for forks.
 
     Args:
-        retry_s: how long its callers wait for a node that does not answer.
+        patience_s: how long its callers wait for a node that does not answer.
         owner: who will close it. Where that is collected first, it is closed when the next one is made, or at a fork.
     """
 
-    def __init__(self, endpoint: str, verify_payload: bool, retry_s: float, owner: object) -> None:
+    def __init__(self, endpoint: str, verify_payload: bool, patience_s: float, owner: object) -> None:
         let_go_of_orphans()
         self.endpoint = endpoint
-        self._retry_s = retry_s
+        self._patience_s = patience_s
         self._owner = weakref.ref(owner)
         self.abandoned = self.closed = self.cut = False
         self.lock = threading.Lock()
         grpc_begins()
-        self.channel = grpc.insecure_channel(endpoint, options=for_patience(CHANNEL_OPTIONS, retry_s))
+        self.channel = grpc.insecure_channel(endpoint, options=for_patience(CHANNEL_OPTIONS, patience_s))
         self.buckets = rpc.BucketsStub(self.channel)
         self.objects = rpc.ObjectsStub(self.channel)
         self.compose = compose_rpc.ComposeStub(self.channel)
@@ -97,7 +97,7 @@ class Connection:
                     raise self.given_up()
                 keep_freed_memory()
                 grpc_begins()
-                options = for_patience(OWN_CHANNEL_OPTIONS, self._retry_s)
+                options = for_patience(OWN_CHANNEL_OPTIONS, self._patience_s)
                 self._own_channel = grpc.insecure_channel(self.endpoint, options=options)
                 self._own_pool = StreamPool(partial(open_stream, self._own_channel, _SESSION))
             return self._own_pool

@@ -25,7 +25,7 @@ import grpc.aio
 
 from protos import ais_batch_pb2 as pb
 from protos import ais_cluster_pb2 as cluster_pb
-from protos.channel_options import CHANNEL_OPTIONS
+from protos.channel_options import CHANNEL_OPTIONS, CONNECT_TIMEOUT, with_changes
 from protos.frame import FrameError, decode_response
 from storage_node.cluster.peer_lane import PeerAnswerWrong, PeerError, PeerLane, PeerSilent, PeerUnavailable
 
@@ -33,8 +33,7 @@ _SESSION = "/ais_loader.v1.GetBatch/Session"
 _GET_MAP = "/ais_loader.v1.Cluster/GetMap"
 _PROBE_S = 0.5
 """A peer that has failed is asked for nothing, again and again after this time, until it answers or nobody cares."""
-# How long one attempt to connect may take, in truth; a refusal ends it at once.
-_OPTIONS = tuple({**dict(CHANNEL_OPTIONS), "grpc.min_reconnect_backoff_ms": 1000}.items())
+_OPTIONS = with_changes(CHANNEL_OPTIONS, CONNECT_TIMEOUT)
 
 
 class PeerPool:

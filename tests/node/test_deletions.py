@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +87,17 @@ def test_without_one_owner_the_next_host_keeps_the_tombstone(cluster: LocalClust
     assert any(missing in held(cluster.service(number).store) for number in (0, 1, 3))
 
 
+@contextlib.contextmanager
+def one_that_leaves(folder: Path) -> Iterator[tuple[LocalCluster, list[str]]]:
+    """Three nodes, the last of which is leaving and has not moved anything; the names of what they have."""
+    with cluster_of(folder, 3, copies=1) as cluster:
+        names = [f"n{at}" for at in range(60)]
+        put(cluster, names)
+        cluster.map.node[2].state = cluster_pb.MapNode.LEAVING
+        cluster.learn()
+        yield cluster, names
+
+
 def test_what_no_owner_was_asked_about_is_deleted_rather_than_not_found(cluster: LocalCluster) -> None:
     name = name_with(cluster, lambda owners: set(owners) == {2, 3}, "n")
     also = name_with(cluster, lambda owners: set(owners) == {3, 2}, "m")
@@ -102,11 +114,7 @@ def test_what_no_owner_was_asked_about_is_deleted_rather_than_not_found(cluster:
 
 
 def test_while_nodes_leave_what_a_silent_former_owner_may_have_is_deleted(tmp_path: Path) -> None:
-    with cluster_of(tmp_path, 3, copies=1) as cluster:
-        names = [f"n{at}" for at in range(60)]
-        put(cluster, names)
-        cluster.map.node[2].state = cluster_pb.MapNode.LEAVING
-        cluster.learn()
+    with one_that_leaves(tmp_path) as (cluster, names):
         moved = [name for name in names if cluster.owners(name)[0] == 0 and cluster.holders(name)[-1] == 2]
         assert moved
         cluster.nodes[2].stop()
@@ -128,11 +136,7 @@ def test_with_too_few_nodes_each_name_says_so_and_nothing_goes(tmp_path: Path) -
 
 
 def test_while_objects_move_a_deletion_finds_what_only_the_former_owner_has(tmp_path: Path) -> None:
-    with cluster_of(tmp_path, 3, copies=1) as cluster:
-        names = [f"n{at}" for at in range(60)]
-        put(cluster, names)
-        cluster.map.node[2].state = cluster_pb.MapNode.LEAVING
-        cluster.learn()
+    with one_that_leaves(tmp_path) as (cluster, names):
         moved = [name for name in names if cluster.holders(name)[-1] == 2]
         assert moved
         assert delete(cluster, 0, names) == {}

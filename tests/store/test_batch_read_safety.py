@@ -84,7 +84,7 @@ def test_no_descriptor_is_left_open_after(reader: Reader, folder: Folder, damage
 
 @pytest.mark.fresh_process  # the limit is the process's: threads that others left behind would take the spare ones
 def test_a_cold_batch_finishes_with_hardly_any_descriptor_to_spare(reader: Reader, folder: Folder) -> None:
-    paths, contents = folder.add_many(12, 4096)
+    paths, contents = folder.add_many(50, 4096)
     args = whole_files(folder, paths, contents)
     folder.chill()
     free = os.dup(folder.fd)
@@ -188,7 +188,6 @@ def test_a_list_of_paths_changed_by_another_thread_does_not_change_the_read(read
 
 
 @pytest.mark.fresh_process
-@pytest.mark.parametrize("folder", ["memory"], indirect=True)  # where the files are is the same to both
 def test_a_forked_child_reads_as_its_parent_did(reader: Reader, folder: Folder) -> None:
     paths, contents = folder.add_many(20, 1000)
     args = whole_files(folder, paths, contents)
