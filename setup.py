@@ -1,7 +1,7 @@
 """Builds the one native module; all that describes the package is in setup.cfg.
 
 The module is optional: where no compiler is found the installation succeeds and storage_node runs
-on its Python reference (storage_node/store/batch_read.py), with the same answers.
+on its Python reference (storage_node/store/read/native_reader.py), with the same answers.
 """
 
 from setuptools import Extension, setup

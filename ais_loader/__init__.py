@@ -15,8 +15,8 @@ from ais_loader.bucket import Bucket
 from ais_loader.client import Client, connect
 from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
 from ais_loader.errors import LoaderError
-from ais_loader.multipart import MultipartUpload, PartInfo, UploadInfo
 from ais_loader.object_file import ObjectFile, ObjectReader
+from ais_loader.objects.multipart import MultipartUpload, PartInfo, UploadInfo
 from ais_loader.packed import PackedBatch
 from ais_loader.promote import PromoteResult, PromoteSummary
 from ais_loader.requests import BatchOptions

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ais_loader import errors
 from ais_loader.batch import Batch
-from ais_loader.bucket_composing import BucketComposing
 from ais_loader.content import Content, Source
-from ais_loader.deleting import delete_many, delete_prefix
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.lazily import Lazily
-from ais_loader.metadata import set_metadata
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
-from ais_loader.pinned import pinned_bytes, pinned_head, pinned_members
+from ais_loader.objects.bucket_composing import BucketComposing
+from ais_loader.objects.delete import delete_many, delete_prefix
+from ais_loader.objects.metadata import set_metadata
+from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_members
+from ais_loader.objects.put_spec import ToPut, check_version, put_spec, put_specs
 from ais_loader.promote import Overwrite, PromoteResult, PromoteSummary, Shared, promote_spec, summarize
-from ais_loader.put_spec import ToPut, check_version, put_spec, put_specs
 from ais_loader.requests import BatchOptions, checked_timeout_s, requests_for_names
 from ais_loader.snapshots import SnapshotInfo
 from ais_loader.summary import BucketSummary
 from ais_loader.transport.base import BucketChange, BucketInfo, PutSpec, Transport
-from ais_loader.transport.text import require_bucket, require_text
+from ais_loader.transport.validation import require_bucket, require_text
 
 if TYPE_CHECKING:
     from ais_loader.client import Client

@@ -18,7 +18,7 @@ from ais_loader.object_file import ObjectFile
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import pinned_name
 from ais_loader.transport.base import BucketInfo, Transport
-from ais_loader.transport.forking import GATE
+from ais_loader.transport.fork_safety import GATE
 from ais_loader.urls import split_url
 
 URL_VARIABLE = "AIS_LOADER_URL"
@@ -74,7 +74,7 @@ def connect(
         raise errors.InvalidRequest(f"no store named: pass a URL or a path, or set {URL_VARIABLE}")
     if text.startswith("grpc://"):
         with GATE.call():  # a child would wait for ever for a module that another thread was importing
-            from ais_loader.transport.cluster import ClusterTransport
+            from ais_loader.transport.cluster.discovery import ClusterTransport
 
         if not isinstance(tenant, str) or len(tenant) > MAX_TENANT or not _is_text(tenant):
             raise errors.InvalidRequest(f"tenant={reprlib.repr(tenant)}: need at most {MAX_TENANT} characters of text")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from protos.frame import Frame
+from ais_loader.wire.frame import Frame
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from protos.frame import Frame
+from ais_loader.wire.frame import Frame
 
 Cause: TypeAlias = Literal["queue", "ahead", "wire", "consumer", "decode"]
 

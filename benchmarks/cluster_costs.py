@@ -158,7 +158,7 @@ def measure_read_byte_s(rounds: int) -> float:
 
 
 def measure_placement_s(rounds: int) -> float:
-    from protos.cluster_map import Place, Placement
+    from ais_loader.wire.cluster_map import Place, Placement
 
     hosts, entries = 1_000, 1_024
     keys = [xxhash.xxh3_64_intdigest(f"host-{at}".encode()) for at in range(hosts)]

@@ -1,4 +1,4 @@
-"""How evenly placement fills 1,000 hosts, and what it moves: `protos.cluster_map.Placement` itself, over drawn hashes.
+"""How evenly placement fills 1,000 hosts, and what it moves: `ais_loader.wire.cluster_map.Placement` itself, over drawn hashes.
 
 Placement sees an object only as 64 bits. `uniformity` shows on real names that those are as good as drawn at random, so
 objects can be drawn. Scoring every host for 10^8 objects would be 10^11 scores (a quarter of an hour of this machine);
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from protos.cluster_map import Place, Placement, object_hashes
+from ais_loader.wire.cluster_map import Place, Placement, object_hashes
 
 CHUNK = 1024
 """Objects placed at once: their scores for 1,000 hosts are 8 MB."""

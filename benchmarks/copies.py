@@ -25,8 +25,8 @@ import numpy as np
 import ais_loader
 from ais_loader.testing import NodeProcess
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.transport.cluster import ClusterTransport
-from ais_loader.transport.routed import RoutedTransport
+from ais_loader.transport.cluster.discovery import ClusterTransport
+from ais_loader.transport.cluster.transport import RoutedTransport
 from benchmarks.harness import machine
 
 BUCKET, BATCH, COUNT, SIZE_BYTES, NODES, COPIES = "b", 64, 600, 100 << 10, 3, 2

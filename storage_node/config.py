@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from storage_node.store.shard_limits import ShardLimits
+from storage_node.store.archives.limits import ShardLimits
 
 _WHERE = ("host", "port", "advertise", "metrics_port")
 EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")

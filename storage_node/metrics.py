@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from protos import ais_cluster_pb2
-from storage_node.batch.counts import BOUNDS_S, Histogram
+from ais_loader.wire import ais_cluster_pb2
 from storage_node.batch.session import BatchService
-from storage_node.cluster.drive_care import DriveCare
-from storage_node.cluster.membership import Membership
-from storage_node.cluster.transfers import RepairCounts
+from storage_node.cluster.drives.manager import DriveCare
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.repair.transfers import RepairCounts
+from storage_node.metric_counters import BOUNDS_S, Histogram
 from storage_node.metric_list import METRICS
 from storage_node.promote.counts import PromoteCounts
-from storage_node.store.batch_read import IMPLEMENTATION
 from storage_node.store.errors import InvalidRequest, StoreError
+from storage_node.store.read.native_reader import IMPLEMENTATION
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

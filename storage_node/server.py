@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from protos import (
+from ais_loader.wire import (
     ais_batch_pb2,
     ais_cluster_pb2_grpc,
     ais_compose_pb2_grpc,
@@ -30,23 +30,23 @@ from protos import (
 )
 from storage_node.background import keep_going
 from storage_node.batch.session import BatchService
-from storage_node.cluster.drive_care import DriveCare
-from storage_node.cluster.drive_service import DriveService
-from storage_node.cluster.following import Follower
-from storage_node.cluster.repair import Repair
-from storage_node.cluster.repair_service import RepairService
-from storage_node.cluster.replica_service import ReplicaService
-from storage_node.cluster.replicate import Replication
-from storage_node.cluster.service import ClusterService
-from storage_node.cluster.snapshots_of_node import SnapshotsOfNode
-from storage_node.cluster.start import open_membership
-from storage_node.compose_service import ComposeService
+from storage_node.cluster.drives.manager import DriveCare
+from storage_node.cluster.map.open import open_membership
+from storage_node.cluster.map.sync import Follower
+from storage_node.cluster.repair.repair import Repair
+from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.snapshots.node import SnapshotsOfNode
 from storage_node.config import ServerConfig
-from storage_node.contents_service import ContentsReplicaService, ContentsService
 from storage_node.metrics import metrics_served, require_library
-from storage_node.promote.service import PromoteService
-from storage_node.services import BucketsService, NodeService, ObjectsService, abort
-from storage_node.store.drive import Drive
+from storage_node.services.cluster import ClusterService
+from storage_node.services.compose import ComposeService
+from storage_node.services.contents import ContentsReplicaService, ContentsService
+from storage_node.services.drives import DriveService
+from storage_node.services.objects import BucketsService, NodeService, ObjectsService, abort
+from storage_node.services.promote import PromoteService
+from storage_node.services.repair import RepairService
+from storage_node.services.replica import ReplicaService
+from storage_node.store.drive.drive import Drive
 from storage_node.store.errors import StoreError
 from storage_node.store.store import Store
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import click
 
-from ais_loader import copying
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
 from ais_loader.client import Client
 from ais_loader.entry import ObjectInfo
 from ais_loader.errors import LoaderError
+from ais_loader.objects import copy as copying
 
 _ARGUMENTS = "ais://BUCKET/NAME, or BUCKET/NAME"
 

@@ -20,8 +20,8 @@ from ais_loader.errors import LoaderError
 
 # Name of a command: the module that defines it, under its own name.
 _COMMANDS = {
-    "serve": "ais_loader.cli.serve",
-    "cluster": "ais_loader.cli.cluster",
+    "serve": "storage_node.cli.serve",
+    "cluster": "storage_node.cli.cluster",
     "bucket": "ais_loader.cli.bucket",
     "put": "ais_loader.cli.put",
     "promote": "ais_loader.cli.promote",
@@ -33,7 +33,7 @@ _COMMANDS = {
     "snapshot": "ais_loader.cli.snapshot",
     "du": "ais_loader.cli.du",
     "batch": "ais_loader.cli.batch",
-    "doctor": "ais_loader.cli.doctor",
+    "doctor": "storage_node.cli.doctor",
 }
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141

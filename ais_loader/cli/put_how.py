@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import click
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.transport.text import require_metadata
+from ais_loader.transport.validation import require_metadata
 
 
 @dataclass(frozen=True, slots=True)

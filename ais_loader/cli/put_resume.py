@@ -9,7 +9,7 @@ from ais_loader.bucket import Bucket
 from ais_loader.checksum import crc32c
 from ais_loader.cli.put_plan import FileToStore
 from ais_loader.entry import ObjectInfo
-from protos.reserved import ORIGINAL_CHECKSUM, ORIGINAL_SIZE
+from ais_loader.wire.reserved import ORIGINAL_CHECKSUM, ORIGINAL_SIZE
 
 _PIECE_BYTES = 4 << 20
 

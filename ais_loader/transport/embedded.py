@@ -24,13 +24,13 @@ from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, NoL
 from ais_loader.transport.embedded_puts import object_info, put_groups, staged
 from ais_loader.transport.embedded_stream import READ_PARTS, EmbeddedStream
 from ais_loader.transport.store_errors import translated
-from ais_loader.transport.text import require_bucket, require_object, require_text
-from protos import ais_batch_pb2 as pb
-from protos import ais_compose_pb2 as compose_pb
+from ais_loader.transport.validation import require_bucket, require_object, require_text
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire import ais_compose_pb2 as compose_pb
 
 if TYPE_CHECKING:
-    from storage_node.store.record import BucketRecord
     from storage_node.store.store import Store
+    from storage_node.store.store_record import BucketRecord
 
 
 
@@ -66,7 +66,7 @@ class EmbeddedTransport(NoLongBatches):
             raise errors.Closed(f"the connection to {self.url} has been closed")
         if self._store is not None and self._pid == os.getpid():
             return self._store
-        from storage_node.store.shard_limits import ShardLimits
+        from storage_node.store.archives.limits import ShardLimits
         from storage_node.store.store import Store
 
         if self._pid != os.getpid():
@@ -156,7 +156,7 @@ class EmbeddedTransport(NoLongBatches):
         self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]:  # fmt: skip
-        from storage_node.store.reads import open_member, open_object
+        from storage_node.store.read.object_reader import open_member, open_object
 
         require_object(bucket, name)
         with translated():
@@ -173,7 +173,7 @@ class EmbeddedTransport(NoLongBatches):
             return object_info(bucket, name, self._store_here().head(bucket, name))
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
-        from storage_node.store.conditions import parse_condition
+        from storage_node.store.drive.preconditions import parse_condition
 
         require_object(bucket, name)
         with translated():
@@ -257,7 +257,7 @@ class EmbeddedTransport(NoLongBatches):
         return self._helpers
 
     def describe(self) -> dict[str, object]:
-        from storage_node.store.batch_read import IMPLEMENTATION
+        from storage_node.store.read.native_reader import IMPLEMENTATION
 
         store = self._store_here()
         return {

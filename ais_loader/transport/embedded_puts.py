@@ -9,7 +9,7 @@ from ais_loader import errors
 from ais_loader.content import Source
 from ais_loader.entry import ObjectInfo
 from ais_loader.transport.base import PutSpec
-from ais_loader.transport.text import require_metadata
+from ais_loader.transport.validation import require_metadata
 
 if TYPE_CHECKING:
     from storage_node.store.format import Record
@@ -21,8 +21,8 @@ _COMMIT_TOGETHER_BYTES = 8 << 20
 
 def staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False) -> Upload:
     """`grouped`: see `Store.begin_put`. Raises StoreError, LoaderError."""
-    from storage_node.store.conditions import parse_condition
-    from storage_node.store.reframing import content_of
+    from storage_node.store.drive.preconditions import parse_condition
+    from storage_node.store.reframe_on_put import content_of
     from storage_node.store.writes import stage_object
 
     require_metadata(spec.metadata)

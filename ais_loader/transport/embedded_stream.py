@@ -9,11 +9,11 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from ais_loader.transport.store_errors import translated
-from protos import ais_batch_pb2 as pb
-from protos.frame import Frame
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import Frame
 
 if TYPE_CHECKING:
-    from storage_node.store.batch import StoreBatch
+    from storage_node.store.read.batch import StoreBatch
     from storage_node.store.store import Store
 
 # More threads than cores do not read faster, and more than a few only take from the trainer.
@@ -43,7 +43,7 @@ class EmbeddedStream:
             return self._looked_up().read_all(self._helpers, READ_PARTS)
 
     def _looked_up(self) -> StoreBatch:
-        from storage_node.store.batch import StoreBatch
+        from storage_node.store.read.batch import StoreBatch
 
         if self._batch is None:
             self._batch = StoreBatch(self._store, self._request)

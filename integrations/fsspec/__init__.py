@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from integrations.fsspec.filesystem import AISFileSystem
+from ais_loader.integrations.fsspec.filesystem import AISFileSystem
 
 __all__ = ["AISFileSystem"]

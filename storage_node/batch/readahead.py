@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from storage_node.batch.admission import MemoryBudget
-from storage_node.store.batch import StoreBatch
-from storage_node.store.batch_plan import FrameSpan
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.frame_plan import FrameSpan
 
 AHEAD_BYTES = 16 << 20
 """Of one batch: enough for a drive's queue, and the page cache does not lose it again before it is read."""

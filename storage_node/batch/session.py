@@ -14,22 +14,22 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
-from protos import ais_batch_pb2 as pb
-from protos.copy_choice import NodeLoads
-from protos.hedging import Hedging
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.gather.hedging import Hedging
+from ais_loader.wire.gather.replica_choice import NodeLoads
 from storage_node.batch.admission import Credit, MemoryBudget
-from storage_node.batch.assemble import AssembledRun
-from storage_node.batch.counts import BatchTally, NodeCounts, clock_s
 from storage_node.batch.fairness import FairSlots, Slot
+from storage_node.batch.fast_path import MAX_BYTES, answer_small
+from storage_node.batch.gather.assemble import AssembledRun
+from storage_node.batch.gather.routing import Places
+from storage_node.batch.local_batch import OwnRun
 from storage_node.batch.outcomes import Busy, Gone, retrieve, settled
-from storage_node.batch.own_run import OwnRun
-from storage_node.batch.places import Places
+from storage_node.batch.peers import PeerPool
 from storage_node.batch.pressure import Pressure, give_memory_back
 from storage_node.batch.readahead import Readahead
-from storage_node.batch.small import MAX_BYTES, answer_small
-from storage_node.cluster.membership import Membership
-from storage_node.cluster.peers import PeerPool
+from storage_node.cluster.map.membership import Membership
 from storage_node.config import ServerConfig
+from storage_node.metric_counters import BatchTally, NodeCounts, clock_s
 from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.store import Store
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from protos.cluster_map import ClusterView
+from ais_loader.wire.cluster_map import ClusterView
 from storage_node.store.names import unfinished_name
-from storage_node.store.record import SnapshotRecord
 from storage_node.store.store import Store
+from storage_node.store.store_record import SnapshotRecord
 
 
 def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) -> None:

@@ -7,7 +7,7 @@ import time
 
 import grpc.aio
 
-from protos.channel_options import CHANNEL_OPTIONS
+from ais_loader.wire.channel_options import CHANNEL_OPTIONS
 
 AVOID_S = 0.5
 """A node that could not be reached is not the first choice for this time."""

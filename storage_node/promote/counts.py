@@ -7,7 +7,7 @@ from typing import get_args
 
 from storage_node.promote.job import Outcome
 from storage_node.store.errors import InvalidName, SourceChanged, SourceRefused, SourceUnreadable
-from storage_node.store.filling import Taken
+from storage_node.store.files.clone_or_copy import Taken
 
 
 class PromoteCounts:

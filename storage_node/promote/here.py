@@ -20,7 +20,6 @@ from storage_node.promote.job import (
 )
 from storage_node.promote.source import SourceFile, Stamp, remove
 from storage_node.promote.walk import Folder, Found, FoundFile, NotFit, Walk, Wanted, groups
-from storage_node.store.doubts import CopyInDoubt
 from storage_node.store.errors import (
     DriveFailed,
     ObjectNotFound,
@@ -31,6 +30,7 @@ from storage_node.store.errors import (
 )
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record
+from storage_node.store.stale_replicas import CopyInDoubt
 from storage_node.store.store import Store, Upload
 
 

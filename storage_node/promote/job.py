@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import FoundFile, NotFit
-from storage_node.store.drive import Drive
+from storage_node.store.drive.drive import Drive
 from storage_node.store.errors import InvalidRequest, SourceChanged, SourceRefused, StoreError
-from storage_node.store.filling import FROM_BYTES, Taken
-from storage_node.store.staged_file import StagedFile
+from storage_node.store.files.clone_or_copy import FROM_BYTES, Taken
+from storage_node.store.files.staged_file import StagedFile
 
 Overwrite: TypeAlias = Literal["changed", "always", "never"]
 OVERWRITES = get_args(Overwrite)

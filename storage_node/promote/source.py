@@ -20,7 +20,7 @@ from storage_node.promote.beneath import FILE, open_beneath
 from storage_node.promote.walk import FoundFile
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import SourceChanged, SourceRefused, SourceUnreadable
-from storage_node.store.filling import read_source, source_pieces
+from storage_node.store.files.clone_or_copy import read_source, source_pieces
 
 _TICK_NS, _WHOLE_SECONDS_NS = 20_000_000, 2_100_000_000
 """Two of the longest ticks that kernels have; and what file systems need that count in seconds."""

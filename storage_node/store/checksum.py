@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 import numpy as np
 
-from protos.frame import U8, U32
+from ais_loader.wire.frame import U8, U32
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

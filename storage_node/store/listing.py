@@ -11,11 +11,11 @@ import heapq
 import itertools
 from collections.abc import Iterator
 
-from storage_node.store.drive import Drive
-from storage_node.store.drive_set import DriveSet
+from storage_node.store.drive.drive import Drive
 from storage_node.store.errors import StoreError
 from storage_node.store.format import Record
 from storage_node.store.names import PARTS_PREFIX
+from storage_node.store.pool.drive_set import DriveSet
 
 Named = tuple[str, Record]
 

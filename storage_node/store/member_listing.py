@@ -6,9 +6,9 @@ import itertools
 from typing import NamedTuple
 
 from storage_node.store.archives.member import Member
-from storage_node.store.drive import Drive
+from storage_node.store.drive.drive import Drive
 from storage_node.store.format import Record
-from storage_node.store.reads import open_current
+from storage_node.store.read.object_reader import open_current
 from storage_node.store.store import Store
 
 

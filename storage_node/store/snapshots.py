@@ -19,16 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from storage_node.store.drive import Durability
-from storage_node.store.drive_set import DriveSet
+from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.drive.drive import Durability
 from storage_node.store.errors import DriveFailed, SnapshotExists, StoreError, Unsupported
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, check_snapshot_name
-from storage_node.store.record import ClusterRecord, FrozenBucket, SnapshotRecord
-from storage_node.store.recorded import Recorded
-from storage_node.store.shard_limits import ShardLimits
+from storage_node.store.pool.drive_set import DriveSet
+from storage_node.store.record_keeper import Recorded
+from storage_node.store.store_record import ClusterRecord, FrozenBucket, SnapshotRecord
 
 
 class Snapshot(NamedTuple):

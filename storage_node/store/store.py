@@ -13,33 +13,33 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from storage_node.store import record as records
-from storage_node.store.conditions import Condition
-from storage_node.store.copies import StoredVersion, not_found_message
-from storage_node.store.doubts import CopyInDoubt, in_doubt_message
-from storage_node.store.drive import Drive, Durability
-from storage_node.store.drive_set import DriveSet, Located
+from storage_node.store import store_record as records
+from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.archives.open_archives import indexing_of
+from storage_node.store.drive.drive import Drive, Durability
+from storage_node.store.drive.pending import PendingObject
+from storage_node.store.drive.preconditions import Condition
 from storage_node.store.errors import (
     FormatError,
     InvalidRequest,
     ObjectNotFound,
     StoreError,
 )
+from storage_node.store.files.segment_format import SEGMENT_FORMAT
+from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import Record, Version
 from storage_node.store.listing import merged
-from storage_node.store.moving import Moved
 from storage_node.store.names import check_object_name, object_name_fault
-from storage_node.store.opening import OpenDrives, drive_folders, open_drives
-from storage_node.store.pending import PendingObject
-from storage_node.store.placed_changes import PlacedChanges, StagedObject
-from storage_node.store.places import Placement
-from storage_node.store.record import ClusterRecord
-from storage_node.store.segment_format import SEGMENT_FORMAT
-from storage_node.store.shard_limits import ShardLimits
-from storage_node.store.shards import indexing_of
+from storage_node.store.pool.drive_set import DriveSet, Located
+from storage_node.store.pool.open import OpenDrives, drive_folders, open_drives
+from storage_node.store.pool.placement import Placement
+from storage_node.store.pool.rebalance import Moved
+from storage_node.store.pool.status import DriveState, drive_state
+from storage_node.store.pool.writes import PlacedChanges, StagedObject
+from storage_node.store.replica_state import StoredVersion, not_found_message
 from storage_node.store.snapshots import Snapshots
-from storage_node.store.staged_file import StagedFile
-from storage_node.store.states import DriveState, drive_state
+from storage_node.store.stale_replicas import CopyInDoubt, in_doubt_message
+from storage_node.store.store_record import ClusterRecord
 from storage_node.store.upload import Upload, checked_metadata
 
 __all__ = ["DriveState", "Moved", "Store", "StoredVersion", "Upload", "not_found_message"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from protos import ais_compose_pb2 as pb
+from ais_loader.wire import ais_compose_pb2 as pb
 from storage_node.store.archives.source import FdSource
 from storage_node.store.archives.tar_end import find_end
-from storage_node.store.drive import Drive
+from storage_node.store.drive.drive import Drive
 from storage_node.store.format import Record
-from storage_node.store.reads import open_current
+from storage_node.store.read.object_reader import open_current
 from storage_node.store.store import Store
 
 

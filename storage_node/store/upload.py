@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from storage_node.store.conditions import Condition
-from storage_node.store.drive import Drive
+from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.pending import PendingObject
+from storage_node.store.drive.preconditions import Condition
 from storage_node.store.errors import InvalidRequest, StoreError
-from storage_node.store.filling import Taken, fill
+from storage_node.store.files.clone_or_copy import Taken, fill
+from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import WRITE_ID_KEY, Record, Version
-from storage_node.store.pending import PendingObject
-from storage_node.store.placed_changes import PlacedChanges, StagedObject
-from storage_node.store.raw_files import drive_error
+from storage_node.store.pool.writes import PlacedChanges, StagedObject
 
 MAX_METADATA_BYTES = 4096
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from storage_node.store.conditions import Condition
+from storage_node.store.drive.preconditions import Condition
 from storage_node.store.errors import ContentMismatch
 from storage_node.store.store import Store, Upload
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from ais_loader.cli import main
 from ais_loader.client import connect
 from ais_loader.testing import seeded_bytes
-from storage_node.store.doctor import check
+from storage_node.store.fsck.fsck import check
 from tests.cli.kit import TIMEOUT_S, Run, Stored, command, environment
 
 LARGE = seeded_bytes(300_000)

@@ -6,10 +6,10 @@ import uuid
 
 import pytest
 
-from ais_loader.transport.routed import DIRECT_FROM_ENTRIES_PER_OWNER, DIRECT_TO_NODES, RoutedTransport
-from protos import ais_batch_pb2 as batch_pb
-from protos import ais_cluster_pb2 as pb
-from protos.cluster_map import ClusterView
+from ais_loader.transport.cluster.transport import DIRECT_FROM_ENTRIES_PER_OWNER, DIRECT_TO_NODES, RoutedTransport
+from ais_loader.wire import ais_batch_pb2 as batch_pb
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.cluster_map import ClusterView
 
 
 def transport(nodes: int) -> RoutedTransport:

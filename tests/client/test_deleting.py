@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from ais_loader import ObjectInfo, errors
-from ais_loader.deleting import delete_prefix
+from ais_loader.objects.delete import delete_prefix
 from ais_loader.transport.base import Transport
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ais_loader.testing import eventually
-from ais_loader.transport.forking import ForkGate
+from ais_loader.transport.fork_safety import ForkGate
 
 DEADLINE_S = 20.0
 

@@ -9,7 +9,8 @@ import pytest
 
 from ais_loader import Client, ObjectReader, connect, errors
 from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
-from ais_loader.transport import direct, own_stream
+from ais_loader.transport.session import long_batch as own_stream
+from ais_loader.transport.session import raw_stream as direct
 
 MiB = 1 << 20
 DATA = seeded_bytes(26 * MiB + 7, seed=5)

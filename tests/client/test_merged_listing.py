@@ -8,7 +8,7 @@ import pytest
 
 from ais_loader.entry import ObjectInfo
 from ais_loader.errors import BucketNotFound, DriveFailed, NodeUnavailable
-from ais_loader.transport.merged_listing import merged_listing
+from ais_loader.transport.cluster.listing import merged_listing
 
 
 def info(name: str, version: str = "1") -> ObjectInfo:

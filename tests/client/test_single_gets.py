@@ -12,7 +12,7 @@ import pytest
 
 from ais_loader import Client, connect, errors
 from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_node
-from ais_loader.transport import direct
+from ais_loader.transport.session import raw_stream as direct
 
 OBJECTS = {
     "empty": b"",
@@ -109,7 +109,7 @@ PROGRAM = """
 import os, signal, sys, threading
 from ais_loader import connect
 from ais_loader.transport import direct
-from ais_loader.transport.forking import wait_for_shutdown
+from ais_loader.transport.fork_safety import wait_for_shutdown
 if sys.argv[2] == "public":
     direct.cygrpc = None
 client = connect(sys.argv[1])

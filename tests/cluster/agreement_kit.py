@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from protos import ais_cluster_pb2 as pb
-from storage_node.cluster.change import change_map
-from storage_node.cluster.edits import create_cluster
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.map.mutations import create_cluster
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from protos import ais_cluster_pb2 as pb
-from storage_node.cluster import acceptor
-from storage_node.cluster.acceptor import AcceptorState, Refused
-from storage_node.cluster.errors import ChangeFailed
-from storage_node.cluster.proposer import Proposer
-from storage_node.cluster.steps import Ask, Edit, Failure, Pause, Request, Response, Steps
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus import acceptor
+from storage_node.cluster.consensus.acceptor import AcceptorState, Refused
+from storage_node.cluster.consensus.effects import Ask, Edit, Failure, Pause, Request, Response, Steps
+from storage_node.cluster.consensus.errors import ChangeFailed
+from storage_node.cluster.consensus.proposer import Proposer
 
 
 def content(map_: pb.ClusterMap) -> bytes:

@@ -13,10 +13,10 @@ from ais_loader.client import connect
 from ais_loader.testing import FaultyLink, NodeProcess
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
-from protos import ais_cluster_pb2 as pb
-from storage_node.cluster.asking import ask_node
-from storage_node.cluster.change import change_map
-from storage_node.cluster.edits import create_bucket, create_cluster
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.map.mutations import create_bucket, create_cluster
+from storage_node.ops.ask_nodes import ask_node
 
 HOST = "127.0.0.1"
 NAMES = [f"{number:03d}" for number in range(40)]

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import Network, Running, content
 
-from protos import ais_cluster_pb2 as pb
-from storage_node.cluster.edits import add_node, create_cluster, remove_node
-from storage_node.cluster.errors import OutcomeUnknown
-from storage_node.cluster.steps import Edit
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.effects import Edit
+from storage_node.cluster.consensus.errors import OutcomeUnknown
+from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -19,17 +19,21 @@ from ais_loader.client import connect
 from ais_loader.testing import FaultyLink
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
-from protos import ais_cluster_pb2 as pb
-from storage_node.actor import StorageNodeActor
-from storage_node.cluster import caretaker, drive_orders, lives, node_file, node_log, settings_file
-from storage_node.cluster.asking import ask_node
-from storage_node.cluster.caretaker import Caretaker
-from storage_node.cluster.change import change_map
-from storage_node.cluster.condition import condition
-from storage_node.cluster.drives import NodeDrives, make_nodes
-from storage_node.cluster.edits import create_cluster
-from storage_node.cluster.ports import free_port
-from storage_node.cluster.settings_file import KeptSettings
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.map.mutations import create_cluster
+from storage_node.ops import crash_backoff as lives
+from storage_node.ops import drive_commands as drive_orders
+from storage_node.ops import node_file, node_log
+from storage_node.ops import settings_store as settings_file
+from storage_node.ops import supervisor as caretaker
+from storage_node.ops.actor import StorageNodeActor
+from storage_node.ops.ask_nodes import ask_node
+from storage_node.ops.node_discovery import NodeDrives, make_nodes
+from storage_node.ops.ports import free_port
+from storage_node.ops.settings_store import KeptSettings
+from storage_node.ops.status import condition
+from storage_node.ops.supervisor import Caretaker
 from storage_node.store.store import Store
 
 HOST = "127.0.0.1"
@@ -327,7 +331,7 @@ def test_a_process_that_crashes_whenever_it_begins_rests_and_leaves_its_stack_in
 ) -> None:
     """As Ray does it, but for Ray: the same process is begun again at once whenever it has ended."""
     life = (
-        "import sys, ctypes; from storage_node.actor import StorageNodeActor\n"
+        "import sys, ctypes; from storage_node.ops.actor import StorageNodeActor\n"
         "from storage_node.server import NodeServer\n"
         "NodeServer.start = lambda self: ctypes.string_at(0)\n"
         "node = StorageNodeActor(*sys.argv[1:]); sys.stdin.read()"

@@ -12,9 +12,12 @@ import pytest
 from agreement_kit import TIMEOUT_S, endpoint_of, endpoints_of, known_map, make_cluster, member, node_at, nodes_at
 
 from ais_loader.testing import eventually
-from protos import ais_cluster_pb2 as pb
-from storage_node.cluster.change import Channels, change_map
-from storage_node.cluster.edits import (
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.change import Channels, change_map
+from storage_node.cluster.consensus.effects import Ask
+from storage_node.cluster.consensus.errors import NoMajority, OtherCluster
+from storage_node.cluster.consensus.proposer import Proposer
+from storage_node.cluster.map.mutations import (
     add_node,
     begin_leave,
     create_bucket,
@@ -24,9 +27,6 @@ from storage_node.cluster.edits import (
     finish_leave,
     remove_node,
 )
-from storage_node.cluster.errors import NoMajority, OtherCluster
-from storage_node.cluster.proposer import Proposer
-from storage_node.cluster.steps import Ask
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 from storage_node.store.errors import FormatError, InvalidName

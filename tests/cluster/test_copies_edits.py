@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from protos import ais_cluster_pb2 as pb
-from protos.cluster_map import ClusterView
-from storage_node.cluster.drive_faults import Neighbour, why_kept
-from storage_node.cluster.edits import begin_leave, set_bucket
-from storage_node.cluster.repair_plan import finish_changes
-from storage_node.cluster.snapshot_edits import begin_snapshot
-from storage_node.cluster.targets import Target, TooFewCopies
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.cluster.drives.health import Neighbour, why_kept
+from storage_node.cluster.map.mutations import begin_leave, set_bucket
+from storage_node.cluster.map.snapshot_mutations import begin_snapshot
+from storage_node.cluster.repair.plan import finish_changes
+from storage_node.cluster.replication.replica_set import Target, TooFewCopies
 from storage_node.store.errors import Unsupported
 
 UUID = b"u" * 16

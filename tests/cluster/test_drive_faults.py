@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from protos import ais_cluster_pb2 as pb
-from protos import ais_replica_pb2 as wire
-from protos.cluster_map import ClusterView
-from storage_node.cluster.drive_faults import ErrorWindow, Neighbour, why_kept
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.cluster.drives.health import ErrorWindow, Neighbour, why_kept
 
 
 def test_errors_count_together_only_within_the_window() -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from ais_loader import connect
 from ais_loader.cli.main import main
 from ais_loader.testing import eventually
-from storage_node.cluster.condition import condition
+from storage_node.ops.status import condition
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
 
 OBJECTS = {f"k{at}": b"%d " % at * 50 for at in range(60)}

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.cluster import node_file
-from storage_node.cluster.drives import find_nodes, group_drives, make_nodes, plan_new_nodes
-from storage_node.cluster.node_file import NodeFile
-from storage_node.cluster.ports import free_port, is_free, usable_ports
+from storage_node.ops import node_file
+from storage_node.ops.node_discovery import find_nodes, group_drives, make_nodes, plan_new_nodes
+from storage_node.ops.node_file import NodeFile
+from storage_node.ops.ports import free_port, is_free, usable_ports
+from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.errors import FormatError
-from storage_node.store.identity import DriveIdentity
 
 
 def test_drives_are_grouped_by_the_store_they_belong_to_wherever_they_lie() -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from agreement_kit import endpoints_of, known_map, make_cluster, node_at, nodes_at
 
-from protos import ais_cluster_pb2 as pb
-from storage_node.cluster.acceptor import Refused
-from storage_node.cluster.change import change_map
-from storage_node.cluster.edits import create_bucket
-from storage_node.cluster.errors import NoMajority
-from storage_node.cluster.keeping import Keeper
-from storage_node.store import record as records
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.acceptor import Refused
+from storage_node.cluster.consensus.acceptor_store import Keeper
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.consensus.errors import NoMajority
+from storage_node.cluster.map.mutations import create_bucket
+from storage_node.store import store_record as records
+from storage_node.store.drive.identity import CLUSTER_FILE_NAME
 from storage_node.store.errors import DriveFailed
-from storage_node.store.identity import CLUSTER_FILE_NAME
 
 STORE = "5" * 32
 

@@ -9,10 +9,10 @@ import uuid
 import pytest
 from copies_model import DEAD, OLD, SLIPS, Model, Slip
 
-from protos import ais_cluster_pb2 as pb
-from protos.cluster_map import ClusterView
-from storage_node.cluster.map_in_use import version_told
-from storage_node.cluster.membership import Membership
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.cluster.map.lease import version_told
+from storage_node.cluster.map.membership import Membership
 
 TIMEOUT_S = 20.0
 

@@ -15,22 +15,23 @@ from click.testing import CliRunner, Result
 
 from ais_loader.cli import main
 from ais_loader.testing import NodeProcess
-from protos import ais_cluster_pb2 as pb
-from protos import ais_objects_pb2 as objects_pb
-from protos.ais_replica_pb2 import ProgressResponse as Progress
-from storage_node.cluster import head as heads
-from storage_node.cluster import node_file, node_log, operate
-from storage_node.cluster.asking import Answer
-from storage_node.cluster.change import change_map
-from storage_node.cluster.drives import Found, NodeDrives, make_nodes
-from storage_node.cluster.edits import create_cluster
-from storage_node.cluster.errors import NoMajority
-from storage_node.cluster.head import ClusterError, Head
-from storage_node.cluster.launch import Host, Started
-from storage_node.cluster.leaving import not_done
-from storage_node.cluster.node_file import NodeFile
-from storage_node.cluster.operate import first_nodes, nodes_of
-from storage_node.cluster.ports import free_port
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire import ais_objects_pb2 as objects_pb
+from ais_loader.wire.ais_replica_pb2 import ProgressResponse as Progress
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.consensus.errors import NoMajority
+from storage_node.cluster.map.mutations import create_cluster
+from storage_node.ops import commands as operate
+from storage_node.ops import node_file, node_log
+from storage_node.ops import ray_head as heads
+from storage_node.ops.ask_nodes import Answer
+from storage_node.ops.commands import first_nodes, nodes_of
+from storage_node.ops.decommission import not_done
+from storage_node.ops.node_discovery import Found, NodeDrives, make_nodes
+from storage_node.ops.node_file import NodeFile
+from storage_node.ops.ports import free_port
+from storage_node.ops.ray_actors import Host, Started
+from storage_node.ops.ray_head import ClusterError, Head
 
 
 def hosts(*found: Found) -> list[Host]:

@@ -24,11 +24,11 @@ from ais_loader.client import connect
 from ais_loader.errors import NodeUnavailable
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
-from protos.cluster_map import ClusterView
-from storage_node.cluster import head as heads
-from storage_node.cluster.change import change_map
-from storage_node.cluster.condition import condition
-from storage_node.cluster.edits import create_bucket
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.map.mutations import create_bucket
+from storage_node.ops import ray_head as heads
+from storage_node.ops.status import condition
 
 pytestmark = pytest.mark.timeout(600)  # a Ray costs 12 s of a processor to start, which may be busy
 COMMAND_TIMEOUT_S = 300.0

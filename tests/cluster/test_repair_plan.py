@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import ais_cluster_pb2 as pb
-from protos.cluster_map import ClusterView
-from storage_node.cluster import repair_plan
-from storage_node.cluster.repair_plan import (
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.cluster.repair import plan as repair_plan
+from storage_node.cluster.repair.plan import (
     UNKNOWN,
     Answer,
     Page,

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from protos.ais_replica_pb2 import ProgressResponse
-from storage_node.cluster import launch, retune
-from storage_node.cluster.asking import Answer
-from storage_node.cluster.drives import Found, NodeDrives
-from storage_node.cluster.launch import Host, Started
-from storage_node.cluster.settings_file import KeptSettings
+from ais_loader.wire.ais_replica_pb2 import ProgressResponse
+from storage_node.ops import ray_actors as launch
+from storage_node.ops import rolling_settings as retune
+from storage_node.ops.ask_nodes import Answer
+from storage_node.ops.node_discovery import Found, NodeDrives
+from storage_node.ops.ray_actors import Host, Started
+from storage_node.ops.settings_store import KeptSettings
 from storage_node.settings import WrongSetting, read_assignments
 
 ROOT = Path("/r")

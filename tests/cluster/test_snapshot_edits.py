@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from protos import ais_cluster_pb2 as pb
-from protos.cluster_map import ClusterView
-from storage_node.cluster import snapshot_edits as edits
-from storage_node.cluster.edits import delete_bucket
-from storage_node.cluster.targets import TooFewCopies
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.cluster.map import snapshot_mutations as edits
+from storage_node.cluster.map.mutations import delete_bucket
+from storage_node.cluster.replication.replica_set import TooFewCopies
 from storage_node.store.errors import (
     BucketHasSnapshots,
     BucketNotFound,

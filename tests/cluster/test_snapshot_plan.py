@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from storage_node.cluster.repair_plan import UNKNOWN, State
-from storage_node.cluster.snapshot_plan import Unsettled, compare_seen, count_first, end_of
+from storage_node.cluster.repair.plan import UNKNOWN, State
+from storage_node.cluster.snapshots.plan import Unsettled, compare_seen, count_first, end_of
 from storage_node.store.format import Version
 
 

@@ -14,7 +14,7 @@ from ais_loader import Bucket, Client, connect, errors
 from ais_loader.cli.main import main
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.transport.grpc import GrpcTransport
+from ais_loader.transport.grpc.transport import GrpcTransport
 
 SETTLED_S = 60.0
 

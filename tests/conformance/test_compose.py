@@ -13,10 +13,10 @@ import pytest
 from conformance_kit import MiB, fill
 
 from ais_loader import Bucket, Client, errors
-from ais_loader.composing import INLINE_BYTES, make_range, make_request
-from ais_loader.parts import PREFIX
+from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
+from ais_loader.objects.parts import PREFIX
 from ais_loader.testing import seeded_bytes
-from protos import ais_compose_pb2 as pb
+from ais_loader.wire import ais_compose_pb2 as pb
 
 DATA = seeded_bytes(2 * MiB + 4321)
 

@@ -9,7 +9,7 @@ import pytest
 from conformance_kit import MiB
 
 from ais_loader import Bucket, Client, errors
-from ais_loader.parts import PREFIX
+from ais_loader.objects.parts import PREFIX
 from ais_loader.testing import seeded_bytes
 
 DATA = seeded_bytes(2 * MiB + 77)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Bucket, Entry, errors
-from ais_loader.composing import INLINE_BYTES
-from ais_loader.parts import PREFIX
+from ais_loader.objects.compose_request import INLINE_BYTES
+from ais_loader.objects.parts import PREFIX
 from ais_loader.testing import seeded_bytes
 
 OLD = {"en/a.wav": seeded_bytes(1000), "en/empty": b"", "en/zeros": bytes(5000)}

@@ -13,11 +13,11 @@ import sys
 import time
 from typing import NoReturn
 
-from protos import ais_cluster_pb2 as pb
-from storage_node.cluster.change import Channels, drive
-from storage_node.cluster.edits import create_bucket
-from storage_node.cluster.proposer import Proposer
-from storage_node.cluster.steps import Answers, Ask
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.change import Channels, drive
+from storage_node.cluster.consensus.effects import Answers, Ask
+from storage_node.cluster.consensus.proposer import Proposer
+from storage_node.cluster.map.mutations import create_bucket
 
 STEPS = ("surveyed", "prepared:1", "prepared:3", "accepted:1", "accepted:2", "accepted:3", "learned:1", "learned:2")
 """What was done last, and on how many nodes."""

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from storage_node.store import failpoints
-from storage_node.store.doctor import check
 from storage_node.store.errors import BucketNotFound
+from storage_node.store.fsck.fsck import check
 from storage_node.store.store import Store
 from tests.store.store_kit import names, read
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MODULES = ("tests.faults.crash_tasks", "tests.faults.crash_kit", "rocksdict", "numpy", "storage_node.store.doctor")
+MODULES = ("tests.faults.crash_tasks", "tests.faults.crash_kit", "rocksdict", "numpy", "storage_node.store.fsck.fsck")
 
 State = int | None
 """The number of the put that an object's bytes come from; None where there is no object."""

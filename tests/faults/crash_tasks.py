@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from storage_node.store import doctor, failpoints, session
+from storage_node.store import failpoints
+from storage_node.store.drive import clean_shutdown as session
 from storage_node.store.errors import StoreError
 from storage_node.store.format import BLOCK_BYTES
+from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.faults import power_kit

@@ -15,13 +15,13 @@ import grpc
 from ais_loader import Bucket, connect, errors
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
-from protos import ais_cluster_pb2 as cluster_pb
-from protos import ais_replica_pb2 as wire
-from protos import ais_replica_pb2_grpc as rpc
-from protos.cluster_map import ClusterView
-from storage_node.cluster.asking import ask_nodes, newest_map
-from storage_node.cluster.change import change_map
-from storage_node.cluster.edits import add_node
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire import ais_replica_pb2_grpc as rpc
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.map.mutations import add_node
+from storage_node.ops.ask_nodes import ask_nodes, newest_map
 
 BUCKET = "b"
 TIMEOUT_S = 60.0

@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 
 from ais_loader.checksum import crc32c
-from protos import ais_batch_pb2 as pb
-from protos.frame import Frame, Piece, encode_frame
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import Frame, Piece, encode_frame
 
 Answer = Callable[[int, pb.BatchRequest], Iterable[bytes]]
 """From a batch's id and request to the messages that answer it. Raise to break the session."""

@@ -16,11 +16,11 @@ import pytest
 from ais_loader import connect, errors
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
-from protos import ais_cluster_pb2 as pb
-from storage_node.cluster import drive_orders as orders
-from storage_node.cluster import node_file
-from storage_node.cluster.drive_orders import NodeOfDrives
-from storage_node.cluster.node_file import NodeFile
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.ops import drive_commands as orders
+from storage_node.ops import node_file
+from storage_node.ops.drive_commands import NodeOfDrives
+from storage_node.ops.node_file import NodeFile
 from tests.faults.eio_kit import EioShim
 from tests.faults.ledger_kit import (
     BUCKET,

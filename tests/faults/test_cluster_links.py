@@ -20,7 +20,7 @@ from ais_loader.entry import Status
 from ais_loader.testing import FaultyLink, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.machines import Machines
-from protos.cluster_map import ClusterView
+from ais_loader.wire.cluster_map import ClusterView
 from tests.faults.fault_kit import (
     BUCKETS,
     MIXED,

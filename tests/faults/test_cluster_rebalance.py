@@ -13,10 +13,10 @@ import pytest
 
 from ais_loader import Client, connect, errors
 from ais_loader.testing import NodeProcess, eventually
-from protos import ais_cluster_pb2 as cluster_pb
-from storage_node.cluster.change import change_map
-from storage_node.cluster.edits import add_node, begin_leave
-from storage_node.cluster.steps import Edit
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.consensus.effects import Edit
+from storage_node.cluster.map.mutations import add_node, begin_leave
 from tests.faults.ledger_kit import (
     BUCKET,
     TIMEOUT_S,

@@ -13,13 +13,13 @@ import grpc
 import pytest
 
 from ais_loader.testing import NodeProcess, eventually
-from protos import ais_cluster_pb2 as pb
-from protos import ais_cluster_pb2_grpc as rpc
-from protos import ais_objects_pb2 as objects_pb
-from protos import ais_objects_pb2_grpc as objects_rpc
-from storage_node.cluster.change import change_map
-from storage_node.cluster.edits import create_bucket, create_cluster, delete_bucket
-from storage_node.cluster.errors import NoMajority
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire import ais_cluster_pb2_grpc as rpc
+from ais_loader.wire import ais_objects_pb2 as objects_pb
+from ais_loader.wire import ais_objects_pb2_grpc as objects_rpc
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.consensus.errors import NoMajority
+from storage_node.cluster.map.mutations import create_bucket, create_cluster, delete_bucket
 from tests.faults.changing_process import STEPS
 
 pytestmark = pytest.mark.slow  # real processes, killed and awaited

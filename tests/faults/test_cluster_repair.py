@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ais_loader.testing import NodeProcess, eventually
-from storage_node.cluster.change import change_map
-from storage_node.cluster.edits import begin_leave
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.map.mutations import begin_leave
 from tests.faults.ledger_kit import (
     TIMEOUT_S,
     delete,

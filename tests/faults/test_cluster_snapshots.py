@@ -11,10 +11,10 @@ import pytest
 from ais_loader import connect
 from ais_loader.testing import eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
-from protos import ais_snapshots_pb2 as pb
-from protos import ais_snapshots_pb2_grpc
-from protos.cluster_map import ClusterView
-from storage_node.store.reads import open_object
+from ais_loader.wire import ais_snapshots_pb2 as pb
+from ais_loader.wire import ais_snapshots_pb2_grpc
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from tests.faults.fault_kit import serve_all
 from tests.faults.ledger_kit import BUCKET, GONE, Ledger, content, current_map, delete, put, writing

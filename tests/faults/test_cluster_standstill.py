@@ -16,7 +16,7 @@ from ais_loader import connect
 from ais_loader.entry import Status
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
-from protos.cluster_map import ClusterView
+from ais_loader.wire.cluster_map import ClusterView
 from tests.faults.fault_kit import (
     LARGE,
     MIXED,

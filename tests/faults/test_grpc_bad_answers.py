@@ -12,8 +12,8 @@ from scripted_node import ScriptedNode, end, frame, piece, reject
 from ais_loader import Batch, LoaderError, connect, errors
 from ais_loader.checksum import crc32c
 from ais_loader.testing import eventually, seeded_bytes
-from protos import ais_batch_pb2 as pb
-from protos.frame import Piece, encode_varint
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import Piece, encode_varint
 
 A, B, C = b"first entry", b"second", b"the third one"
 ALL = {0: A, 1: B, 2: C}
@@ -110,7 +110,7 @@ def test_messages_of_batches_that_nobody_asked_for_are_passed_over() -> None:
 
 def test_a_status_and_an_error_kind_of_a_later_version_are_a_failed_entry() -> None:
     def answer(batch_id: int, request: pb.BatchRequest) -> Iterator[bytes]:
-        from protos.frame import EntryFault
+        from ais_loader.wire.frame import EntryFault
 
         yield frame(batch_id, {0: b""}, status=99, errors={0: EntryFault("from the future", "warp-drive")})
         digest = crc32c(bytes(4), crc32c(b"\x63"))

@@ -342,7 +342,7 @@ def test_a_fork_waits_for_the_modules_that_another_thread_imports_to_connect(fil
         importing, forking = threading.Event(), threading.Event()
         class Slow(importlib.abc.MetaPathFinder):
             def find_spec(self, name, path, target=None):
-                if name == "ais_loader.transport.routed":
+                if name == "ais_loader.transport.cluster.transport":
                     importing.set()
                     forking.wait(20)
                     threading.Event().wait(0.1)  # a slow disk

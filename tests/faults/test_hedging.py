@@ -14,8 +14,8 @@ from ais_loader import Client, connect
 from ais_loader.batch import Batch
 from ais_loader.testing import seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
-from protos.cluster_map import ClusterView
-from protos.hedging import BURST_ENTRIES
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.gather.hedging import BURST_ENTRIES
 from tests.faults.fault_kit import serve_all
 
 pytestmark = pytest.mark.slow  # real processes, frozen and awaited

@@ -9,11 +9,11 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.testing import NodeProcess, eventually
-from protos.cluster_map import ClusterView
-from storage_node.cluster.change import change_map
-from storage_node.cluster.edits import begin_leave, remove_node
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.map.mutations import begin_leave, remove_node
 from storage_node.store import format as fmt
-from storage_node.store.reads import open_object
+from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from tests.faults.ledger_kit import (
     BUCKET,

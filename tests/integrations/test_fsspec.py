@@ -17,8 +17,8 @@ import pytest
 
 import ais_loader
 from ais_loader import errors
+from ais_loader.integrations.fsspec import AISFileSystem
 from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
-from integrations.fsspec import AISFileSystem
 
 FILES = {
     "a": b"one",

@@ -10,8 +10,8 @@ import fsspec
 import pytest
 
 from ais_loader import connect
+from ais_loader.integrations.fsspec import AISFileSystem
 from ais_loader.testing import throwaway_folder
-from integrations.fsspec import AISFileSystem
 from tests.tar_kit import packed_tar
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.testing import eventually
-from protos import ais_cluster_pb2 as pb
-from storage_node.cluster import drive_orders, node_file
-from storage_node.cluster.node_file import NodeFile
+from ais_loader.wire import ais_cluster_pb2 as pb
 from storage_node.config import ServerConfig
+from storage_node.ops import drive_commands as drive_orders
+from storage_node.ops import node_file
+from storage_node.ops.node_file import NodeFile
 from storage_node.server import NodeServer
-from storage_node.store.copies import StoredVersion
+from storage_node.store.replica_state import StoredVersion
 from storage_node.store.store import Store
 
 TIMEOUT_S = 90.0

@@ -15,11 +15,11 @@ from node_kit import RawSession, batch_of
 
 from ais_loader import errors
 from ais_loader.testing import eventually, seeded_bytes
-from protos import ais_batch_pb2 as pb
-from protos import ais_cluster_pb2 as cluster_pb
-from protos.cluster_map import ClusterView
-from protos.frame import decode_response
-from storage_node.cluster import repair
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.frame import decode_response
+from storage_node.cluster.repair import repair
 
 MiB = 1 << 20
 SMALL = {f"s/{at:04d}": seeded_bytes(20_000 + at, seed=at) for at in range(240)}
@@ -359,7 +359,7 @@ def test_batches_share_one_connection_to_each_peer_and_give_it_up_when_idle(
     async def nobody(self: object, *_: object) -> bool:
         return False
 
-    monkeypatch.setattr("storage_node.cluster.following.Follower._ask", nobody)  # it has connections of its own
+    monkeypatch.setattr("storage_node.cluster.map.sync.Follower._ask", nobody)  # it has connections of its own
     with LocalCluster(tmp_path, 2, linked=True, peer_idle_s=0.3) as cluster:
         cluster.put(SMALL)
         for _ in range(5):

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from loop_kit import run, settle
 
-from storage_node.cluster import commit_gate
-from storage_node.cluster.commit_gate import CommitGate
-from storage_node.cluster.targets import TooFewCopies
+from storage_node.cluster.replication import commit_gate
+from storage_node.cluster.replication.commit_gate import CommitGate
+from storage_node.cluster.replication.replica_set import TooFewCopies
 
 B, OTHER, FIRST, SECOND = b"b" * 16, b"o" * 16, b"1" * 16, b"2" * 16
 

@@ -10,11 +10,11 @@ import google_crc32c
 import pytest
 
 from ais_loader import connect, errors
-from protos import ais_compose_pb2 as wire
-from protos import ais_objects_pb2 as pb
-from storage_node.cluster.copies import CopyLost
-from storage_node.cluster.sources import Source
-from storage_node.cluster.targets import TooFewCopies
+from ais_loader.wire import ais_compose_pb2 as wire
+from ais_loader.wire import ais_objects_pb2 as pb
+from storage_node.cluster.repair.source_reader import Source
+from storage_node.cluster.replication.copy_stream import CopyLost
+from storage_node.cluster.replication.replica_set import TooFewCopies
 from storage_node.store.errors import CorruptObject, DriveFailed, ObjectNotFound, RangeError, StoreError
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.loop_kit import run

@@ -11,8 +11,8 @@ from cluster_kit import BUCKET, LocalCluster
 
 from ais_loader import Client, connect
 from ais_loader.testing import FaultyLink, seeded_bytes
-from ais_loader.transport.cluster import ClusterTransport
-from ais_loader.transport.routed import RoutedTransport
+from ais_loader.transport.cluster.discovery import ClusterTransport
+from ais_loader.transport.cluster.transport import RoutedTransport
 
 OBJECTS = {f"{at:04d}": seeded_bytes(2000 + at, seed=at) for at in range(300)}
 NAMES = list(OBJECTS)

@@ -13,10 +13,10 @@ import pytest
 
 from ais_loader import connect, errors
 from ais_loader.testing import FaultyLink, eventually
-from protos import ais_cluster_pb2 as cluster_pb
-from protos import ais_objects_pb2 as pb
-from storage_node.cluster.name_locks import NameLocks
-from storage_node.cluster.staged import Commits
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire import ais_objects_pb2 as pb
+from storage_node.cluster.replication.commit import Commits
+from storage_node.cluster.replication.name_locks import NameLocks
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 from storage_node.store.format import Version

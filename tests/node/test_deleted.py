@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ais_loader import connect, errors
-from protos import ais_batch_pb2 as pb
-from protos import ais_cluster_pb2 as cluster_pb
-from storage_node.store.doubts import CopyInDoubt
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
 from storage_node.store.errors import ObjectDeleted, ObjectNotFound
 from storage_node.store.format import Version
+from storage_node.store.stale_replicas import CopyInDoubt
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 RETRY_S = 4.0

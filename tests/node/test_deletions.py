@@ -10,11 +10,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos import ais_cluster_pb2 as cluster_pb
-from protos import ais_contents_pb2 as pb
-from protos import ais_contents_pb2_grpc as rpc
-from storage_node.cluster.replica_service import ReplicaService
-from storage_node.contents_service import ContentsReplicaService
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire import ais_contents_pb2 as pb
+from ais_loader.wire import ais_contents_pb2_grpc as rpc
+from storage_node.services.contents import ContentsReplicaService
+from storage_node.services.replica import ReplicaService
 from storage_node.store.format import Version
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import CALL_TIMEOUT_S, Writer, cluster_of, copies_of, held, name_with

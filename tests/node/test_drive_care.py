@@ -10,11 +10,11 @@ import pytest
 
 from ais_loader import Bucket, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
-from protos import ais_cluster_pb2 as pb
-from storage_node.cluster import drive_orders as orders
-from storage_node.cluster.drive_orders import NodeOfDrives
-from storage_node.cluster.drives import find_nodes
-from storage_node.cluster.head import ClusterError
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.ops import drive_commands as orders
+from storage_node.ops.drive_commands import NodeOfDrives
+from storage_node.ops.node_discovery import find_nodes
+from storage_node.ops.ray_head import ClusterError
 from storage_node.server import NodeServer
 from storage_node.store.store import Store
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster

@@ -20,7 +20,7 @@ from node_kit import RawSession, batch_of, bucket_of, serving
 
 from ais_loader import connect, errors
 from ais_loader.testing import eventually
-from protos.frame import decode_response
+from ais_loader.wire.frame import decode_response
 from storage_node.batch.admission import MemoryBudget
 from storage_node.batch.fairness import MIN_COST_BYTES, FairQueue, FairSlots, Slot
 from storage_node.config import ServerConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader import connect
-from storage_node.cluster.repair import Repair
+from storage_node.cluster.repair.repair import Repair
 from storage_node.store.format import Version
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of

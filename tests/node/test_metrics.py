@@ -21,10 +21,10 @@ from promql_kit import Series, check, exported, legend_labels
 import storage_node
 from ais_loader import connect, errors
 from ais_loader.testing import eventually
-from protos import ais_batch_pb2 as pb
-from protos import ais_cluster_pb2, ais_cluster_pb2_grpc
-from storage_node.batch.counts import BOUNDS_S, BatchTally, Histogram, NodeCounts
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire import ais_cluster_pb2, ais_cluster_pb2_grpc
 from storage_node.config import ServerConfig
+from storage_node.metric_counters import BOUNDS_S, BatchTally, Histogram, NodeCounts
 from storage_node.metric_list import METRICS, PROCESS, markdown_table
 from storage_node.server import NodeServer
 from storage_node.store.errors import InvalidRequest

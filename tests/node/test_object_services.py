@@ -16,8 +16,8 @@ from node_kit import CALL_TIMEOUT_S, bucket_of, serving
 from ais_loader import Bucket, connect, errors
 from ais_loader.checksum import crc32c
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
-from protos import ais_objects_pb2 as pb
-from protos import ais_objects_pb2_grpc as rpc
+from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire import ais_objects_pb2_grpc as rpc
 from storage_node.server import NodeServer
 
 MiB = 1 << 20
@@ -223,7 +223,7 @@ class TestLargeDownloads:
 
     @pytest.fixture(autouse=True)
     def small_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("storage_node.store.batch_table.MAX_ITEM_BYTES", 2 * MiB)
+        monkeypatch.setattr("storage_node.store.read.batch_lookup.MAX_ITEM_BYTES", 2 * MiB)
 
     def test_a_large_object_and_its_ranges_are_read_by_get(self, bucket: Bucket) -> None:
         expected = seeded_bytes(7 * MiB + 1)

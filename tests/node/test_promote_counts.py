@@ -8,7 +8,7 @@ import pytest
 
 from ais_loader import connect
 from storage_node.server import NodeServer
-from storage_node.store.filling import FROM_BYTES
+from storage_node.store.files.clone_or_copy import FROM_BYTES
 from tests.node.cluster_kit import BUCKET
 from tests.node.node_kit import bucket_of, serving
 from tests.node.test_metrics import value

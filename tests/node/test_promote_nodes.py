@@ -15,17 +15,17 @@ from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
-from ais_loader.transport import promote_shares
-from protos import ais_promote_pb2 as wire
-from protos.cluster_map import ClusterView
-from storage_node.cluster import promoting
+from ais_loader.transport.cluster import promote as promote_shares
+from ais_loader.wire import ais_promote_pb2 as wire
+from ais_loader.wire.cluster_map import ClusterView
 from storage_node.config import ServerConfig
+from storage_node.promote import cluster as promoting
 from storage_node.promote.here import promote_group
 from storage_node.promote.job import Job, Outcome, open_unless_there
-from storage_node.promote.service import StaleMap, _share
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import Found
 from storage_node.server import NodeServer
+from storage_node.services.promote import StaleMap, _share
 from storage_node.settings import WrongSetting, configured, read_assignments, read_file
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
@@ -288,7 +288,7 @@ def test_a_promotion_ends_with_its_client_and_with_its_node(
                 given_up.set()
         return done
 
-    monkeypatch.setattr("storage_node.promote.service.promote_group", first_then_never)
+    monkeypatch.setattr("storage_node.services.promote.promote_group", first_then_never)
     config = ServerConfig(port=0, promote_roots=(str(tmp_path / "files"),))
     with NodeServer([tmp_path / "drive"], config) as node, connect(node.url, retry_s=0.0) as client:
 

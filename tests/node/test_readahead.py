@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from ais_loader.testing import eventually
-from protos import ais_batch_pb2 as pb
+from ais_loader.wire import ais_batch_pb2 as pb
 from storage_node.batch.readahead import AHEAD_BYTES, Readahead
-from storage_node.store.batch import StoreBatch
-from storage_node.store.batch_plan import FrameSpan, plan_frames
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.frame_plan import FrameSpan, plan_frames
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 from tests.store.batch_read_kit import content
 

@@ -12,15 +12,15 @@ import pytest
 
 from ais_loader import Bucket, Client, connect, errors
 from ais_loader.testing import eventually
-from protos import ais_batch_pb2 as batch_pb
-from protos import ais_cluster_pb2 as cluster_pb
-from protos.cluster_map import ClusterView
+from ais_loader.wire import ais_batch_pb2 as batch_pb
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.cluster_map import ClusterView
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
-from storage_node.store.copies import StoredVersion
-from storage_node.store.doubts import CopyInDoubt
 from storage_node.store.errors import StoreError
 from storage_node.store.format import Record, Version
+from storage_node.store.replica_state import StoredVersion
+from storage_node.store.stale_replicas import CopyInDoubt
 from storage_node.store.store import Store, Upload
 from tests.node.cluster_kit import BUCKET, LocalCluster
 

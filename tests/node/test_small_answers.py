@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos import ais_batch_pb2 as pb
-from protos import ais_cluster_pb2 as cluster_pb
-from protos.cluster_map import ClusterView
-from protos.frame import Response, decode_response
-from storage_node.batch.small import MAX_BYTES, MAX_ENTRIES, answer_small
-from storage_node.cluster.membership import Membership
-from storage_node.store.batch import StoreBatch, digest
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.frame import Response, decode_response
+from storage_node.batch.fast_path import MAX_BYTES, MAX_ENTRIES, answer_small
+from storage_node.cluster.map.membership import Membership
+from storage_node.store.read.batch import StoreBatch, digest
 from storage_node.store.store import Store
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 from tests.store.batch_read_kit import content, crc

@@ -8,9 +8,9 @@ import pytest
 
 from ais_loader import Client, connect
 from ais_loader.testing import eventually, seeded_bytes
-from storage_node.cluster import drive_orders as orders
-from storage_node.cluster.head import ClusterError
-from storage_node.store.reads import open_object
+from storage_node.ops import drive_commands as orders
+from storage_node.ops.ray_head import ClusterError
+from storage_node.store.read.object_reader import open_object
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
 from tests.node.test_drive_care import node_of, of
 

@@ -14,15 +14,17 @@ from cluster_kit import BUCKET, LocalCluster
 
 from ais_loader import Client, connect, errors
 from ais_loader.testing import eventually
-from protos import ais_replica_pb2 as wire
-from protos import ais_replica_pb2_grpc, ais_snapshot_copies_pb2_grpc
-from protos import ais_snapshot_copies_pb2 as pb
-from storage_node.cluster import commit_gate, snapshot_care, snapshotting
-from storage_node.cluster import snapshot_edits as edits
-from storage_node.cluster.change import change_map
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire import ais_replica_pb2_grpc, ais_snapshot_copies_pb2_grpc
+from ais_loader.wire import ais_snapshot_copies_pb2 as pb
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.map import snapshot_mutations as edits
+from storage_node.cluster.replication import commit_gate
+from storage_node.cluster.snapshots import coordinator as snapshotting
+from storage_node.cluster.snapshots import sweep as snapshot_care
 from storage_node.store.errors import ObjectNotFound
 from storage_node.store.format import Version
-from storage_node.store.reads import open_object
+from storage_node.store.read.object_reader import open_object
 from tests.store.snapshot_kit import retained
 
 NAMES = [f"n{at:02d}" for at in range(12)]

@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos import ais_contents_pb2 as pb
-from protos import ais_contents_pb2_grpc as rpc
-from storage_node.cluster import summing
+from ais_loader.wire import ais_contents_pb2 as pb
+from ais_loader.wire import ais_contents_pb2_grpc as rpc
+from storage_node.cluster.repair import usage as summing
 from storage_node.store.errors import InvalidRequest
 from storage_node.store.format import Version
 from storage_node.store.store import Store

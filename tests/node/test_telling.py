@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ais_loader.testing import eventually
-from protos import ais_cluster_pb2 as cluster_pb
-from protos.cluster_map import ClusterView
-from storage_node.store.doubts import CopyInDoubt
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.cluster_map import ClusterView
 from storage_node.store.errors import ObjectNotFound
-from storage_node.store.reads import open_object
+from storage_node.store.read.object_reader import open_object
+from storage_node.store.stale_replicas import CopyInDoubt
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import Writer, name_with
 
@@ -42,7 +42,7 @@ def hold_fetching(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Non
     async def nothing(self: object) -> None:
         return
 
-    monkeypatch.setattr("storage_node.cluster.reconcile.Reconciler.resolve", nothing)
+    monkeypatch.setattr("storage_node.cluster.repair.catch_up.Reconciler.resolve", nothing)
 
 
 @pytest.mark.parametrize("change", ["put", pytest.param("put_many", marks=pytest.mark.slow), "delete"])
@@ -101,7 +101,7 @@ def test_a_write_by_an_older_map_is_told_to_those_whom_the_newer_one_adds(
     async def nothing(self: object, *_: object) -> bool:
         return False
 
-    monkeypatch.setattr("storage_node.cluster.following.Follower._ask", nothing)  # it hears of it from the write alone
+    monkeypatch.setattr("storage_node.cluster.map.sync.Follower._ask", nothing)  # it hears of it from the write alone
     with quick(tmp_path, 4) as cluster, Writer(cluster.nodes[0].url) as writer:
         hold_fetching(cluster, monkeypatch)
         newcomer = cluster.map.node[3]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import grpc
 
-from protos import ais_objects_pb2 as pb
-from protos import ais_objects_pb2_grpc as rpc
-from protos.cluster_map import object_hashes
+from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire import ais_objects_pb2_grpc as rpc
+from ais_loader.wire.cluster_map import object_hashes
 from storage_node.store.checksum import crc32c
-from storage_node.store.reads import ObjectReader
+from storage_node.store.read.object_reader import ObjectReader
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 

@@ -10,8 +10,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.copy_choice import CLEARLY, SLACK_S, Load, NodeLoads, choose
-from protos.hedging import BURST_ENTRIES, HedgeBudget, Silences
+from ais_loader.wire.gather.hedging import BURST_ENTRIES, HedgeBudget, Silences
+from ais_loader.wire.gather.replica_choice import CLEARLY, SLACK_S, Load, NodeLoads, choose
 
 
 def key(at: int) -> int:

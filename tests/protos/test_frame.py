@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos import ais_batch_pb2 as pb
-from protos.frame import (
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import (
     EntryFault,
     Frame,
     FrameError,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.placement import Candidate, object_hash, owner, ranked
+from ais_loader.wire.placement import Candidate, object_hash, owner, ranked
 
 BUCKET = bytes(range(16))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protos import ais_batch_pb2 as pb
-from storage_node.store.batch import StoreBatch
+from ais_loader.wire import ais_batch_pb2 as pb
+from storage_node.store.read.batch import StoreBatch
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from storage_node.store.raw_files import RawFiles
+from storage_node.store.files.object_files import RawFiles
 from storage_node.store.store import Store
 from tests.store.store_kit import put, store_at
 

@@ -9,11 +9,9 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from storage_node.store import doctor
-from storage_node.store import record as records
+from storage_node.store import store_record as records
 from storage_node.store.checksum import crc32c
-from storage_node.store.report import Report
-from storage_node.store.segment_format import (
+from storage_node.store.files.segment_format import (
     HEAD_BYTES,
     ROW_BYTES,
     Head,
@@ -22,6 +20,8 @@ from storage_node.store.segment_format import (
     decode_states,
     row_offset,
 )
+from storage_node.store.fsck import fsck as doctor
+from storage_node.store.fsck.report import Report
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.snapshot_kit import at, reap

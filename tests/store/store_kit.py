@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from storage_node.store import format as fmt
-from storage_node.store.doctor import Report, check
-from storage_node.store.drive import Drive
+from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.drive.drive import Drive
 from storage_node.store.format import Record
-from storage_node.store.reads import open_object
-from storage_node.store.shard_limits import ShardLimits
+from storage_node.store.fsck.fsck import Report, check
+from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 
 BUCKET = "speech"

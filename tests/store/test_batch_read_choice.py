@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-from storage_node.store import batch_read
-from storage_node.store.batch_read import FailureCode
+from storage_node.store.read import native_reader as batch_read
+from storage_node.store.read.native_reader import FailureCode
 from tests.store.batch_read_kit import READERS
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from ais_loader import Entry, Status, connect
 from ais_loader.testing import seeded_bytes
 from storage_node.store import format as fmt
-from storage_node.store.catalog import Catalog, WriteBatch
+from storage_node.store.drive.catalog import Catalog, WriteBatch
 
 
 def test_lost_block_checksums_are_corrupt_in_their_place(tmp_path: Path) -> None:

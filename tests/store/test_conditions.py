@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store.conditions import Condition, parse_condition, parse_version
+from storage_node.store.drive.preconditions import Condition, parse_condition, parse_version
 from storage_node.store.errors import InvalidRequest, ObjectNotFound, VersionConflict
 from storage_node.store.format import WRITE_ID_KEY, Record, Version
 from storage_node.store.store import Store, Upload

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from storage_node.store import format as fmt
-from storage_node.store import record as records
-from storage_node.store import report as report_module
-from storage_node.store.catalog import WriteBatch
-from storage_node.store.doctor import check, repair
+from storage_node.store import store_record as records
+from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.errors import (
     CorruptObject,
     FormatError,
@@ -23,7 +21,9 @@ from storage_node.store.errors import (
     StoreNotFound,
 )
 from storage_node.store.format import BLOCK_BYTES
-from storage_node.store.report import KINDS
+from storage_node.store.fsck import report as report_module
+from storage_node.store.fsck.fsck import check, repair
+from storage_node.store.fsck.report import KINDS
 from storage_node.store.store import Store
 from tests.store.store_kit import (
     BUCKET,
@@ -59,7 +59,7 @@ def test_a_sound_store_has_no_findings_and_is_counted(root: Path) -> None:
 
 
 def test_a_report_is_json_and_says_which_batch_reader_runs(root: Path) -> None:
-    from storage_node.store.batch_read import IMPLEMENTATION
+    from storage_node.store.read.native_reader import IMPLEMENTATION
 
     flip_a_byte(object_files(root)[0])
     report = check([root], checksums=True)
@@ -74,13 +74,13 @@ def test_a_report_is_json_and_says_which_batch_reader_runs(root: Path) -> None:
 
 
 def test_the_python_batch_reader_is_reported_with_its_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_node.store.batch_read.IMPLEMENTATION", "python")
+    monkeypatch.setattr("storage_node.store.read.native_reader.IMPLEMENTATION", "python")
     report = check([root])
     assert report.batch_reader == "python" and report.batch_reader_reason
 
 
 def test_progress_is_told_as_objects_and_files_go_by(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_node.store.survey.PROGRESS_EVERY", 10)
+    monkeypatch.setattr("storage_node.store.fsck.scan.PROGRESS_EVERY", 10)
     told: list[tuple[str, int]] = []
     check([root], progress=lambda doing, done: told.append((doing, done)))
     assert told == [(f"{root}: comparing {what}", done) for what in ("objects", "files") for done in (10, 20, 30)]

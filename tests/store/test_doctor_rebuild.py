@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from storage_node.store import format as fmt
-from storage_node.store.doctor import rebuild, repair
 from storage_node.store.errors import CorruptObject, FormatError, StoreLocked, StoreNotFound
 from storage_node.store.format import BLOCK_BYTES
+from storage_node.store.fsck.fsck import rebuild, repair
 from storage_node.store.store import Store
 from tests.store.store_kit import (
     BUCKET,
@@ -254,7 +254,7 @@ def test_files_that_say_nothing_cannot_be_rebuilt_from(root: Path, monkeypatch: 
         put(store, "a", b"1")
         os.removexattr(file_of(store, "a"), fmt.XATTR_NAME)
     shutil.rmtree(root / "catalog")
-    monkeypatch.setattr("storage_node.store.evidence.keeps_identity", lambda files: False)
+    monkeypatch.setattr("storage_node.store.fsck.file_identity.keeps_identity", lambda files: False)
     with pytest.raises(FormatError, match="none of its 1 files says what it is"):
         rebuild([root])
     assert len(object_files(root)) == 1

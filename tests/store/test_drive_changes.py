@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protos import ais_batch_pb2 as pb
-from storage_node.store import doctor
+from ais_loader.wire import ais_batch_pb2 as pb
 from storage_node.store.errors import (
     DriveFailed,
     DriveFull,
@@ -20,6 +19,7 @@ from storage_node.store.errors import (
     StoreClosed,
     StoreReadOnly,
 )
+from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.drives_kit import WANTED, files_on, move_all, store_with

@@ -13,12 +13,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protos import ais_batch_pb2 as pb
-from storage_node.store import identity as identities
-from storage_node.store import moving, placed_changes
+from ais_loader.wire import ais_batch_pb2 as pb
+from storage_node.store.drive import identity as identities
+from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.errors import DriveFailed, InvalidRequest, ObjectNotFound
 from storage_node.store.format import BLOCK_BYTES, Version
-from storage_node.store.identity import DriveIdentity
+from storage_node.store.pool import rebalance as moving
+from storage_node.store.pool import writes as placed_changes
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.batch_kit import batch

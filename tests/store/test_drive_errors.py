@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from protos import ais_batch_pb2 as pb
+from ais_loader.wire import ais_batch_pb2 as pb
 from storage_node.store.errors import DriveFailed, ObjectNotFound
 from storage_node.store.store import Store
 from tests.faults.eio_kit import EioShim
@@ -184,8 +184,8 @@ def test_bytes_that_are_wrong_are_counted_apart(tmp_path: Path) -> None:
 
 def test_a_drive_is_given_up_while_batches_and_readers_have_it_in_hand(tmp_path: Path) -> None:
     """They end with what was stored, or with the reason; descriptors that they use are nobody else's meanwhile."""
-    from storage_node.store.batch import StoreBatch
-    from storage_node.store.reads import open_object
+    from storage_node.store.read.batch import StoreBatch
+    from storage_node.store.read.object_reader import open_object
 
     roots = [tmp_path / "a", tmp_path / "b"]
     with store_with(WANTED, *roots) as store:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protos import ais_batch_pb2 as pb
-from storage_node.store import doctor, placed_changes
+from ais_loader.wire import ais_batch_pb2 as pb
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import (
@@ -19,6 +18,8 @@ from storage_node.store.errors import (
     ObjectNotFound,
 )
 from storage_node.store.format import BLOCK_BYTES, Version
+from storage_node.store.fsck import fsck as doctor
+from storage_node.store.pool import writes as placed_changes
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.drives_kit import WANTED, move_all, store_with

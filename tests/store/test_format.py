@@ -136,7 +136,7 @@ def test_the_catalog_holds_the_keys_of_the_table_and_no_others(tmp_path: Path) -
 
 
 def _closed_catalog(root: Path) -> list[tuple[bytes, bytes]]:
-    from storage_node.store.catalog import Catalog
+    from storage_node.store.drive.catalog import Catalog
 
     catalog = Catalog(root / "catalog", writable=False)
     try:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from ais_loader.testing import seeded_bytes
-from storage_node.store import shards
 from storage_node.store.archives import index
+from storage_node.store.archives import open_archives as shards
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import HEADER_BYTES, ShardState
 from storage_node.store.checksum import crc32c
-from storage_node.store.reads import open_member
+from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
 from tests.store.archives.archive_kit import in_zip, packed_in_every_way
 from tests.store.store_kit import BUCKET, assert_sound, put, store_at

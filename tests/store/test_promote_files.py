@@ -17,9 +17,9 @@ from storage_node.promote.here import promote_path
 from storage_node.promote.job import Job, Outcome
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import GROUP_FILES, Wanted
-from storage_node.store import filling
 from storage_node.store.errors import DriveFull, SourceChanged, SourceRefused, SourceUnreadable, StoreReadOnly
-from storage_node.store.staged_file import StagedFile
+from storage_node.store.files import clone_or_copy as filling
+from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.store import Store
 
 LARGE = filling.FROM_BYTES + 12_345

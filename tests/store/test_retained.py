@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store import doctor, session
 from storage_node.store import format as fmt
-from storage_node.store import record as records
-from storage_node.store.commit_files import CommitFiles
-from storage_node.store.drive import Drive
+from storage_node.store import store_record as records
+from storage_node.store.drive import clean_shutdown as session
+from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.pending import PendingObject
+from storage_node.store.drive.publish import CommitFiles
 from storage_node.store.errors import (
     BucketHasSnapshots,
     CorruptObject,
@@ -23,7 +24,7 @@ from storage_node.store.errors import (
     SnapshotNotFound,
     SnapshotReadOnly,
 )
-from storage_node.store.pending import PendingObject
+from storage_node.store.fsck import fsck as doctor
 from storage_node.store.snapshots import Snapshot
 from storage_node.store.store import Store
 from tests.store.snapshot_kit import LARGE, at, reap, retained, retained_file

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store import doctor
 from storage_node.store import format as fmt
-from storage_node.store.conditions import Condition
-from storage_node.store.drive import Drive
+from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.preconditions import Condition
 from storage_node.store.errors import WriteTooLate
 from storage_node.store.format import Record, Version
-from storage_node.store.reads import open_object
-from storage_node.store.record import SnapshotRecord
-from storage_node.store.retained_copies import KeptVersion, NewerFirst, Seen, seen, seen_after
+from storage_node.store.fsck import fsck as doctor
+from storage_node.store.read.object_reader import open_object
+from storage_node.store.retained_replicas import KeptVersion, NewerFirst, Seen, seen, seen_after
 from storage_node.store.store import Store
+from storage_node.store.store_record import SnapshotRecord
 from storage_node.store.writes import stage_object
 from tests.store.snapshot_kit import LARGE, at, reap, retained
 from tests.store.store_kit import BUCKET, drive_of

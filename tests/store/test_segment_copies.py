@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage_node.store import doctor
 from storage_node.store import format as fmt
-from storage_node.store.catalog import WriteBatch
-from storage_node.store.segment_file import SegmentFile, open_segment
-from storage_node.store.segment_format import HEAD_BYTES, LIVE, encode_state, row_offset
+from storage_node.store.drive.catalog import WriteBatch
+from storage_node.store.files.segment_file import SegmentFile, open_segment
+from storage_node.store.files.segment_format import HEAD_BYTES, LIVE, encode_state, row_offset
+from storage_node.store.fsck import fsck as doctor
 from tests.store.segment_kit import (
     LEFT,
     NAMES,

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store import doctor, segments
+from storage_node.store.files import segments
+from storage_node.store.files.segments import Segments
 from storage_node.store.format import Record, Version
-from storage_node.store.segments import Segments
+from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.segment_kit import head_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store import doctor
 from storage_node.store.errors import FormatError
+from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store
 from tests.store.segment_kit import (
     LEFT,
@@ -55,6 +55,6 @@ def test_what_does_not_know_of_the_copy_does_not_open_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path)
-    monkeypatch.setattr("storage_node.store.record._READ_VERSIONS", (2, 3, 4, 5, 6, 7))
+    monkeypatch.setattr("storage_node.store.store_record._READ_VERSIONS", (2, 3, 4, 5, 6, 7))
     with pytest.raises(FormatError, match="format 8"):
         Store.open([tmp_path])

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_node.store import format as fmt
-from storage_node.store import segment_format as segments
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import FormatError
-from storage_node.store.segment_format import (
+from storage_node.store.files import segment_format as segments
+from storage_node.store.files.segment_format import (
     DEAD,
     FREED,
     HEAD_BYTES,

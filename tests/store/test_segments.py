@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from protos import ais_batch_pb2 as pb
-from storage_node.store import doctor, segments
-from storage_node.store import record as records
+from ais_loader.wire import ais_batch_pb2 as pb
+from storage_node.store import store_record as records
 from storage_node.store.archives.errors import NotAnArchive
-from storage_node.store.batch import StoreBatch
 from storage_node.store.checksum import crc32c
-from storage_node.store.conditions import Condition
+from storage_node.store.drive.preconditions import Condition
 from storage_node.store.errors import CorruptObject, ObjectNotFound, VersionConflict
+from storage_node.store.files import segments
+from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.format import Record, Version
-from storage_node.store.reads import open_member, open_object
-from storage_node.store.segment_format import MAX_OBJECT_BYTES
+from storage_node.store.fsck import fsck as doctor
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.object_reader import open_member, open_object
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.drives_kit import files_on

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store import record as records
+from storage_node.store import store_record as records
 from storage_node.store.errors import (
     BucketExists,
     BucketNotEmpty,

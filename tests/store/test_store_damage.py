@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from protos import ais_batch_pb2 as pb
-from storage_node.store.doctor import check
+from ais_loader.wire import ais_batch_pb2 as pb
 from storage_node.store.errors import CorruptObject, DriveFailed, FormatError, StoreError, StoreReadOnly
 from storage_node.store.format import BLOCK_BYTES
-from storage_node.store.reads import open_object
+from storage_node.store.fsck.fsck import check
+from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.store_kit import BUCKET, contents, drive_of, file_of, flip_a_byte, kinds, names, put, read, store_at

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from protos import ais_batch_pb2 as pb
-from protos.placement import Candidate, owner
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.placement import Candidate, owner
 from storage_node.store.errors import DriveFailed, FormatError, StoreError
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch

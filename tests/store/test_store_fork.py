@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from storage_node.store.errors import StoreClosed, StoreLocked
-from storage_node.store.reads import open_object
+from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, names, put, read, store_at

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store.catalog import WriteBatch
+from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.errors import DriveFull, ObjectNotFound, StoreError
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from storage_node.store.errors import ObjectNotFound
+from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.names import object_name_fault
-from storage_node.store.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.memory_folder import IN_MEMORY

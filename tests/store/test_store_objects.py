@@ -17,7 +17,7 @@ from storage_node.store.errors import (
     StoreClosed,
 )
 from storage_node.store.format import BLOCK_BYTES, BLOCKS_PER_CHUNK
-from storage_node.store.reads import CHUNK_BYTES, open_object
+from storage_node.store.read.object_reader import CHUNK_BYTES, open_object
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, drive_of, names, object_files, put, read, store_at
@@ -213,7 +213,7 @@ def test_the_file_of_a_replaced_object_goes_after_the_grace_period(tmp_path: Pat
 
 
 def test_garbage_beyond_its_limit_goes_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_node.store.garbage.MAX_GARBAGE_BYTES", 2500)
+    monkeypatch.setattr("storage_node.store.drive.garbage.MAX_GARBAGE_BYTES", 2500)
     with store_at(tmp_path / "drive") as store:
         for _ in range(10):
             put(store, "a", bytes(1000))

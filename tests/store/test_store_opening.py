@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store import record as records
-from storage_node.store.doctor import check
+from storage_node.store import store_record as records
+from storage_node.store.drive.identity import FILE_NAME
 from storage_node.store.errors import FormatError, InvalidRequest, StoreError, StoreLocked, StoreNotFound
-from storage_node.store.identity import FILE_NAME
+from storage_node.store.fsck.fsck import check
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, contents, put, store_at
 

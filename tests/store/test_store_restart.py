@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage_node.store import format as fmt
-from storage_node.store.catalog import WriteBatch
+from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, object_files, put, store_at
@@ -37,7 +37,7 @@ def killed(tmp_path: Path) -> Path:
 
 
 def after_another_start_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_node.store.session.boot_id", lambda: b"another start")
+    monkeypatch.setattr("storage_node.store.drive.clean_shutdown.boot_id", lambda: b"another start")
 
 
 def test_after_the_machine_went_down_files_that_nothing_names_go(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_store_that_is_closed_with_power_durability_is_on_the_disk_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr("storage_node.store.session.sync_file_system", synced.append)
+    monkeypatch.setattr("storage_node.store.drive.clean_shutdown.sync_file_system", synced.append)
     with store_at(tmp_path / "a") as store:
         put(store, "a", b"1")
     assert not synced

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store.object_folders import ObjectFolders
-from storage_node.store.syncing import SYNCS_AT_ONCE, Syncs
+from storage_node.store.files.folders import ObjectFolders
+from storage_node.store.files.group_sync import SYNCS_AT_ONCE, Syncs
 
 
 @pytest.fixture

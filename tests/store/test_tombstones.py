@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from protos import ais_batch_pb2 as pb
-from storage_node.store import doctor, errors
+from ais_loader.wire import ais_batch_pb2 as pb
+from storage_node.store import errors
 from storage_node.store.errors import ObjectNotFound
 from storage_node.store.format import BLOCK_BYTES, Version
+from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, names, object_files, put, read, store_at

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store import doctor
 from storage_node.store.errors import DriveFailed, InvalidName, StoreError
 from storage_node.store.format import BLOCK_BYTES, Record, Version
+from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store, StoredVersion
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, object_files, put, read, store_at
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge, CopiesBusy
 from storage_node.store.archives.source import FdSource
 from storage_node.store.errors import StoreClosed
-from storage_node.store.raw_files import drive_error
+from storage_node.store.files.object_files import drive_error
 
 _SUFFIX = ".unpacking"
 

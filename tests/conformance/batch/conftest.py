@@ -17,7 +17,8 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "grpc, Python reader":
         return str(request.getfixturevalue("python_reader_node").url)
     if request.param == "embedded, Python reader":
-        from storage_node.store import batch, batch_read
+        from storage_node.store.read import batch
+        from storage_node.store.read import native_reader as batch_read
 
         monkeypatch.setattr(batch, "read_frame", batch_read.read_frame_python)
         monkeypatch.setattr(batch, "read_list", batch_read.read_list_python)

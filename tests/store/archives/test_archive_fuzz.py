@@ -20,14 +20,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ais_loader.testing import peak_rss_bytes, reset_peak_rss, rss_bytes, throwaway_folder
-from protos import ais_batch_pb2 as pb
+from ais_loader.wire import ais_batch_pb2 as pb
 from storage_node.store.archives.errors import ArchiveError
 from storage_node.store.archives.inflating import unpacked
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
-from storage_node.store.batch_members import status_of
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import StoreError
-from storage_node.store.reads import open_member
+from storage_node.store.read.batch_members import status_of
+from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
 from tests.store.archives.archive_kit import tar_members
 from tests.store.archives.mutations import HARMS, Harm, comparable, harmed, is_plain_speech

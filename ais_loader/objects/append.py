@@ -1,0 +1,174 @@
+"""Appending: the object's bytes as they are, and some more, become its next version in one step on the store.
+
+A reader sees the old object or the new one. Whoever appends names the version that it appends to: of several at once
+one is first, and the others look again and append to what that has made, so that nothing is lost. Each time the store
+copies the whole object. Bytes that are too many for a request are stored as a part first, and are sent once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from ais_loader import errors
+from ais_loader.checksum import crc32c
+from ais_loader.content import Content, Source
+from ais_loader.entry import ObjectInfo
+from ais_loader.objects import parts
+from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
+from ais_loader.transport.backoff import Patience
+from ais_loader.transport.base import Transport
+from ais_loader.urls import ARCHIVE_EXTENSIONS
+from ais_loader.wire import ais_compose_pb2 as pb
+from ais_loader.wire import ais_objects_pb2 as objects
+
+_RETRY_S = 10.0
+"""How long to go on trying while nobody answers."""
+_GET_TIMEOUT_S = 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
+_BLOCK = 512
+
+
+class _Tail(NamedTuple):
+    """What is to be appended."""
+
+    part: pb.ComposePart
+    size_bytes: int
+    checksum: int
+
+
+def append(transport: Transport, bucket: str, name: str, data: Content, timeout_s: float) -> ObjectInfo:
+    """See Bucket.append."""
+    parts.require_ordinary(name)
+
+    def look() -> tuple[str, int]:
+        there = transport.head(bucket, name)
+        return there.version, there.size_bytes
+
+    with _stored(transport, bucket, Source(data)) as tail:
+        return _append(transport, bucket, name, look, tail, lambda size_bytes: 0, timeout_s)
+
+
+def append_members(
+    transport: Transport, bucket: str, shard: str, members: Sequence[tuple[str, Content]], timeout_s: float
+) -> ObjectInfo:
+    """See Bucket.append_members."""
+    parts.require_ordinary(shard)
+    if not shard.lower().endswith(".tar"):  # the store looks at what is there, but it may not be there
+        kind = errors.ArchiveUnsupported if shard.lower().endswith(ARCHIVE_EXTENSIONS) else errors.NotAnArchive
+        raise kind(f"{bucket}/{shard}: members can be added to plain tars, named *.tar, alone")
+    names = [name for name, _ in members]
+    _check_members(names)
+
+    def look() -> tuple[str, int]:
+        end = transport.tar_end(pb.TarEndRequest(bucket=bucket, name=shard, member=names))
+        if end.member:
+            raise errors.MemberExists(f"{bucket}/{shard} has a member {end.member[0]!r} already; nothing was changed")
+        return end.version, end.end_bytes
+
+    def end_of_archive(size_bytes: int) -> int:
+        zeros = 2 * _BLOCK
+        return zeros + -(size_bytes + zeros) % tarfile.RECORDSIZE
+
+    with _stored(transport, bucket, Source(b"".join(_packed(members)))) as tail:
+        return _append(transport, bucket, shard, look, tail, end_of_archive, timeout_s)
+
+
+def _append(
+    transport: Transport, bucket: str, name: str, look: Callable[[], tuple[str, int]], tail: _Tail,
+    zeros: Callable[[int], int], timeout_s: float,
+) -> ObjectInfo:  # fmt: skip
+    """`look` says which version is there, and how many bytes of it are kept; `zeros` how many follow so many."""
+    give_up_at = time.monotonic() + timeout_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        condition = objects.PutCondition(write_id=os.urandom(16))
+        kept: list[pb.ComposePart] = []
+        kept_bytes = 0
+        try:
+            condition.if_version, kept_bytes = look()
+        except errors.ObjectNotFound:
+            condition.if_absent = True
+        else:
+            kept = [make_range(bucket, name, condition.if_version, 0, kept_bytes)]
+        end = pb.ComposePart(data=bytes(zeros(kept_bytes + tail.size_bytes)))
+        request = make_request(bucket, name, [*kept, tail.part, end], metadata=None if kept else {})
+        request.object.condition.CopyFrom(condition)
+        lost: errors.NodeUnavailable | None = None
+        patience = Patience(_RETRY_S)
+        try:
+            while True:
+                try:
+                    return transport.compose(request, retry=False)
+                except errors.NodeUnavailable as error:
+                    lost = error
+                    patience.pause(error)
+        except (errors.VersionConflict, errors.ObjectNotFound):
+            # Somebody else was first, so that it has not been appended; unless an answer that was lost said it had.
+            if lost is not None and _is_there(transport, bucket, name, kept_bytes, tail):
+                raise errors.NodeUnavailable(f"{bucket}/{name}: it may have been appended: {lost}") from lost
+            if time.monotonic() > give_up_at:
+                raise
+        time.sleep(random.uniform(0, pause_s))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _is_there(transport: Transport, bucket: str, name: str, at: int, tail: _Tail) -> bool:
+    """Whether these bytes are where they were to be appended: those who append later leave them there."""
+    checksum = 0
+    try:
+        for chunk in transport.get(
+            bucket, name, start=at, length=tail.size_bytes, member=None, verify=False, timeout_s=_GET_TIMEOUT_S
+        ):
+            checksum = crc32c(bytes(chunk), checksum)
+    except (errors.ObjectNotFound, errors.RangeError):
+        return False
+    return checksum == tail.checksum
+
+
+@contextmanager
+def _stored(transport: Transport, bucket: str, source: Source) -> Iterator[_Tail]:
+    """Bytes as a part of a request; those that are too many for it lie in the store meanwhile."""
+    if source.size_bytes is not None and source.size_bytes <= INLINE_BYTES:
+        data = b"".join(source.chunks())
+        yield _Tail(pb.ComposePart(data=data), len(data), crc32c(data))
+        return
+    name = parts.part_name(parts.new_id(), 1)
+    info = parts.put_part(transport, bucket, name, source, {})
+    try:
+        yield _Tail(make_range(bucket, name, info.version, 0, info.size_bytes), info.size_bytes, info.checksum)
+    finally:
+        with suppress(errors.LoaderError):  # what cannot be removed now is swept with old uploads
+            parts.remove(transport, bucket, name)
+
+
+def _check_members(names: Sequence[str]) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"a member's name is a str, got {type(name).__name__}")
+        if not name or "\0" in name or name.endswith("/"):
+            raise errors.InvalidName(f"member {name!r}: need a name, without NUL and a slash at its end")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise errors.InvalidName(f"member {name!r}: a lone surrogate has no UTF-8 form") from None
+    if len(set(names)) != len(names):
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise errors.MemberExists(f"member {twice!r} is given twice")
+
+
+def _packed(members: Sequence[tuple[str, Content]]) -> Iterator[bytes]:
+    """Headers, which are ustar wherever that will do and PAX otherwise, contents, padding."""
+    for name, data in members:
+        content = b"".join(Source(data).chunks())
+        header = tarfile.TarInfo(name)
+        header.size = len(content)
+        header.mode = 0o644
+        yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+        yield content
+        yield bytes(-len(content) % _BLOCK)

@@ -1,0 +1,30 @@
+"""What is asked of a store to make an object of parts of others; see `Transport.compose`."""
+
+from __future__ import annotations
+
+from ais_loader import errors
+from ais_loader.transport.validation import require_bucket, require_object, require_text
+from ais_loader.wire import ais_compose_pb2 as pb
+
+INLINE_BYTES = 4 << 20
+"""Of bytes that travel within a request: what is larger is put first, and named."""
+
+
+def make_range(bucket: str, name: str, version: str = "", start: int = 0, length: int | None = None) -> pb.ComposePart:
+    """Bytes of an object. Raises BucketNotFound, ObjectNotFound for names that no store can have."""
+    require_object(bucket, name)
+    return pb.ComposePart(range=pb.ComposeRange(bucket=bucket, name=name, version=version, start=start, length=length))
+
+
+def make_request(
+    bucket: str, name: str, parts: list[pb.ComposePart], *, metadata: dict[str, str] | None = None
+) -> pb.ComposeRequest:
+    """`metadata` None: that of the first part's object. Raises BucketNotFound, InvalidName, InvalidRequest."""
+    require_bucket(bucket)
+    require_text(name, errors.InvalidName, "object name")
+    for text in (*(metadata or {}), *(metadata or {}).values()):
+        require_text(text, errors.InvalidRequest, "metadata")
+    request = pb.ComposeRequest(part=parts, inherit_metadata=metadata is None)
+    request.object.bucket, request.object.name = bucket, name
+    request.object.metadata.update(metadata or {})
+    return request

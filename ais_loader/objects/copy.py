@@ -1,0 +1,151 @@
+"""Copies and renames of objects, done by the store: bytes do not pass through this process.
+
+A prefix is copied object by object, and what is at its new place with the same bytes and metadata is left alone: who
+was interrupted does the same again, and only the rest is copied. A rename is a copy and then the deletion of what was
+copied, in the version that was copied: between the two the object has both names, and renaming again ends it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal, TypeAlias
+
+from ais_loader import errors
+from ais_loader.entry import ObjectInfo
+from ais_loader.objects.compose_request import make_range, make_request
+from ais_loader.objects.parts import require_ordinary
+from ais_loader.transport.backoff import Patience
+from ais_loader.transport.base import Transport
+
+Copied: TypeAlias = ObjectInfo | errors.LoaderError
+"""What came of one object of many."""
+IN_FLIGHT = 4
+"""Objects of a prefix that are copied at once."""
+_PAGE_SIZE = 1000
+_RETRY_S = 10.0
+"""How long to go on trying to delete what has been copied, while nobody answers."""
+
+
+def copy_object(
+    transport: Transport, bucket: str, name: str, to_bucket: str, to: str, *, version: str = "", if_absent: bool = False
+) -> ObjectInfo:
+    """Copy an object with its metadata, as it is or in this version of it. See Bucket.copy."""
+    require_ordinary(to)
+    if (bucket, name) == (to_bucket, to):
+        raise errors.InvalidRequest(f"{bucket}/{name} is already where it is to go")
+    request = make_request(to_bucket, to, [make_range(bucket, name, version)])
+    if if_absent:
+        request.object.condition.if_absent, request.object.condition.write_id = True, os.urandom(16)
+    return transport.compose(request)
+
+
+def rename_object(
+    transport: Transport, bucket: str, name: str, to_bucket: str, to: str, *, if_absent: bool = False
+) -> ObjectInfo:
+    """See Bucket.rename."""
+    before = transport.head(bucket, name)
+    try:
+        made = copy_object(transport, bucket, name, to_bucket, to, version=before.version, if_absent=if_absent)
+    except errors.VersionConflict:
+        made = transport.head(to_bucket, to)
+        if not _is_equal(before, made):
+            raise
+    _delete_copied(transport, before)
+    return made
+
+
+def _delete_copied(transport: Transport, before: ObjectInfo) -> None:
+    """Raises VersionConflict when it was replaced meanwhile: the newer one stays."""
+    patience = Patience(_RETRY_S)
+    while True:
+        try:
+            transport.delete(before.bucket, before.name, if_version=before.version)
+            return
+        except errors.NodeUnavailable as error:
+            patience.pause(error)  # unlike other deletions it can be made twice: no other version is in danger
+        except errors.VersionConflict:
+            if _is_gone(transport, before):
+                return
+            raise
+
+
+def _is_gone(transport: Transport, before: ObjectInfo) -> bool:
+    """Deleted by an earlier try, or by somebody else; what was copied is at its new place."""
+    try:
+        transport.head(before.bucket, before.name)
+    except errors.ObjectNotFound:
+        return True
+    return False
+
+
+def copy_prefix(
+    transport: Transport, bucket: str, prefix: str, to_bucket: str, to: str, *, remove: bool,
+    on_error: Literal["raise", "yield"], seen: Callable[[ObjectInfo], None] = lambda source: None,
+) -> Generator[Copied, None, None]:  # fmt: skip
+    """Objects whose names begin with `prefix`, in order, copied to names in which `to` takes its place.
+
+    Yields what was copied, or with `remove` renamed. `seen` hears of each object of the source that is done with, also
+    where nothing was to do. See Bucket.copy_prefix.
+    """
+    if bucket == to_bucket and (prefix.startswith(to) or to.startswith(prefix)):
+        raise errors.InvalidRequest(
+            f"prefixes {prefix!r} and {to!r} of one bucket overlap: objects would be copied on top of each other"
+        )
+
+    def one(source: ObjectInfo, there: ObjectInfo | None) -> ObjectInfo | None:
+        if there is not None and _is_equal(source, there):
+            made = there
+        else:
+            there, name = None, to + source.name[len(prefix) :]
+            made = copy_object(transport, bucket, source.name, to_bucket, name, version=source.version)
+        if remove:
+            _delete_copied(transport, source)
+        return made if remove or there is None else None
+
+    waiting: deque[tuple[ObjectInfo, Future[ObjectInfo | None]]] = deque()
+
+    def first_done() -> Iterator[Copied]:
+        source, running = waiting.popleft()
+        try:
+            made = running.result()
+        except errors.LoaderError as error:
+            if on_error == "raise" or error.retryable:
+                raise  # also a store that nobody reaches: the next one would fare no better
+            seen(source)
+            yield error
+            return
+        seen(source)
+        if made is not None:
+            yield made
+
+    sources = transport.objects(bucket, prefix=prefix, page_size=_PAGE_SIZE)
+    targets = transport.objects(to_bucket, prefix=to, page_size=_PAGE_SIZE)
+    pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="ais-loader-copy")
+    try:
+        for source, there in _paired(sources, len(prefix), targets, len(to)):
+            waiting.append((source, pool.submit(one, source, there)))
+            if len(waiting) >= 2 * IN_FLIGHT:
+                yield from first_done()
+        while waiting:
+            yield from first_done()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _paired(
+    sources: Iterator[ObjectInfo], cut: int, targets: Iterator[ObjectInfo], target_cut: int
+) -> Iterator[tuple[ObjectInfo, ObjectInfo | None]]:
+    """Each source with what is at its new place. Both lists are in order of what follows their prefixes."""
+    there = next(targets, None)
+    for source in sources:
+        rest = source.name[cut:].encode()
+        while there is not None and there.name[target_cut:].encode() < rest:
+            there = next(targets, None)
+        yield source, there if there is not None and there.name[target_cut:].encode() == rest else None
+
+
+def _is_equal(one: ObjectInfo, other: ObjectInfo) -> bool:
+    return (one.size_bytes, one.checksum, one.metadata) == (other.size_bytes, other.checksum, other.metadata)

@@ -1,0 +1,38 @@
+"""Another set of metadata for an object with the same bytes: the store copies them, and nobody sends them again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ais_loader import errors
+from ais_loader.entry import ObjectInfo
+from ais_loader.objects.compose_request import make_range, make_request
+from ais_loader.transport.base import Transport
+from ais_loader.transport.validation import require_metadata
+from ais_loader.wire import ais_objects_pb2 as pb
+
+_TRIES = 100
+_WRITE_ID_BYTES = 16
+
+
+def set_metadata(
+    transport: Transport, bucket: str, name: str, metadata: Mapping[str, str], if_version: str | None
+) -> ObjectInfo:
+    """See `Bucket.set_metadata`."""
+    if not isinstance(metadata, Mapping):
+        raise errors.InvalidRequest(f"metadata maps str to str, got {type(metadata).__name__}")
+    require_metadata(metadata)
+    for tries_left in reversed(range(_TRIES)):
+        version = if_version or transport.head(bucket, name).version
+        request = make_request(bucket, name, [make_range(bucket, name, version)], metadata=dict(metadata))
+        # In place of the very version whose bytes are copied: what others put meanwhile is not undone.
+        request.object.condition.CopyFrom(pb.PutCondition(if_version=version, write_id=os.urandom(_WRITE_ID_BYTES)))
+        try:
+            return transport.compose(request, None)
+        except (errors.VersionConflict, errors.ObjectNotFound) as error:
+            if if_version is not None and isinstance(error, errors.ObjectNotFound):
+                raise errors.VersionConflict(f"{bucket}/{name}: wanted version {if_version}: {error}") from error
+            if if_version is not None or not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")

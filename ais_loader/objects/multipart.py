@@ -1,0 +1,242 @@
+"""Uploads in parts: sent in any order, side by side, by any processes, and made one object at the end.
+
+    upload = bucket.multipart("big.bin")
+    upload.put_part(2, second)
+    upload.put_part(1, first)
+    upload.complete()
+
+An upload is a marker beside its parts. Whoever has its id goes on with it; one that nobody goes on with is found with
+`Bucket.uploads` and ended with `abort`. Completing may be done again after a crash, at whatever point that was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ais_loader import errors
+from ais_loader.content import Content, Source
+from ais_loader.entry import ObjectInfo
+from ais_loader.objects import parts
+from ais_loader.objects.compose_request import make_range, make_request
+from ais_loader.objects.parts import MAX_PARTS, PREFIX, folder, part_name, put_part, remove
+from ais_loader.transport.base import Transport
+
+_MARKER = "upload"
+_DONE = "completed"
+_PAGE_SIZE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class PartInfo:
+    """A part that has been stored."""
+
+    number: int
+    size_bytes: int
+    checksum: int
+    """CRC-32C."""
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class UploadInfo:
+    """An upload that has been neither completed nor aborted, or what was left of one."""
+
+    id: str
+    name: str
+    """Of the object to come; empty when only parts are left."""
+    parts: int
+    size_bytes: int
+    """Of all parts."""
+    modified_ns: int
+    """Wall clock of the newest of them."""
+
+
+class MultipartUpload:
+    """One object on its way, in parts. Thread-safe; nothing is held open."""
+
+    def __init__(
+        self, transport: Transport, bucket: str, name: str, upload_id: str, part_bytes: int | None,
+        metadata: dict[str, str],
+    ) -> None:  # fmt: skip
+        """Made by `Bucket.multipart`."""
+        self.id = upload_id
+        self.bucket = bucket
+        self.name = name
+        self.part_bytes = part_bytes
+        self._transport = transport
+        self._metadata = metadata
+        self._folder = folder(upload_id)
+
+    def __repr__(self) -> str:
+        return f"MultipartUpload({self.bucket!r}, {self.name!r}, upload_id={self.id!r})"
+
+    def put_part(self, number: int, data: Content) -> PartInfo:
+        """Store part `number`, 1 to 10,000, replacing one of the same number; bytes as in `Bucket.put`.
+
+        Raises InvalidRequest for another number, and for more than `part_bytes` bytes where that was given;
+        ObjectNotFound when the upload has been completed or aborted, and what `Bucket.put` raises.
+        """
+        if not isinstance(number, int) or not 1 <= number <= MAX_PARTS:
+            raise errors.InvalidRequest(f"part {number!r}: parts are numbered from 1 to {MAX_PARTS:,}")
+        source = Source(data)
+        most_bytes = self.part_bytes
+        if most_bytes is not None and source.size_bytes is not None and source.size_bytes > most_bytes:
+            raise self._too_large(number, source.size_bytes)
+        name = part_name(self.id, number)
+        info = put_part(self._transport, self.bucket, name, source, {})
+        # Looked at afterwards: whoever ends the upload removes what is there by then, and this one what comes later.
+        try:
+            self._require_open()
+            if most_bytes is not None and info.size_bytes > most_bytes:
+                raise self._too_large(number, info.size_bytes)
+        except (errors.ObjectNotFound, errors.InvalidRequest):
+            remove(self._transport, self.bucket, name)
+            raise
+        return _part(info)
+
+    def _too_large(self, number: int, size_bytes: int) -> errors.InvalidRequest:
+        return errors.InvalidRequest(f"part {number} has {size_bytes:,} bytes; this upload's have {self.part_bytes:,}")
+
+    def parts(self) -> list[PartInfo]:
+        """Those that are there, by their numbers."""
+        found = self._transport.objects(self.bucket, prefix=self._folder, page_size=_PAGE_SIZE)
+        return [_part(info) for info in found if not info.name.endswith(_MARKER)]
+
+    def complete(self, *, size_bytes: int | None = None, checksum: int | None = None) -> ObjectInfo:
+        """Make the object of its parts, in the order of their numbers, on the store; it replaces one of its name.
+
+        Args:
+            size_bytes, checksum: what the object must be found to have (CRC-32C); otherwise nothing is made.
+
+        The parts are gone afterwards. When this is interrupted, do it again.
+        Raises InvalidRequest unless the parts are those from 1 to the last without a gap, and all but the last have
+        `part_bytes` where that was given; ObjectNotFound when the upload has been completed or aborted;
+        ContentMismatch, CorruptObject, and what `Bucket.put` raises.
+        """
+        marker = self._marker()
+        if _DONE in marker.metadata:
+            self._clean_up()
+            return self._transport.head(self.bucket, self.name)
+        found = self.parts()
+        self._check_whole(found)
+        ranges = [
+            make_range(self.bucket, part_name(self.id, part.number), part.version, 0, part.size_bytes) for part in found
+        ]
+        request = make_request(self.bucket, self.name, ranges, metadata=self._metadata)
+        if size_bytes is not None:
+            request.object.size_bytes = size_bytes
+        if checksum is not None:
+            request.object.checksum = checksum
+        made = self._transport.compose(request)
+        # From here on completing it means to tidy up: its parts are not all there any more.
+        _put_marker(self._transport, self.bucket, self.id, self.name, self.part_bytes, {}, {_DONE: made.version})
+        self._clean_up()
+        return made
+
+    def _check_whole(self, found: list[PartInfo]) -> None:
+        if not found:
+            raise errors.InvalidRequest(f"upload {self.id} of {self.name!r} has no parts")
+        for number, part in enumerate(found, 1):
+            if part.number != number:
+                raise errors.InvalidRequest(f"upload {self.id} of {self.name!r}: part {number} is missing")
+        for part in found[:-1]:
+            if self.part_bytes is not None and part.size_bytes != self.part_bytes:
+                raise errors.InvalidRequest(
+                    f"upload {self.id} of {self.name!r}: part {part.number} has {part.size_bytes:,} bytes; all but the "
+                    f"last have {self.part_bytes:,}"
+                )
+
+    def abort(self) -> None:
+        """Give the upload up: its parts go. No error when it is gone already."""
+        remove(self._transport, self.bucket, self._folder + _MARKER)
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        """The marker goes last: until then the upload is known."""
+        for part in self.parts():
+            remove(self._transport, self.bucket, part_name(self.id, part.number))
+        remove(self._transport, self.bucket, self._folder + _MARKER)
+
+    def _marker(self) -> ObjectInfo:
+        try:
+            return self._transport.head(self.bucket, self._folder + _MARKER)
+        except errors.ObjectNotFound:
+            raise _gone(self.id, self.name) from None
+
+    def _require_open(self) -> None:
+        if _DONE in self._marker().metadata:
+            raise _gone(self.id, self.name)
+
+
+def begin_upload(
+    transport: Transport, bucket: str, name: str, *, part_bytes: int | None, metadata: dict[str, str]
+) -> MultipartUpload:
+    parts.require_ordinary(name)
+    if part_bytes is not None and part_bytes < 1:
+        raise errors.InvalidRequest(f"part_bytes={part_bytes}: need at least 1")
+    make_request(bucket, name, [], metadata=metadata)  # what cannot be completed is not begun
+    upload_id = parts.new_id()
+    _put_marker(transport, bucket, upload_id, name, part_bytes, metadata, {})
+    return MultipartUpload(transport, bucket, name, upload_id, part_bytes, metadata)
+
+
+def resume_upload(transport: Transport, bucket: str, name: str, upload_id: str) -> MultipartUpload:
+    said = _read_marker(transport, bucket, upload_id)
+    if said is None:
+        raise _gone(upload_id, name)
+    if said["name"] != name:
+        raise errors.InvalidRequest(f"upload {upload_id} is one of {said['name']!r}, not of {name!r}")
+    return MultipartUpload(transport, bucket, name, upload_id, said["part_bytes"], said["metadata"])
+
+
+def _put_marker(
+    transport: Transport, bucket: str, upload_id: str, name: str, part_bytes: int | None, metadata: dict[str, str],
+    state: dict[str, str],
+) -> None:  # fmt: skip
+    said = json.dumps({"name": name, "part_bytes": part_bytes, "metadata": metadata}).encode()
+    put_part(transport, bucket, folder(upload_id) + _MARKER, Source(said), state)
+
+
+def _read_marker(transport: Transport, bucket: str, upload_id: str) -> dict[str, Any] | None:
+    name = folder(upload_id) + _MARKER
+    try:
+        chunks = transport.get(bucket, name, start=0, length=None, member=None, verify=False, timeout_s=30.0)
+        said: dict[str, Any] = json.loads(b"".join(chunks))
+    except errors.ObjectNotFound:
+        return None
+    return said
+
+
+def uploads(transport: Transport, bucket: str) -> Iterator[UploadInfo]:
+    """See Bucket.uploads."""
+    found = transport.objects(bucket, prefix=PREFIX, page_size=_PAGE_SIZE)
+    for upload_id, group in itertools.groupby(found, key=lambda info: info.name[len(PREFIX) :].partition("/")[0]):
+        there = list(group)
+        stored = [info for info in there if not info.name.endswith(_MARKER)]
+        said = _read_marker(transport, bucket, upload_id) if len(stored) < len(there) else None
+        yield UploadInfo(
+            upload_id, said["name"] if said is not None else "", len(stored), sum(info.size_bytes for info in stored),
+            max(info.modified_ns for info in there),
+        )  # fmt: skip
+
+
+def sweep_uploads(transport: Transport, bucket: str, older_than_s: float) -> list[UploadInfo]:
+    """See Bucket.sweep_uploads."""
+    before_ns = time.time_ns() - int(older_than_s * 1e9)
+    old = [upload for upload in uploads(transport, bucket) if upload.modified_ns < before_ns]
+    for upload in old:
+        MultipartUpload(transport, bucket, upload.name, upload.id, None, {}).abort()
+    return old
+
+
+def _part(info: ObjectInfo) -> PartInfo:
+    return PartInfo(int(info.name.rpartition("/")[2]), info.size_bytes, info.checksum, info.version)
+
+
+def _gone(upload_id: str, name: str) -> errors.ObjectNotFound:
+    return errors.ObjectNotFound(f"no upload {upload_id} of {name!r}: it was completed or aborted, or never begun")

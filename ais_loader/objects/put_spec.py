@@ -1,0 +1,60 @@
+"""What a caller says of an object to be stored, as one value for all tries of the PUT."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+from ais_loader.content import Content, Source
+from ais_loader.errors import InvalidRequest
+from ais_loader.objects.parts import require_ordinary
+from ais_loader.transport.base import PutSpec
+from ais_loader.wire.reserved import RESERVED
+
+ToPut: TypeAlias = tuple[str, Content] | tuple[str, Content, Mapping[str, str] | None]
+"""A name, its bytes, and metadata if there are any."""
+_WRITE_ID_BYTES = 16
+
+
+def put_spec(
+    bucket: str, name: str, source: Source, *, metadata: Mapping[str, str] | None = None, checksum: int | None = None,
+    if_absent: bool = False, if_version: str | None = None,
+) -> PutSpec:  # fmt: skip
+    """Raises TypeError, InvalidName, InvalidRequest."""
+    if not isinstance(name, str):
+        raise TypeError(f"an object's name is a str, got {type(name).__name__}")
+    require_ordinary(name)
+    if if_version is not None:
+        check_version(if_version)
+        if if_absent:
+            raise InvalidRequest("if_absent and if_version exclude each other: what is absent has no version")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidRequest(f"metadata maps str to str, got {type(metadata).__name__}")
+    return PutSpec(
+        bucket=bucket, name=name,
+        metadata={key: value for key, value in (metadata or {}).items() if key not in RESERVED},
+        size_bytes=source.size_bytes, checksum=checksum,
+        if_absent=bool(if_absent), if_version=if_version,
+        write_id=os.urandom(_WRITE_ID_BYTES) if if_absent or if_version is not None else b"",
+    )  # fmt: skip
+
+
+def put_specs(bucket: str, objects: Iterable[ToPut], *, if_absent: bool) -> Iterator[tuple[PutSpec, Source]]:
+    """Raises as `put_spec`."""
+    if isinstance(objects, Mapping):
+        raise TypeError(f"objects is a {type(objects).__name__}: pass its items()")
+    for one in objects:
+        if not isinstance(one, (tuple, list)) or not 2 <= len(one) <= 3:
+            raise TypeError(f"need (name, data) or (name, data, metadata) of each object, got {reprlib.repr(one)}")
+        name, data, *metadata = one
+        source = Source(data)
+        yield put_spec(bucket, name, source, metadata=metadata[0] if metadata else None, if_absent=if_absent), source
+
+
+def check_version(version: str) -> None:
+    """Raises InvalidRequest for what `ObjectInfo.version` can never be."""
+    parts = version.split(".") if isinstance(version, str) else []
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise InvalidRequest(f"if_version={version!r}: need a version as ObjectInfo shows it, such as '1.42.0'")

@@ -1,0 +1,261 @@
+"""`grpc://` endpoints, whatever is behind them: one storage node, or a cluster of them.
+
+The first call asks for the cluster's map. Without one, everything goes to the endpoints as they are; with one, each
+call goes to the nodes that it concerns, and the endpoints were only a place to begin. No Ray here: nodes tell the map.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from ais_loader import errors
+from ais_loader.content import Buffer, Source
+from ais_loader.entry import MemberInfo, ObjectInfo
+from ais_loader.promote import PromoteResult, PromoteSpec
+from ais_loader.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.summary import BucketSummary
+from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, PutSpec, Transport
+from ais_loader.transport.cluster.membership import HEDGE_BUDGET
+from ais_loader.transport.cluster.transport import RoutedTransport
+from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
+from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire import ais_compose_pb2 as compose_pb
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.frame import Frame
+
+QUICK_TIMEOUT_S = 2.0
+_ALL: weakref.WeakSet[ClusterTransport] = weakref.WeakSet()
+
+
+class ClusterTransport:
+    """A `Transport` to whatever answers at the endpoints of `url`. Pickles as its address.
+
+    Args:
+        known: further endpoints, of nodes that the cluster was last known to have.
+    """
+
+    def __init__(
+        self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False, tenant: str = "",
+        hedge_budget: float = HEDGE_BUDGET, known: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.url = url
+        self._options: dict[str, Any] = {"retry_s": retry_s, "verify_payload": verify_payload, "tenant": tenant}
+        self._hedge_budget = hedge_budget
+        self._begin_at = list(dict.fromkeys([*url.replace("grpc://", "").split(","), *known]))
+        self._endpoints = GrpcTransport("grpc://" + ",".join(self._begin_at), **self._options)
+        self._lock = threading.Lock()
+        self._found: Transport | None = None
+        self._closed = False
+        _ALL.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The nodes behind the URL may all have been replaced since.
+        found, known = self._found, self._begin_at
+        if isinstance(found, RoutedTransport):
+            known = [*known, *(node.endpoint for node in found.members.view.nodes)]
+        return _connect_again, (self.url, {**self._options, "hedge_budget": self._hedge_budget, "known": known})
+
+    def _there(self, timeout_s: float = CALL_TIMEOUT_S, *, retry: bool = True) -> Transport:
+        """What answers there. Raises NodeUnavailable, SilenceTimeout when nothing does."""
+        found = self._found
+        if found is not None:
+            return found
+        view = self._ask(timeout_s, retry=retry)
+        with self._lock:
+            if self._found is None:
+                if view is None:
+                    self._found = self._endpoints
+                else:
+                    self._found = RoutedTransport(
+                        self.url, view, hedge_budget=self._hedge_budget, **self._options
+                    )
+                    if self._closed:
+                        self._found.close()
+                    self._endpoints.let_go()
+            return self._found
+
+    def _ask(self, timeout_s: float, *, retry: bool) -> ClusterView | None:
+        """The newest map that an endpoint has; None when those that answer have none."""
+        timeout_s = min(timeout_s, CALL_TIMEOUT_S)
+        answer = _map_of(self._endpoints, timeout_s, retry=retry)
+        if answer is None and len(self._begin_at) > 1:
+            # A node that has just come back may not know yet what the others do.
+            for endpoint in self._begin_at:
+                other = GrpcTransport(f"grpc://{endpoint}", retry_s=0.0)
+                try:
+                    answer = _map_of(other, min(timeout_s, QUICK_TIMEOUT_S), retry=False)
+                except (errors.NodeUnavailable, errors.SilenceTimeout):
+                    continue
+                finally:
+                    other.close()
+                if answer is not None:
+                    break
+        return None if answer is None else ClusterView(answer)
+
+    # -- the calls of a Transport
+
+    def create_bucket(
+        self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
+    ) -> BucketInfo:
+        return self._there().create_bucket(
+            name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
+        )
+
+    def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
+        return self._there().set_bucket(name, change)
+
+    def bucket(self, name: str) -> BucketInfo:
+        return self._there().bucket(name)
+
+    def buckets(self) -> list[BucketInfo]:
+        return self._there().buckets()
+
+    def delete_bucket(self, name: str, *, force: bool) -> int:
+        return self._there().delete_bucket(name, force=force)
+
+    def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
+        return self._there().snapshots(action, bucket, name)
+
+    def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
+        return self._there().put(spec, source)
+
+    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
+        yield from self._there().put_many(objects)
+
+    def compose(
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
+    ) -> ObjectInfo:
+        return self._there().compose(request, moved, retry=retry)
+
+    def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
+        return self._there().tar_end(request)
+
+    def get(
+        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        timeout_s: float,
+    ) -> Iterator[Buffer]:  # fmt: skip
+        return self._there(timeout_s).get(
+            bucket, name, start=start, length=length, member=member, verify=verify, timeout_s=timeout_s
+        )
+
+    def head(self, bucket: str, name: str) -> ObjectInfo:
+        return self._there().head(bucket, name)
+
+    def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
+        self._there().delete(bucket, name, if_version=if_version)
+
+    def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
+        return self._there().delete_names(bucket, names)
+
+    def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
+        return self._there().summary(bucket, prefix=prefix, depth=depth)
+
+    def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
+        yield from self._there().objects(bucket, prefix=prefix, page_size=page_size)
+
+    def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
+        yield from self._there().list_members(bucket, name, prefix=prefix, page_size=page_size)
+
+    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+        yield from self._there().promote(spec)
+
+    def open_batch(
+        self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
+    ) -> FrameStream:
+        def begin(there: Transport) -> FrameStream:
+            return there.open_batch(request, timeout_s=timeout_s, assembly=assembly, colocation=colocation)
+
+        try:
+            there = self._there(min(timeout_s, QUICK_TIMEOUT_S), retry=False)
+        except (errors.NodeUnavailable, errors.SilenceTimeout):
+            return _LateStream(lambda: begin(self._there(timeout_s)))
+        return begin(there)
+
+    def open_long_batch(
+        self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int
+    ) -> FrameStream | None:
+        found = self._found
+        return None if found is None else found.open_long_batch(
+            request, timeout_s=timeout_s, window_bytes=window_bytes
+        )
+
+    def describe(self) -> dict[str, object]:
+        return self._there().describe()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            found = self._found
+        self._endpoints.close()
+        if found is not None:
+            found.close()
+
+    def forget_inherited(self) -> None:
+        """In a forked child: the lock may be held by a thread that is not here."""
+        self._lock = threading.Lock()
+
+
+class _LateStream:
+    """A batch that begins when its first frame is waited for: nobody answered when it was asked for."""
+
+    def __init__(self, begin: Callable[[], FrameStream]) -> None:
+        self._begin = begin
+        self._stream: FrameStream | None = None
+        self._closed = False
+
+    @property
+    def retries(self) -> int:
+        return 0 if self._stream is None else self._stream.retries
+
+    @property
+    def paused_s(self) -> float:
+        return 0.0 if self._stream is None else self._stream.paused_s
+
+    @property
+    def hedged(self) -> int:
+        return 0 if self._stream is None else self._stream.hedged
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self
+
+    def __next__(self) -> Frame:
+        if self._stream is None:
+            stream = self._begin()
+            self._stream = stream
+            if self._closed:
+                stream.close()
+        return next(self._stream)
+
+    def read_all(self) -> list[bytes] | None:
+        return None
+
+    def close(self) -> None:
+        self._closed = True
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _map_of(transport: GrpcTransport, timeout_s: float, *, retry: bool) -> cluster_pb.ClusterMap | None:
+    try:
+        answer = transport.cluster_map(0, timeout_s=timeout_s, retry=retry)
+    except errors.Unsupported:
+        return None
+    return answer.map if answer.HasField("map") else None
+
+
+def _connect_again(url: str, options: dict[str, Any]) -> ClusterTransport:
+    return ClusterTransport(url, **options)
+
+
+def _after_fork_in_child() -> None:
+    for transport in _ALL:
+        transport.forget_inherited()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,139 @@
+"""Which nodes of a cluster are asked for one thing, and in which order, until one of them answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ais_loader import errors
+from ais_loader.transport.backoff import Patience
+from ais_loader.transport.cluster.first_owner import write_first
+from ais_loader.transport.cluster.membership import Members
+from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
+from ais_loader.transport.grpc.transport import GrpcTransport
+
+T = TypeVar("T")
+QUICK_TIMEOUT_S = 2.0
+"""For a short answer, where another node can be asked for it."""
+
+
+class AskingNodes:
+    """Nobody answering is retried for `retry_s`, with the newest map."""
+
+    def __init__(self, url: str, members: Members, retry_s: float) -> None:
+        self.url = url
+        self.members = members
+        self._retry_s = retry_s
+
+    def _nodes(self, bucket: str, name: str) -> list[bytes]:
+        members = self.members
+        if not members.knows(bucket):
+            return members.anybody()[:1]  # which says so, or has a newer map
+        return members.by_trust(members.holders(bucket, [name])[0])
+
+    def _read(self, bucket: str, name: str, call: Callable[[GrpcTransport, float], T]) -> T:
+        """The answer of the first holder that has one; `call` is told how long it may take.
+
+        Raises NotFound, NodeUnavailable, SilenceTimeout, and DriveFailed where no other holder is left.
+        """
+        members, patience = self.members, Patience(self._retry_s)
+        asked_twice = False
+        while True:
+            missing: errors.NotFound | None = None
+            failure: errors.LoaderError | None = None
+            nodes = self._nodes(bucket, name)
+            for node in nodes:
+                short = node != nodes[-1]
+                try:
+                    return call(members.transport(node), QUICK_TIMEOUT_S if short else CALL_TIMEOUT_S)
+                except errors.ObjectDeleted:
+                    raise
+                except errors.NotFound as error:
+                    missing = error if missing is None or isinstance(missing, errors.BucketNotFound) else missing
+                except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
+                    members.suspect(node)
+                    failure = errors.NodeUnavailable(str(error)) if short else error
+                except errors.DriveFailed as error:
+                    failure = failure or error  # the node is well otherwise
+            newer = members.refresh(force=missing is not None)
+            if newer:
+                continue  # those may not have been the holders any more
+            if missing is not None and (failure is None or not members.view.objects_go([bucket])):
+                if asked_twice or not members.view.objects_go([bucket]):
+                    raise missing
+                asked_twice = True  # it may have come to its owner, and gone from where it was, between the questions
+                continue
+            self._pause(patience, failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}"))
+
+    def _has(self, bucket: str) -> bool:
+        """Whether the map that is here already has it."""
+        return bucket in self.members.view.buckets
+
+    def _heard_of(self, bucket: str, call: Callable[[GrpcTransport], T]) -> Callable[[GrpcTransport], T]:
+        """The call to a node, which counts as not answering while it has not heard of a bucket that there is: a change
+        of the map needs a majority of the nodes, and the others learn of it later."""
+
+        def known(node: GrpcTransport) -> T:
+            try:
+                return call(node)
+            except errors.BucketNotFound as error:
+                self.members.refresh(force=True)
+                if not self._has(bucket):
+                    raise
+                raise errors.NodeUnavailable(f"{node.url} has not heard of bucket {bucket!r} yet") from error
+
+        return known
+
+    def _write(self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool) -> T:
+        """The answer of the first owner that has one; `again` says whether the call can be made twice."""
+        return self._first(lambda: self._owners(bucket, name), call, again=again, consumes=True)
+
+    def _write_first(
+        self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool, replay: bool | None = None
+    ) -> T:
+        return write_first(
+            self.members, lambda: self._ranked_owners(bucket, name)[0], call, retry_s=self._retry_s, again=again,
+            replay=again if replay is None else replay,
+        )  # fmt: skip
+
+    def _owners(self, bucket: str, name: str) -> list[bytes]:
+        members = self.members
+        return members.by_trust(self._ranked_owners(bucket, name)) if members.knows(bucket) else members.anybody()[:1]
+
+    def _ranked_owners(self, bucket: str, name: str) -> list[bytes]:
+        """Best first, whether they answer or not."""
+        members = self.members
+        if not members.knows(bucket):
+            return members.anybody()[:1]
+        view = members.view
+        known = view.to_read(bucket)
+        return [] if known is None else [view.nodes[at].uuid for at in view.owners(known, name)]
+
+    def _any(self, call: Callable[[GrpcTransport], T], *, again: bool = True) -> T:
+        """The answer of whichever node has one; without `again` of the first that can be reached."""
+        return self._first(self.members.anybody, call, again=again, consumes=False)
+
+    def _first(
+        self, nodes: Callable[[], list[bytes]], call: Callable[[GrpcTransport], T], *, again: bool, consumes: bool
+    ) -> T:
+        """The answer of the first of these nodes that has one; `again` as in `_write`, and `consumes` where the call
+        takes what cannot be had a second time before it is known whether a node is there."""
+        members, patience = self.members, Patience(self._retry_s)
+        while True:
+            failure: errors.LoaderError = errors.NodeUnavailable(f"{self.url}: the map has no node for this")
+            for node in nodes():
+                try:
+                    return call(members.transport(node))
+                except errors.NodeUnavailable as error:
+                    members.suspect(node)
+                    failure = error
+                    if not again and (error.reached or consumes):
+                        raise
+            members.refresh()
+            self._pause(patience, failure)
+
+    @staticmethod
+    def _pause(patience: Patience, failure: errors.LoaderError) -> None:
+        if isinstance(failure, errors.SilenceTimeout):
+            raise failure  # it has had its time
+        patience.pause(failure)

@@ -1,0 +1,76 @@
+"""What of a node's frame is delivered, and what of it another node is asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ais_loader import errors
+from ais_loader.transport.cluster.routing import Asking
+from ais_loader.transport.cluster.substream import Lane
+from ais_loader.transport.session.batch_stream import damaged_entry
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import Frame, FrameError
+from ais_loader.wire.gather.frame_edit import Mask, failed_as
+from ais_loader.wire.gather.reorder import Reorder
+
+_ASK_ANOTHER = (pb.NOT_FOUND, pb.CORRUPT)
+"""What one copy has not, another may have."""
+_ASK_HOLDERS = (pb.UNAVAILABLE, pb.TIMEOUT)
+"""What the gathering node could not reach, this process may; and it has a longer patience."""
+
+
+class Sifting:
+    """Of one batch. With `verify` each payload is compared with its checksum."""
+
+    def __init__(self, reorder: Reorder, asking: Asking, *, verify: bool) -> None:
+        self._reorder = reorder
+        self._asking = asking
+        self._verifies = verify
+
+    def sift(self, lane: Lane, came: Frame) -> tuple[Frame, Mask] | None:
+        """Put what is wanted of a frame into the batch; that part, and which of its entries to ask of another node.
+
+        None where nothing is wanted. Raises LoaderError for a frame that does not belong to what was asked.
+        """
+        try:
+            if (frame := self._reorder.wanted(lane.number, came)) is None:
+                return None
+            if self._verifies:
+                self._verify(lane, frame)
+            again = self._ask_elsewhere(lane, frame)
+            contested = self._reorder.contested(lane.number, frame)
+            if contested.any():
+                elsewhere = np.isin(frame.status, _ASK_ANOTHER + _ASK_HOLDERS)
+                again |= contested & elsewhere & ~failed_as(frame, errors.ObjectDeleted.kind)
+            self._reorder.push(lane.number, frame, again)
+        except FrameError as wrong:
+            name = self._asking.name(lane.node)
+            raise errors.LoaderError(f"{name}: the node's answer does not add up: {wrong}") from wrong
+        return frame, again & ~contested  # another has been asked for those already
+
+    def _verify(self, lane: Lane, frame: Frame) -> None:
+        last = max(frame.index.tolist(), default=-1)
+        if last >= len(lane.share.positions):
+            raise FrameError(f"entry {last} of {len(lane.share.positions)}")
+        resume = self._reorder.resume_of(lane.share.positions[last]) if frame.piece is not None and last >= 0 else None
+        if (index := damaged_entry(frame, 0 if resume is None else resume[1])) is not None:
+            raise FrameError(f"entry {lane.share.positions[index]} was damaged on its way")
+
+    def _ask_elsewhere(self, lane: Lane, frame: Frame) -> Mask:
+        """Entries that this node has not got whole, and another one may have."""
+        one, other = _ASK_ANOTHER if lane.share.direct else _ASK_HOLDERS
+        again: Mask = (frame.status == one) | (frame.status == other)
+        if not lane.share.direct:
+            return again
+        again = (again | (frame.status == pb.UNAVAILABLE)) & ~failed_as(frame, errors.ObjectDeleted.kind)
+        if not again.any():
+            return again
+        where = np.flatnonzero(again)
+        if int(frame.index[where].max()) >= len(lane.share.positions):
+            raise FrameError(f"entry {int(frame.index.max())} of {len(lane.share.positions)}")
+        positions = [lane.share.positions[at] for at in frame.index[where].tolist()]
+        tried = lane.share.tried | {lane.node}
+        if hopeless := self._asking.hopeless(positions, tried):
+            again[where[[at in hopeless for at in positions]]] = False
+            again |= lane.comparing(frame)
+        return again

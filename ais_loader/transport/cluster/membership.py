@@ -1,0 +1,237 @@
+"""A client's knowledge of a cluster: the newest map that it has seen, a connection to each node, and whom to ask first.
+
+Thread-safe. A node that did not answer a moment ago is asked after the others for a while, so that one dead node does
+not cost every call its time-out.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from ais_loader import errors
+from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.gather.hedging import Hedging
+from ais_loader.wire.gather.replica_choice import NodeLoads, choose
+from ais_loader.wire.placement import Candidate, ranked
+
+MAP_TIMEOUT_S = 2.0
+"""A node that takes longer to tell its map is passed over."""
+_OTHERS_S = 0.2
+"""When one node has told its map, others have so long to tell theirs."""
+SUSPECT_S, _LONGEST_SUSPECT_S = 2.0, 16.0
+"""How long a node that did not answer is asked last; longer each time, until it has answered."""
+REFRESH_INTERVAL_S = 0.25
+_ASKED_AT_ONCE = 3
+HEDGE_BUDGET = 0.05
+
+_ALL: weakref.WeakSet[Members] = weakref.WeakSet()
+
+
+class Members:
+    """The nodes of one cluster, by their uuids."""
+
+    def __init__(
+        self, view: ClusterView, *, retry_s: float, verify_payload: bool, tenant: str = "",
+        hedge_budget: float = HEDGE_BUDGET,
+    ) -> None:  # fmt: skip
+        self.view = view
+        """Replaced, never changed: take it once and work with that."""
+        self.retry_s = retry_s
+        self.verify_payload = verify_payload
+        self.tenant = tenant
+        self._lock = threading.Lock()
+        self._transports: dict[tuple[bytes, str], GrpcTransport] = {}  # guarded by _lock
+        self.loads: NodeLoads[bytes] = NodeLoads()
+        self.hedging = Hedging(hedge_budget)
+        self._suspects: dict[bytes, float] = {}
+        self._suspected_s: dict[bytes, float] = {}
+        """Nodes that have not answered since, and for how long they were asked last."""
+        self._refreshed_at = -REFRESH_INTERVAL_S
+        self._closed = False
+        self._identity = os.getpid(), uuid.uuid4().bytes
+        self._order: tuple[tuple[int, bytes], list[bytes]] = (-1, b""), []
+        _ALL.add(self)
+
+    @property
+    def identity(self) -> bytes:
+        """Of this client in this process: 16 bytes, drawn."""
+        if self._identity[0] != os.getpid():
+            self._identity = os.getpid(), uuid.uuid4().bytes
+        return self._identity[1]
+
+    def transport(self, node: bytes) -> GrpcTransport:
+        """A connection of one try per call: the next try may be another node's. Raises NodeUnavailable, Closed."""
+        view = self.view
+        at = view.position.get(node)
+        if at is None:
+            raise errors.NodeUnavailable(f"node {node.hex()} has left the cluster")
+        key = node, view.nodes[at].endpoint
+        with self._lock:
+            if self._closed:
+                raise errors.Closed("the connection to the cluster has been closed")
+            if key not in self._transports:
+                self._transports[key] = GrpcTransport(
+                    f"grpc://{key[1]}", retry_s=0.0, verify_payload=self.verify_payload, tenant=self.tenant,
+                    patience_s=self.retry_s,
+                )  # fmt: skip
+            return self._transports[key]
+
+    # -- whom to ask
+
+    def holders(self, bucket: str, names: Sequence[str]) -> list[list[bytes]]:
+        """For each name the nodes that may have it, best first; of a bucket that no map knows, all nodes."""
+        view = self.view
+        uuids = [node.uuid for node in view.nodes]
+        known = view.to_read(bucket)
+        if known is None:
+            return [uuids] * len(names)
+        return [[uuids[at] for at in found] for found in view.holders(known, names)]
+
+    def knows(self, bucket: str) -> bool:
+        """Whether the map has the bucket, or the snapshot; asks for a newer map where it has not."""
+        return self._has(bucket) or (self.refresh(force=True) and self._has(bucket))
+
+    def _has(self, bucket: str) -> bool:
+        return self.view.to_read(bucket) is not None
+
+    def by_trust(self, nodes: Sequence[bytes]) -> list[bytes]:
+        """The same nodes, those last that did not answer a moment ago."""
+        if not self._suspects:
+            return list(nodes)
+        now = time.monotonic()
+        for node, until in list(self._suspects.items()):
+            if until < now:
+                self._suspects.pop(node, None)
+        suspects = self._suspects
+        return sorted(nodes, key=lambda node: node in suspects)
+
+    def preferred(
+        self, found: Sequence[Sequence[bytes]], key: Callable[[int], int], buckets: Sequence[str]
+    ) -> Sequence[Sequence[bytes]]:
+        """Holders of entries in these buckets, ordered by trust, with those first that have less to do; see
+        `copy_choice.choose`."""
+        if self.view.objects_go(buckets) or all(len(nodes) < 2 for nodes in found):
+            return found  # while objects move, only their order says where they are
+        loads = self.loads.of(set(chain.from_iterable(found)))
+        for node in self._suspects.keys() & loads.keys():
+            loads[node] = replace(loads[node], doubtful=True)
+        return choose(found, loads, key)
+
+    def suspect(self, node: bytes) -> None:
+        """It did not answer."""
+        now = time.monotonic()
+        if self._suspects.get(node, 0.0) > now:
+            return  # that is known
+        for_s = min(2 * self._suspected_s.get(node, SUSPECT_S / 2), _LONGEST_SUSPECT_S)
+        self._suspects[node], self._suspected_s[node] = now + for_s, for_s
+
+    def is_suspect(self, node: bytes) -> bool:
+        return self._suspects.get(node, 0.0) > time.monotonic()
+
+    def heard(self, node: bytes) -> None:
+        """It has answered."""
+        if self._suspected_s:
+            self._suspects.pop(node, None)
+            self._suspected_s.pop(node, None)
+
+    def anybody(self) -> list[bytes]:
+        """All nodes, in the order of this client: clients spread over nodes."""
+        view, key = self.view, (self.view.version, self.identity)
+        if self._order[0] != key:
+            order = ranked(self.identity, "", [Candidate(node.uuid, node.weight) for node in view.nodes])
+            self._order = key, [view.nodes[at].uuid for at in order]
+        return self.by_trust(self._order[1])
+
+    # -- the map
+
+    def learn(self, map_: pb.ClusterMap) -> bool:
+        """Take a map if it is a newer one of the same cluster."""
+        with self._lock:
+            before = self.view
+            if map_.version <= before.version or map_.cluster_uuid != before.map.cluster_uuid:
+                return False
+            self.view = ClusterView(map_)
+            return True
+
+    def refresh(self, *, first: bytes | None = None, force: bool = False) -> bool:
+        """Ask for a newer map; True when there was one. Not more often than a few times a second, unless forced.
+
+        `first`: a node that is known to have it.
+        """
+        now = time.monotonic()
+        if not force and now - self._refreshed_at < REFRESH_INTERVAL_S:
+            return False
+        self._refreshed_at = now
+        nodes = self.anybody()
+        if first in self.view.position:
+            assert first is not None
+            nodes = [first, *(node for node in nodes if node != first)]
+        answers: queue.SimpleQueue[tuple[bytes, pb.GetMapResponse | None]] = queue.SimpleQueue()
+        known, waiting, answered, newer = self.view.version, 0, 0, False
+        ends_at = now + MAP_TIMEOUT_S
+        while True:
+            while nodes and waiting + answered < _ASKED_AT_ONCE and not newer:
+                # A frozen one must not hold the others up. Threads end with their calls' deadline.
+                asking = threading.Thread(
+                    target=self._ask_map, args=(nodes.pop(0), known, answers), name="ais-loader map", daemon=True
+                )
+                asking.start()
+                waiting += 1
+            if not waiting or newer:
+                return newer
+            try:
+                _, answer = answers.get(timeout=max(0.0, ends_at - time.monotonic()))
+            except queue.Empty:
+                return newer
+            waiting -= 1
+            if answer is not None:
+                answered += 1
+                ends_at = min(ends_at, time.monotonic() + _OTHERS_S)
+                newer = answer.HasField("map") and self.learn(answer.map)
+
+    def _ask_map(
+        self, node: bytes, known: int, answers: queue.SimpleQueue[tuple[bytes, pb.GetMapResponse | None]]
+    ) -> None:
+        answer: pb.GetMapResponse | None = None
+        try:
+            answer = self.transport(node).cluster_map(known, timeout_s=MAP_TIMEOUT_S, retry=False)
+        except (errors.NodeUnavailable, errors.SilenceTimeout):
+            self.suspect(node)
+        except errors.LoaderError:  # it has no map, or the client has been closed
+            pass
+        finally:
+            answers.put((node, answer))
+
+    # -- life
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            transports = list(self._transports.values())
+            self._transports.clear()
+        for transport in transports:
+            transport.close()
+
+    def forget_inherited(self) -> None:
+        """In a forked child: the lock may be held by a thread that is not here."""
+        self._lock = threading.Lock()
+        self.loads.forget_inherited()
+        self.hedging.budget.forget_inherited()
+
+
+def _after_fork_in_child() -> None:
+    for members in _ALL:
+        members.forget_inherited()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

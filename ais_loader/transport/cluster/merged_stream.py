@@ -1,0 +1,364 @@
+"""One batch from several nodes at once, merged here: each entry from a node that has it, all in one stream.
+
+The entries are split over their first holders, one part for each node, on the session that this process has with it.
+What a node cannot give, because it is down, silent, too busy or has not got it, is asked of the next holder at once;
+where there is none, of the same nodes again, with growing pauses, for `retry_s`. Only what has not arrived is asked for
+again, and a large entry goes on from its last byte, in the version it began with. Entries that nobody can give come as
+failed, in their place. A node that assembles the batch for its client ("target") is a single part, with the other nodes
+to fall back on.
+
+A node that is silent for much longer than is usual is not given up, but what it owes is asked of the next holder as
+well, within a budget (see `ais_loader.wire.gather.hedging`); the first to deliver an entry has it, and who has nothing more to deliver
+is told to stop.
+
+Memory: each node may send LANE_WINDOW_BYTES ahead of the consumer.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ais_loader import errors
+from ais_loader.entry import Status
+from ais_loader.transport.cluster.columns import Columns
+from ais_loader.transport.cluster.frame_filter import Sifting
+from ais_loader.transport.cluster.membership import Members
+from ais_loader.transport.cluster.routing import Asking
+from ais_loader.transport.cluster.substream import Arrivals, Lane, Share
+from ais_loader.transport.session.batch_stream import StreamPolicy
+from ais_loader.transport.session.session import Broken, Event
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import EntryFault, Frame, Response
+from ais_loader.wire.gather.frame_edit import Mask
+from ais_loader.wire.gather.lanes import in_lanes
+from ais_loader.wire.gather.reorder import Reorder
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_EVENTS_AT_ONCE = 16
+_NOBODY = -1
+
+
+class MergedStream:
+    """A `FrameStream` over the nodes of a cluster. Belongs to one thread, but for `close`.
+
+    Args:
+        targets: nodes that assemble the whole batch, best first; empty: it is assembled here.
+    """
+
+    def __init__(
+        self, request: pb.BatchRequest, members: Members, policy: StreamPolicy, targets: Sequence[bytes] = ()
+    ) -> None:
+        self._members = members
+        self._policy = policy
+        self._columns = Columns(request)
+        self._asking = Asking(members, self._columns, targets)
+        self._pid = os.getpid()
+        self._reorder = Reorder(self._columns.count, request.first_index, ordered=request.ordered)
+        self._sifting = Sifting(self._reorder, self._asking, verify=policy.verify_payload)
+        self._arrivals: Arrivals = queue.SimpleQueue()
+        self._lanes: dict[int, Lane] = {}
+        self._later: list[tuple[float, Share]] = []
+        self._closed = self._done = False
+        self._hedging = members.hedging
+        self._hedging.budget.asked(self._columns.count)
+        self.hedged = 0
+        """Entries that were asked of a second node because the first was slow."""
+        self.retries = 0
+        """Parts that were asked for again, of the same node or of another."""
+        self.paused_s = 0.0
+        """Time in which nobody was asked."""
+        for bucket in self._columns.buckets:
+            members.knows(bucket)
+        self._assign(Share(range(self._columns.count), direct=not targets))
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self
+
+    def __next__(self) -> Frame:
+        if self._pid != os.getpid():
+            raise errors.Closed("this batch was begun before a fork, in the parent: begin a new one here")
+        try:
+            while not self._done:
+                if self._closed:
+                    raise errors.Closed("this batch has been closed")
+                if (frame := self._next()) is not None:
+                    return frame
+        except errors.LoaderError:
+            self._done = True
+            self._cancel()
+            raise
+        raise StopIteration
+
+    def read_all(self) -> list[bytes] | None:
+        return None  # what crosses a network comes in frames
+
+    def close(self) -> None:
+        self._closed = True
+        if self._pid == os.getpid() and not self._done:
+            self._cancel()
+            # Another thread may be waiting.
+            self._arrivals.put((_NOBODY, Broken(errors.Closed("this batch has been closed"))))
+
+    def _cancel(self) -> None:
+        for number, lane in list(self._lanes.items()):
+            lane.cancel()
+            if self._lanes.pop(number, None) is not None:
+                self._count(lane)
+
+    def _end(self, lane: Lane) -> list[int]:
+        """Nothing more is taken from it; returns what nobody is to deliver now."""
+        del self._lanes[lane.number]
+        self._count(lane)
+        left, _ = self._reorder.close_lane(lane.number)
+        positions: list[int] = left.tolist()
+        return positions
+
+    def _count(self, lane: Lane) -> None:
+        if lane.share.direct:
+            # One that was waited for in vain is as slow as that, at least.
+            answered = max(lane.received, int(lane.waited_s > 0))
+            self._members.loads.over(lane.node, len(lane.share.positions), answered, lane.busy_s + lane.waited_s)
+
+    # -- the loop
+
+    def _next(self) -> Frame | None:
+        """The next frame; None after some other step towards it."""
+        for _ in range(_EVENTS_AT_ONCE):
+            try:
+                self._handle(*self._arrivals.get_nowait())
+            except queue.Empty:
+                break
+        frame = self._reorder.pop()
+        for lane in self._lanes.values():  # without a frame, too: what a lane sent of entries it lost is passed over
+            lane.grant(self._reorder.held_bytes_of(lane.number))
+        if frame is not None:
+            return frame
+        if self._reorder.complete and not self._lanes:
+            self._done = True
+            return None
+        self._wait()
+        return None
+
+    def _wait(self) -> None:
+        """For the next event; who keeps silent for too long has failed."""
+        now = time.monotonic()
+        due = [share for at, share in self._later if at <= now]
+        if due:
+            self._later = [(at, share) for at, share in self._later if at > now]
+            self._members.refresh()
+            for share in due:
+                self._assign(share)
+            return
+        owing = [lane for lane in self._lanes.values() if lane.owes]
+        limits_s = {lane.number: min(self._policy.timeout_s, self._limit_s(lane)) for lane in owing}
+        wait_s = min(
+            [limits_s[lane.number] - lane.waited_s for lane in owing] + [at - now for at, _ in self._later],
+            default=self._policy.timeout_s,
+        )
+        arrived: tuple[int, Event] | None = None
+        try:
+            arrived = self._arrivals.get(timeout=max(0.0, wait_s))
+        except queue.Empty:
+            if not owing and not self._later:
+                raise errors.LoaderError("a batch waits, and nobody owes it anything") from None
+        waited_s = time.monotonic() - now
+        if not self._lanes:
+            self.paused_s += waited_s
+        for lane in owing:
+            lane.waited_s += waited_s
+        if arrived is not None:
+            self._handle(*arrived)
+        for lane in owing:
+            if lane.waited_s >= self._policy.timeout_s and lane.number in self._lanes:
+                lane.cancel()
+                self._failed(lane, self._silence(lane))
+            elif lane.waited_s >= limits_s[lane.number] and lane.number in self._lanes:
+                self._hedge(lane)
+
+    def _limit_s(self, lane: Lane) -> float:
+        """How long this lane may be silent before others are asked for what it owes, too."""
+        if not self._hedging.budget.share:
+            return self._policy.timeout_s
+        silences = self._hedging.parts if lane.share.direct else self._hedging.gathered
+        last = all(other is lane or other.share.hedge for other in self._lanes.values())
+        return silences.limit_s(last=last) * float(1 << lane.hedges)
+
+    def _hedge(self, lane: Lane) -> None:
+        """Ask the next holders for what this lane owes, as far as the budget goes; it may still be the first."""
+        lane.hedges += 1
+        share, positions = lane.share, self._reorder.hedgeable(lane.number).tolist()
+        avoid = share.tried | {lane.node}
+        for node, wanted in self._asking.hedges(share, positions, avoid).items():
+            if granted := wanted[: self._hedging.budget.take(len(wanted))]:
+                self.hedged += len(granted)
+                self._begin(node, Share(granted, avoid, direct=share.direct, hedge=True))
+
+    def _drop_beaten(self) -> None:
+        """Those that have lost all they owed to others need not go on."""
+        for lane in list(self._lanes.values()) if self.hedged else ():
+            if self._reorder.is_beaten(lane.number):
+                lane.cancel()
+                if lane.hedges:  # it has given no sign of life since
+                    self._members.suspect(lane.node)
+                self._end(lane)
+
+    def _silence(self, lane: Lane) -> errors.SilenceTimeout:
+        received = int(np.count_nonzero(self._reorder.received))
+        return errors.SilenceTimeout(
+            f"{self._asking.name(lane.node)}: nothing arrived for {self._policy.timeout_s:g} s, after {received:,} of "
+            f"{self._columns.count:,} entries; is the node alive? Retry, or raise timeout_s"
+        )
+
+    def _handle(self, number: int, event: Event) -> None:
+        lane = self._lanes.get(number)
+        if lane is None:
+            return  # given up meanwhile
+        waited_s = lane.heard()
+        if isinstance(event, Broken):
+            self._failed(lane, event.error)
+            return
+        self._members.heard(lane.node)
+        if event.reject is not None:
+            self._members.loads.rejected(lane.node, event.reject.retry_after_ms / 1000)
+            self._members.loads.said(lane.node, event.reject.wait_us * 1e-6)
+            busy = errors.Overloaded(f"{self._asking.name(lane.node)} is too busy: {event.reject.reason}")
+            self._failed(lane, busy, event.reject.retry_after_ms / 1000)
+        else:
+            if waited_s:
+                (self._hedging.parts if lane.share.direct else self._hedging.gathered).note(waited_s)
+            self._answered(lane, event)
+
+    def _answered(self, lane: Lane, response: Response) -> None:
+        if response.frame is not None:
+            self._take(lane, response.frame)
+            self._drop_beaten()
+            if lane.number not in self._lanes:
+                return  # it has lost the rest
+        end = response.end
+        if end is None:
+            return
+        if end.outcome == pb.End.REFUSED:
+            self._failed(lane, errors.from_kind(end.error_kind, end.message))
+            return
+        lane.finish(end)
+        self._members.loads.said(lane.node, end.wait_us * 1e-6)
+        self._end(lane)
+
+    def _take(self, lane: Lane, came: Frame) -> None:
+        sifted = self._sifting.sift(lane, came)
+        lane.take(came)
+        if sifted is None:
+            return
+        frame, again = sifted
+        if (waiting := again & lane.comparing(frame)).any():
+            self._wait_for(lane.share, lane.node, frame, waiting)
+            again = again & ~waiting
+        for status in sorted(set(frame.status[again].tolist())):
+            which = again & (frame.status == status)
+            fault = frame.errors.get(int(frame.index[int(which.argmax())]), EntryFault(""))
+            positions = np.array(lane.share.positions)[frame.index[which]].tolist()
+            if lane.share.direct:
+                self._assign(Share(positions, lane.share.tried | {lane.node}, (status, fault)))
+            else:
+                self._assign(Share(positions, error=errors.NodeUnavailable(fault.message)))
+
+    def _wait_for(self, share: Share, node: bytes, frame: Frame, which: Mask) -> None:
+        """Ask the next holders of these entries, and this one again if need be."""
+        self._members.loads.doubt(node)
+        fault = frame.errors[int(frame.index[int(which.argmax())])]
+        self._assign(replace(
+            share, positions=np.array(share.positions)[frame.index[which]].tolist(), tried=share.tried | {node},
+            failing_since_s=share.failing_since_s or time.monotonic(), error=errors.NodeUnavailable(fault.message),
+            hedge=False, awaited=True, missing=share.gone,
+        ))  # fmt: skip
+
+    # -- who is asked
+
+    def _assign(self, share: Share) -> None:
+        """Ask the best holders that have not been tried; what has none waits, or fails."""
+        groups, nobody = self._asking.groups(share)
+        for node, positions in groups.items():
+            self._begin(node, replace(share, positions=positions))
+        if nobody:
+            share.positions = nobody
+            self._try_later(share)
+
+    def _begin(self, node: bytes, share: Share) -> None:
+        for positions in in_lanes(list(share.positions), ordered=self._reorder.ordered):
+            self._open(node, replace(share, positions=positions))
+
+    def _open(self, node: bytes, share: Share) -> None:
+        request = self._columns.select(share.positions)
+        request.map_version = self._members.view.version
+        # Who takes the entries stops, when a failure comes to be the next one: a node would stop at what another may
+        # have, or at what lies behind entries that others are still to deliver, and save less than one window.
+        request.fail_fast = False
+        request.local = share.direct
+        if (resume := self._reorder.resume_of(share.positions[0])) is not None:
+            request.resume_offset, request.resume_checksum, request.resume_version = resume
+        self.retries += share.error is not None
+        lane = Lane(self._reorder.add_lane(share.positions, rival=share.hedge), node, share)
+        self._lanes[lane.number] = lane
+        if share.direct:
+            self._members.loads.asked(node, len(share.positions))
+        try:
+            lane.begin(self._members.transport(node).session(), request, self._arrivals)
+        except errors.NodeUnavailable as error:
+            self._arrivals.put((lane.number, Broken(error)))
+
+    def _failed(self, lane: Lane, error: errors.LoaderError, at_least_s: float = 0.0) -> None:
+        """The lane is over: its entries go to the next holder, or wait."""
+        if not error.retryable:
+            raise error
+        left = self._end(lane)
+        if isinstance(error, errors.NodeUnavailable | errors.SilenceTimeout):
+            self._members.suspect(lane.node)
+        if not left:
+            return  # only its END was lost, or another has been asked for all of it
+        share = lane.share
+        share.positions, share.error, share.hedge = left, error, False
+        if share.failing_since_s is None:
+            share.failing_since_s = time.monotonic()
+        if isinstance(error, errors.StaleMap):
+            share.tried = frozenset()
+            if not self._members.refresh(first=lane.node, force=True) and share.failures:
+                self._try_later(share)
+                return
+            share.failures += 1
+        else:
+            if isinstance(error, errors.NodeUnavailable | errors.SilenceTimeout):
+                self._members.refresh()
+            share.tried = share.tried | {lane.node}
+            if isinstance(error, errors.SilenceTimeout) and not share.direct:
+                share.direct, share.tried = True, frozenset()  # it may have waited for one node: others have theirs
+        if at_least_s and not self._asking.has_others(share):
+            self._try_later(share, at_least_s)
+            return
+        self._assign(share)
+
+    def _try_later(self, share: Share, at_least_s: float = 0.0) -> None:
+        """Everybody who may have these entries has been asked: begin again after a pause, or let them fail."""
+        if share.error is None and self._asking.once_more(share):
+            return self._assign(share)
+        now, error = time.monotonic(), share.error
+        if share.missing is not None and (error is None or not self._asking.objects_go):
+            self._reorder.fail(share.positions, *share.missing)
+            return
+        error, since = error or errors.NodeUnavailable("the map has no node for it"), share.failing_since_s or now
+        if isinstance(error, errors.SilenceTimeout) or now - since > self._policy.retry_s:
+            status = Status.TIMEOUT if isinstance(error, errors.SilenceTimeout) else Status.UNAVAILABLE
+            message = f"{error}; gave up after {share.failures + 1} tries in {now - since:.1f} s"
+            self._reorder.fail(share.positions, status, EntryFault(message, error.kind))
+            return
+        # Full jitter: the workers of a job, which failed together, must not come back together.
+        pause_s = at_least_s + random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**share.failures))
+        share.tried, share.awaited = frozenset(), False
+        share.failures, share.failing_since_s = share.failures + 1, since
+        self._later.append((now + pause_s, share))

@@ -1,0 +1,181 @@
+"""A promotion by the nodes of a cluster: by the one that sees the files, or by all that see the same ones.
+
+Of the same files each node takes the names whose best owner among those nodes it is, so that every file is promoted
+once, as long as all act by one version of the map; a node that does not refuses its part.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
+
+from ais_loader import errors
+from ais_loader.promote import PromoteResult, PromoteSpec
+from ais_loader.transport.backoff import Patience
+from ais_loader.transport.cluster.membership import Members
+from ais_loader.transport.grpc.promote_calls import promote_request
+from ais_loader.wire import ais_promote_pb2 as wire
+
+LOOK_TIMEOUT_S = 10.0
+_LOOKS_AT_ONCE = 32
+_UNTAKEN = 1024
+"""Results that wait to be taken, before nodes have to wait."""
+_TAKING_S = 0.2
+
+_Looks: TypeAlias = dict[bytes, wire.LookResponse]
+_Ended: TypeAlias = tuple[bytes, int | errors.LoaderError]
+"""A node, and how many files it has seen or why it has stopped."""
+
+
+def promote(members: Members, spec: PromoteSpec) -> Iterator[PromoteResult]:
+    """Raises InvalidRequest where it is not clear whose files are meant, SourceRefused, SourceUnreadable where no node
+    sees the path, NodeUnavailable where the only one that promotes has gone. One of several that goes is a failure
+    among the results, and the others go on."""
+    request = promote_request(spec)
+    if not members.knows(spec.bucket):
+        yield from members.transport(members.anybody()[0]).run_promotion(request)
+        return
+    looks, unanswered = _look(members, request)
+    taking = _choose(members, spec, looks, unanswered)
+    if len(taking) == 1:
+        yield from members.transport(taking[0]).run_promotion(request)
+        return
+    request.participant.extend(taking)
+    request.map_version = members.view.version
+    yield from _together(members, request, taking)
+
+
+def _look(members: Members, request: wire.PromoteRequest) -> tuple[_Looks, dict[bytes, errors.LoaderError]]:
+    """What each node sees at the path, when all that answer act by the map that this client has."""
+    patience = Patience(members.retry_s)
+    while True:
+        looks, unanswered = _look_once(members, request)
+        newest = max((look.map_version for look in looks.values()), default=0)
+        if newest > members.view.version:
+            members.refresh(force=True)
+        oldest = min((look.map_version for look in looks.values()), default=newest)
+        if oldest == newest == members.view.version:
+            return looks, unanswered
+        reason = next(iter(unanswered.values()), None) if not looks else None
+        patience.pause(reason or errors.StaleMap("nodes act by different versions of the map"))
+
+
+def _look_once(members: Members, request: wire.PromoteRequest) -> tuple[_Looks, dict[bytes, errors.LoaderError]]:
+    looked = wire.LookRequest(path=request.path, recursive=request.recursive)
+
+    def look(node: bytes) -> wire.LookResponse | errors.LoaderError:
+        try:
+            return members.transport(node).look_at(looked, timeout_s=LOOK_TIMEOUT_S)
+        except errors.Closed:
+            raise
+        except errors.LoaderError as error:
+            members.suspect(node)
+            return error
+
+    nodes = members.anybody()
+    with ThreadPoolExecutor(min(len(nodes), _LOOKS_AT_ONCE)) as threads:
+        answers = dict(zip(nodes, threads.map(look, nodes), strict=True))
+    looks = {node: answer for node, answer in answers.items() if isinstance(answer, wire.LookResponse)}
+    return looks, {node: answer for node, answer in answers.items() if isinstance(answer, errors.LoaderError)}
+
+
+def _choose(
+    members: Members, spec: PromoteSpec, looks: _Looks, unanswered: dict[bytes, errors.LoaderError]
+) -> list[bytes]:
+    """Who promotes."""
+    view = members.view
+    endpoints = {node.uuid: node.endpoint for node in view.nodes}
+    if spec.node is not None:
+        named = [uuid for uuid, at in endpoints.items() if at == spec.node or uuid.hex() == spec.node]
+        if not named:
+            raise errors.InvalidRequest(f"node={spec.node!r}: there is none; there are {', '.join(endpoints.values())}")
+        if named[0] in unanswered:
+            raise unanswered[named[0]]
+        looks = {named[0]: looks[named[0]]}
+    seeing = {node: look for node, look in looks.items() if not look.HasField("error")}
+    if not seeing:
+        # What somebody sees and refuses says more than that another one has no such path, or may not look.
+        refused = errors.SourceRefused.kind
+        first = min(looks.values(), key=lambda look: (look.outside, look.error.kind != refused))
+        raise errors.from_kind(first.error.kind, first.error.message)
+    if len(seeing) == 1 or spec.shared is True:
+        return sorted(seeing)
+    places = {(look.machine, look.device, look.inode) for look in seeing.values()}
+    if len(places) > 1 or not next(iter(places))[0]:
+        there = ", ".join(endpoints.get(node, node.hex()) for node in seeing)
+        raise errors.InvalidRequest(
+            f"{spec.path}: several nodes have such a path ({there}). Say shared=True if it is one file system that all "
+            "of them see, or node=HOST:PORT for the files of one"
+        )
+    return sorted(seeing) if spec.shared == "auto" else [next(iter(seeing))]
+
+
+def _together(members: Members, request: wire.PromoteRequest, nodes: list[bytes]) -> Iterator[PromoteResult]:
+    results: queue.Queue[PromoteResult | _Ended] = queue.Queue(_UNTAKEN)
+    stopped = threading.Event()
+
+    def hand_over(one: PromoteResult | _Ended) -> bool:
+        while not stopped.is_set():
+            try:
+                results.put(one, timeout=_TAKING_S)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def run(node: bytes) -> None:
+        ended: int | errors.LoaderError
+        try:
+            running = members.transport(node).run_promotion(request)
+            while True:
+                try:
+                    if not hand_over(next(running)):
+                        running.close()
+                        return
+                except StopIteration as stop:
+                    ended = stop.value
+                    break
+        except errors.LoaderError as error:
+            ended = error
+        except Exception as error:  # noqa: BLE001 - whoever waits for this node must hear of it
+            ended = errors.NodeUnavailable(f"{type(error).__name__}: {error}")
+        hand_over((node, ended))
+
+    for node in nodes:
+        threading.Thread(target=run, args=(node,), name="ais-loader promote", daemon=True).start()
+    seen: dict[bytes, int] = {}
+    try:
+        for _ in nodes:
+            while isinstance(one := results.get(), PromoteResult):
+                yield one
+            node, ended = one
+            if isinstance(ended, int):
+                seen[node] = ended
+            else:
+                yield _lost(members, node, ended)
+    finally:
+        stopped.set()
+    if len(set(seen.values())) > 1 and not request.move:
+        yield _differing(members, seen)
+
+
+def _name(members: Members, node: bytes) -> str:
+    at = members.view.position.get(node)
+    return node.hex() if at is None else members.view.nodes[at].endpoint
+
+
+def _lost(members: Members, node: bytes, error: errors.LoaderError) -> PromoteResult:
+    reason = type(error)(f"{_name(members, node)} did not finish its share, promote again: {error}")
+    return PromoteResult("", "", "failed", error=reason)
+
+
+def _differing(members: Members, seen: dict[bytes, int]) -> PromoteResult:
+    counts = ", ".join(f"{_name(members, node)}: {count:,}" for node, count in seen.items())
+    reason = errors.SourceChanged(
+        f"the nodes have not seen the same number of files ({counts}): they are being changed, or it is not one file "
+        "system; promote again, or without `shared`"
+    )
+    return PromoteResult("", "", "failed", error=reason)

@@ -1,0 +1,174 @@
+"""Many small objects to many nodes: groups for each node on a stream of its own, acknowledged in the caller's order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from ais_loader import errors
+from ais_loader.content import Source
+from ais_loader.entry import ObjectInfo
+from ais_loader.transport.base import PutSpec
+from ais_loader.transport.grpc.put_messages import small_object, spec_of
+from ais_loader.transport.grpc.put_stream import (
+    GROUP_BYTES,
+    GROUP_OBJECTS,
+    LARGE_BYTES,
+    GroupSender,
+    OpenStream,
+    Result,
+)
+from ais_loader.wire import ais_objects_pb2 as pb
+
+MAX_UNDELIVERED = 4096
+"""Results that wait for an earlier one; then all groups are sent, full or not."""
+
+
+def put_many(
+    objects: Iterable[tuple[PutSpec, Source]],
+    node_of: Callable[[PutSpec], bytes],
+    open_stream_of: Callable[[bytes], OpenStream],
+    put_one: Callable[[PutSpec, Source], ObjectInfo],
+    has: Callable[[str], bool],
+) -> Iterator[Result]:
+    """One result per object, in order; a failed object does not stop the others.
+
+    Args:
+        node_of: to which node an object goes.
+        open_stream_of: a stream of groups to a node.
+        put_one: for large objects, for what a node did not acknowledge before it was gone, and where its map is behind.
+        has: whether there is a bucket of this name, as far as is known here.
+    """
+    puts = _Puts(node_of, open_stream_of, put_one, has)
+    try:
+        for spec, source in objects:
+            puts.take(spec, source)
+            yield from puts.ready()
+            if len(puts.results) > MAX_UNDELIVERED:
+                puts.flush()
+                yield from puts.ready()
+        puts.flush()
+        yield from puts.ready()
+    finally:
+        puts.close()
+
+
+class _Node:
+    """What goes to one node."""
+
+    def __init__(self, open_stream: OpenStream) -> None:
+        self.sender = GroupSender(open_stream, 0.0)
+        self.group: list[pb.SmallObject] = []
+        self.group_bytes = 0
+        self.sent: deque[tuple[int, pb.SmallObject]] = deque()
+        """Objects of groups that have been sent and not acknowledged, with their places in the caller's order."""
+        self.places: list[int] = []
+        self.gone: errors.LoaderError | None = None
+
+
+class _Puts:
+    def __init__(
+        self,
+        node_of: Callable[[PutSpec], bytes],
+        open_stream_of: Callable[[bytes], OpenStream],
+        put_one: Callable[[PutSpec, Source], ObjectInfo],
+        has: Callable[[str], bool],
+    ) -> None:
+        self._node_of = node_of
+        self._has = has
+        self._open_stream_of = open_stream_of
+        self._put_one = put_one
+        self._nodes: dict[bytes, _Node] = {}
+        self.results: dict[int, Result] = {}
+        self._taken = self._delivered = 0
+
+    def take(self, spec: PutSpec, source: Source) -> None:
+        place, self._taken = self._taken, self._taken + 1
+        try:
+            key = self._node_of(spec)
+            large = source.size_bytes is None or source.size_bytes >= LARGE_BYTES
+            small = None if large else small_object(spec, b"".join(source.chunks()))
+        except errors.LoaderError as error:
+            self.results[place] = error
+            return
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = _Node(self._open_stream_of(key))
+        if small is None:
+            self._flush(node)  # it may replace one of them
+            self._alone(place, spec, source)
+            return
+        if node.group and node.group_bytes + len(small.data) > GROUP_BYTES:
+            self._send(node)
+        node.group.append(small)
+        node.places.append(place)
+        node.group_bytes += len(small.data)
+        if len(node.group) >= GROUP_OBJECTS:
+            self._send(node)
+
+    def ready(self) -> Iterator[Result]:
+        while self._delivered in self.results:
+            self._delivered += 1
+            yield self.results.pop(self._delivered - 1)
+
+    def flush(self) -> None:
+        """Have everything acknowledged; the nodes work at the same time."""
+        for node in self._nodes.values():
+            self._send(node)
+        for node in self._nodes.values():
+            self._flush(node)
+
+    def close(self) -> None:
+        for node in self._nodes.values():
+            node.sender.close()
+
+    def _send(self, node: _Node) -> None:
+        if not node.group:
+            return
+        group, node.group, node.group_bytes = node.group, [], 0
+        node.sent.extend(zip(node.places, group, strict=True))
+        node.places = []
+        self._receive(node, lambda: node.sender.send(group))
+
+    def _flush(self, node: _Node) -> None:
+        self._send(node)
+        self._receive(node, node.sender.flush)
+
+    def _receive(self, node: _Node, step: Callable[[], Iterator[Result]]) -> None:
+        try:
+            for result in step():
+                place, small = node.sent.popleft()
+                behind = isinstance(result, errors.BucketNotFound) and self._has(small.bucket)
+                if behind or isinstance(result, errors.StaleMap):
+                    self._alone(place, spec_of(small), Source(small.data))  # to its first owner by a newer map
+                else:
+                    self.results[place] = result
+        except errors.Closed:
+            raise
+        except errors.LoaderError as error:
+            if not error.retryable:
+                raise
+            self._rescue(node)
+
+    def _rescue(self, node: _Node) -> None:
+        """The node is gone: what it has not acknowledged goes on its own, to whoever owns it now."""
+        node.sender.close()
+        node.sender = GroupSender(node.sender.open_stream, 0.0)
+        gone: errors.LoaderError | None = None
+        while node.sent:
+            place, small = node.sent.popleft()
+            if gone is not None:
+                self.results[place] = gone  # one that nobody took has shown that waiting does not help
+                continue
+            gone = self._alone(place, spec_of(small), Source(small.data))
+
+    def _alone(self, place: int, spec: PutSpec, source: Source) -> errors.LoaderError | None:
+        """Returns the error of an object that nobody took."""
+        try:
+            self.results[place] = self._put_one(spec, source)
+        except errors.Closed:
+            raise
+        except errors.LoaderError as error:
+            self.results[place] = error
+            return error if error.retryable else None
+        return None

@@ -1,0 +1,151 @@
+"""One node's part of a batch, on that node's session: what was asked of it, what has come, and whether it adds up."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from ais_loader import errors
+from ais_loader.transport.session.batch_stream import digest
+from ais_loader.transport.session.session import Event, Session
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import U8, U32, EntryFault, Frame
+from ais_loader.wire.gather.frame_edit import Mask
+
+LANE_WINDOW_BYTES = 4 << 20
+"""Payload that each node may send ahead of the consumer."""
+
+Arrivals: TypeAlias = "queue.SimpleQueue[tuple[int, Event]]"
+
+
+@dataclass(slots=True)
+class Share:
+    """Entries on their way from node to node until somebody answers."""
+
+    positions: Sequence[int]
+    tried: frozenset[bytes] = frozenset()
+    """Nodes that are not to be asked any more."""
+    missing: tuple[int, EntryFault] | None = None
+    """Status and reason from a holder that has not got them, or only damaged; others may."""
+    failing_since_s: float | None = None
+    """Monotonic time of the first failure since anything came."""
+    failures: int = 0
+    error: errors.LoaderError | None = None
+    direct: bool = True
+    """Asked of the nodes that have them; False: of one that gathers them."""
+    hedge: bool = False
+    """Asked of another node already, which is slow."""
+    awaited: bool = False
+    """A holder that was asked before will answer when it has compared its copies: nothing is final until then."""
+
+    @property
+    def gone(self) -> tuple[int, EntryFault] | None:
+        """What is missing, unless a broken drive is all that is wrong with it."""
+        return None if self.missing is not None and self.missing[0] == pb.UNAVAILABLE else self.missing
+
+
+class _Tagged:
+    """An inbox that tells its events from those of other lanes."""
+
+    __slots__ = ("_arrivals", "_lane")
+
+    def __init__(self, lane: int, arrivals: Arrivals) -> None:
+        self._lane = lane
+        self._arrivals = arrivals
+
+    def put(self, event: Event, /) -> None:
+        self._arrivals.put((self._lane, event))
+
+
+class Lane:
+    """A part under way. `number` is its lane in the Reorder."""
+
+    def __init__(self, number: int, node: bytes, share: Share) -> None:
+        self.number = number
+        self.node = node
+        self.share = share
+        self.waited_s = 0.0
+        """How long the consumer has waited since this lane last gave a sign of life."""
+        self.busy_s = 0.0
+        """How long the consumer has waited for this lane altogether."""
+        self.hedges = 0
+        """How often others have been asked for what it owes, since then."""
+        self.received_bytes = 0
+        self._granted_bytes = LANE_WINDOW_BYTES
+        self._received = 0
+        self._status: U8 = np.zeros(len(share.positions), np.uint8)
+        self._checksum: U32 = np.zeros(len(share.positions), np.uint32)
+        self._session: Session | None = None
+        self._batch_id = 0
+
+    @property
+    def received(self) -> int:
+        """Entries that have come whole."""
+        return self._received
+
+    def heard(self) -> float:
+        """A sign of life has come; returns how long it was waited for."""
+        waited_s, self.waited_s, self.hedges = self.waited_s, 0.0, 0
+        self.busy_s += waited_s
+        return waited_s
+
+    def begin(self, session: Session, request: pb.BatchRequest, arrivals: Arrivals) -> None:
+        request.initial_credit_bytes = LANE_WINDOW_BYTES
+        self._session = session
+        self._batch_id = session.begin(request, _Tagged(self.number, arrivals))
+
+    def cancel(self) -> None:
+        if self._session is not None:
+            self._session.cancel(self._batch_id)
+
+    @property
+    def owes(self) -> bool:
+        """Whether the node may send: a silence of others is none."""
+        return self.received_bytes < self._granted_bytes
+
+    def grant(self, held_bytes: int) -> None:
+        """Let the node go on as far as the consumer has, a quarter of the window at a time."""
+        more = self.received_bytes - held_bytes + LANE_WINDOW_BYTES - self._granted_bytes
+        if more >= LANE_WINDOW_BYTES // 4 and self._session is not None:
+            self._session.grant(self._batch_id, more)
+            self._granted_bytes += more
+
+    def take(self, frame: Frame) -> None:
+        """Count a frame, which has been found to be due."""
+        self.received_bytes += len(frame.payload)
+        if not (len(frame.status) and (frame.status == pb.UNAVAILABLE).all()):  # which is no more than to hear nothing
+            self.share.failing_since_s, self.share.failures, self.share.error = None, 0, None
+        if frame.completes_entry:
+            self._received += len(frame.index)
+            self._status[frame.index] = frame.status
+            self._checksum[frame.index] = frame.checksum
+
+    def comparing(self, frame: Frame) -> Mask:
+        """Entries that this holder, or one before, will answer for when it has compared its copies with others'."""
+        found: Mask = frame.status == pb.UNAVAILABLE
+        if not self.share.direct:
+            return np.zeros(len(found), np.bool_)
+        for at in np.flatnonzero(found).tolist():
+            fault = frame.errors.get(int(frame.index[at]))
+            found[at] = fault is not None and (self.share.awaited or fault.kind == errors.NodeUnavailable.kind)
+        return found
+
+    def finish(self, end: pb.End) -> None:
+        """Raises LoaderError when END says something else than what came."""
+        # What came is all of it, or its beginning: each entry is checked when it arrives.
+        status, checksum = self._status[: self._received], self._checksum[: self._received]
+        got = (self._received, int(np.count_nonzero(status)), digest(status, checksum))
+        said = (end.entries, end.failed_entries, end.digest)
+        if got != said:
+            raise errors.LoaderError(
+                f"the node's answer does not add up: (entries, failed, digest) should be {said}, are {got}"
+            )
+        if self._received != len(self.share.positions):
+            raise errors.LoaderError(
+                f"the node's answer does not add up: it ended after {self._received:,} of "
+                f"{len(self.share.positions):,} entries"
+            )

@@ -1,0 +1,308 @@
+"""A cluster of storage nodes: each call goes to the nodes that have, or should have, what it is about.
+
+Owners are computed here, from the cluster's map. Reads ask the holders of an object one after another until one
+answers; writes go to the first owner that does, which sees to the other copies. Nobody answering is retried for
+`retry_s`, with the newest map.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from ais_loader import errors
+from ais_loader.batch import Batch
+from ais_loader.content import Buffer, Source
+from ais_loader.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.promote import PromoteResult, PromoteSpec
+from ais_loader.requests import BatchOptions, requests_for_entries
+from ais_loader.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.transport.base import FrameStream, NoLongBatches, PutSpec
+from ais_loader.transport.cluster.columns import Columns, grouped
+from ais_loader.transport.cluster.listing import merged_listing
+from ais_loader.transport.cluster.membership import HEDGE_BUDGET, Members
+from ais_loader.transport.cluster.merged_stream import MergedStream
+from ais_loader.transport.cluster.promote import promote
+from ais_loader.transport.cluster.put_many import put_many
+from ais_loader.transport.cluster.routed_buckets import RoutedBucketCalls
+from ais_loader.transport.cluster.routed_contents import RoutedContentsCalls
+from ais_loader.transport.grpc.download import Call, download
+from ais_loader.transport.grpc.member_pages import listed_members
+from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.transport.session.batch_stream import StreamPolicy
+from ais_loader.transport.validation import require_bucket, require_object, require_text
+from ais_loader.wire import ais_batch_pb2 as batch_pb
+from ais_loader.wire import ais_compose_pb2 as compose_pb
+from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.cluster_map import ClusterView, sure_copies
+from ais_loader.wire.placement import object_hash
+
+T = TypeVar("T")
+DIRECT_TO_NODES = 64
+"""Of a cluster with at most so many nodes a client assembles every batch itself: measured, that is the quicker way with
+any size and number of entries (`benchmarks/cluster.md`), for a session with each node."""
+DIRECT_FROM_ENTRIES_PER_OWNER = 8
+"""Of a larger one, those that have at least as many entries for each owner: for a few entries each it is not worth a
+session with every node that there is."""
+
+
+class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
+    """A `Transport` over the nodes of a cluster. `url` is where the client began."""
+
+    def __init__(
+        self, url: str, view: ClusterView, *, retry_s: float, verify_payload: bool, tenant: str = "",
+        hedge_budget: float = HEDGE_BUDGET,
+    ) -> None:  # fmt: skip
+        members = Members(
+            view, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, hedge_budget=hedge_budget
+        )
+        super().__init__(url, members, retry_s)
+        self._verify_payload = verify_payload
+
+    # -- buckets
+
+    def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
+        found = self._any(lambda node: node.snapshots(action, bucket, name), again=action == "list")
+        if action != "list":
+            self.members.refresh(force=True)
+        return found
+
+    # -- objects
+
+    def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
+        require_bucket(spec.bucket)
+        require_text(spec.name, errors.InvalidName, "object name")
+        write = self._write_first if spec.is_conditional else self._write
+        put = self._heard_of(spec.bucket, lambda node: node.put(spec, source))
+        return write(spec.bucket, spec.name, put, again=source.replayable)
+
+    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
+        return put_many(
+            objects, self._owner_of, lambda node: self.members.transport(node).open_puts, self.put, self._has
+        )
+
+    def compose(
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
+    ) -> ObjectInfo:
+        made = request.object
+
+        def call(node: GrpcTransport) -> ObjectInfo:
+            return node.compose(request, moved, retry=retry)
+
+        if made.HasField("condition"):
+            return self._write_first(made.bucket, made.name, call, again=retry, replay=True)
+        return self._write(made.bucket, made.name, call, again=retry)
+
+    def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
+        return self._read(request.bucket, request.name, lambda node, _: node.tar_end(request))
+
+    def _owner_of(self, spec: PutSpec) -> bytes:
+        owners = self._ranked_owners if spec.is_conditional else self._owners
+        return owners(spec.bucket, spec.name)[0]
+
+    def get(
+        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        timeout_s: float,
+    ) -> Iterator[Buffer]:  # fmt: skip
+        """As GrpcTransport's, of the first holder that answers; a broken answer goes on at another one."""
+        require_object(bucket, name)
+        if start == 0 and length is None and member is None:
+            data = self._get_small(bucket, name, timeout_s)
+            if data is not None:
+                yield data
+                return
+        options = BatchOptions(timeout_s=timeout_s, verify_ranges=verify)
+        entries, requests = requests_for_entries([Entry(bucket, name, member, start, length)], options)
+        batch = Batch(
+            entries, requests, lambda request: self.open_batch(request, timeout_s=timeout_s, assembly="direct"), "raise"
+        )
+        try:
+            yield from (item.data for item in batch)
+        except errors.ItemTooLarge:
+            rest = pb.GetRequest(
+                bucket=bucket, name=name, member=member, start=start, length=length, verify_range=verify
+            )
+            yield from self._download(rest, timeout_s)
+
+    def _get_small(self, bucket: str, name: str, timeout_s: float) -> Buffer | None:
+        """By the shortest way, from the holder that is best to ask; None where that is not the way.
+
+        One that is silent for much longer than is usual is asked no further, where there is another and the budget for
+        hedges allows it. Raises SilenceTimeout.
+        """
+        members = self.members
+        nodes = self._nodes(bucket, name)
+        if len(nodes) == 1:
+            try:
+                return members.transport(nodes[0]).get_small(bucket, name, timeout_s, local=True)
+            except errors.NodeUnavailable:
+                members.suspect(nodes[0])
+                return None
+        node = members.preferred([nodes], lambda _: object_hash(b"", name), [bucket])[0][0]
+        singles, budget = members.hedging.singles, members.hedging.budget
+        budget.asked(1)
+        limit_s = min(timeout_s, singles.limit_s(last=True) if budget.available else timeout_s)
+        members.loads.asked(node, 1)
+        began_s = time.monotonic()
+        try:
+            data = members.transport(node).get_small(bucket, name, limit_s, local=True)
+        except (errors.SilenceTimeout, errors.NodeUnavailable) as error:
+            members.suspect(node)
+            if isinstance(error, errors.SilenceTimeout) and limit_s < timeout_s:
+                budget.take(1)
+            return None
+        finally:
+            waited_s = time.monotonic() - began_s
+            members.loads.over(node, 1, 1, waited_s)
+        if data is not None:
+            singles.note(waited_s)
+            members.heard(node)
+        return data
+
+    def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
+        """The object's holders in turn, from the last byte that has come."""
+        node = b""
+        broken: set[bytes] = set()
+        translate: Callable[[Exception], errors.LoaderError] = _as_unavailable
+
+        def open_call(request: pb.GetRequest) -> Call:
+            nonlocal node, translate
+            nodes = self._nodes(request.bucket, request.name)
+            node = next((one for one in nodes if one not in broken), nodes[0])
+            call, translate = self.members.transport(node).open_download(request)
+            return call
+
+        def failed(error: Exception) -> errors.LoaderError:
+            translated = translate(error)
+            if isinstance(translated, errors.NodeUnavailable):
+                self.members.suspect(node)
+                self.members.refresh()
+            if isinstance(translated, errors.DriveFailed) and node not in broken:
+                broken.add(node)
+                return errors.NodeUnavailable(str(translated))
+            return translated
+
+        return download(request, open_call, failed, timeout_s=timeout_s, retry_s=self._retry_s)
+
+    def head(self, bucket: str, name: str) -> ObjectInfo:
+        require_object(bucket, name)
+        return self._read(bucket, name, lambda node, timeout_s: node.head(bucket, name, timeout_s=timeout_s))
+
+    def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
+        require_object(bucket, name)
+        if if_version is not None:
+            # Once: a first try whose answer was lost would make the second find another version, or none.
+            self._write_first(
+                bucket, name, lambda node: node.delete(bucket, name, if_version=if_version), again=False, replay=True
+            )
+            return
+        failure: errors.NodeUnavailable | None = None
+        for node in self._owners(bucket, name):
+            try:
+                self.members.transport(node).delete(bucket, name)
+                return
+            except errors.NotFound:
+                if failure is None:
+                    raise
+                raise failure from None  # that one may have deleted it, and its answer have been lost
+            except errors.NodeUnavailable as error:
+                self.members.suspect(node)
+                failure = error
+        self.members.refresh()
+        raise failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}")
+
+    def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
+        """Every name once, the newest version of it, from all nodes. Raises NodeUnavailable when copies of objects on
+        nodes that do not answer may all be missing."""
+        require_bucket(bucket)
+        require_text(prefix, errors.InvalidRequest, "prefix")
+        members = self.members
+        if not members.knows(bucket):
+            yield from self._any(lambda node: node.objects(bucket, prefix=prefix, page_size=page_size))
+            return
+        view = members.view
+
+        def copies() -> int:
+            members.refresh(force=True)  # there may be fewer by now
+            known = members.view.to_read(bucket)
+            return 1 if known is None else sure_copies(known)
+
+        def pages(at: int) -> Iterator[ObjectInfo]:
+            return members.transport(view.nodes[at].uuid).objects(bucket, prefix=prefix, page_size=page_size)
+
+        yield from merged_listing(
+            pages, [node.host for node in view.nodes], copies=copies, retry_s=self._retry_s
+        )
+
+    def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
+        """As GrpcTransport's, each page of the first holder that answers."""
+
+        def page(request: pb.ListMembersRequest) -> pb.ListMembersResponse:
+            return self._read(bucket, name, lambda node, _: node.member_page(request))
+
+        return listed_members(page, bucket, name, prefix, page_size)
+
+    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+        return promote(self.members, spec)
+
+    # -- batches
+
+    def open_batch(
+        self, request: batch_pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
+    ) -> FrameStream:
+        policy = StreamPolicy(timeout_s=timeout_s, retry_s=self._retry_s, verify_payload=self._verify_payload)
+        request.tenant = self.members.tenant or request.tenant
+        return MergedStream(request, self.members, policy, self._targets(request, assembly, colocation))
+
+    def _targets(self, request: batch_pb.BatchRequest, assembly: str, colocation: str) -> list[bytes]:
+        """The nodes that may assemble the batch, best first; empty when this client does."""
+        count, nodes = len(request.name), self.members.anybody()
+        enough = len(nodes) <= DIRECT_TO_NODES or count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(nodes)
+        if not count or assembly == "direct" or (assembly == "auto" and enough):
+            return []
+        if assembly == "target" and colocation == "none":
+            return nodes
+        columns, everything = Columns(request), range(count)
+        groups, _ = grouped(everything, columns.holders(everything, self.members.holders), frozenset())
+        if assembly == "auto" and (count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(groups) or len(groups) == 1):
+            return []
+        if colocation != "none":
+            nodes.sort(key=lambda node: -len(groups.get(node, ())))
+        return nodes
+
+    # -- life
+
+    def describe(self) -> dict[str, object]:
+        """Of the cluster, and of each node that answers."""
+        members, view = self.members, self.members.view
+        nodes: list[dict[str, object]] = []
+        first: dict[str, object] = {}
+        for node in view.nodes:
+            known: dict[str, object] = {"uuid": node.uuid.hex(), "host": node.host, "endpoint": node.endpoint}
+            try:
+                known |= members.transport(node.uuid).describe()
+                first = first or known
+            except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
+                known["error"] = str(error)
+            nodes.append(known)
+        if not first:
+            raise errors.NodeUnavailable(f"{self.url}: none of {len(nodes)} nodes answers: {nodes[0].get('error')}")
+        drives: list[object] = []
+        for described in nodes:
+            found = described.get("drives", [])
+            assert isinstance(found, list)
+            drives += found
+        return {
+            "url": self.url, "store_uuid": view.map.cluster_uuid.hex(), "version": first["version"],
+            "batch_reader": first["batch_reader"], "map_version": view.version, "drives": drives, "nodes": nodes,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        self.members.close()
+
+
+
+def _as_unavailable(error: Exception) -> errors.LoaderError:
+    """Before a call has been opened."""
+    return error if isinstance(error, errors.LoaderError) else errors.NodeUnavailable(str(error))

@@ -1,0 +1,186 @@
+"""One process's connection to one endpoint: channel, stubs, the session that batches share, and what errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import partial
+
+import grpc
+
+from ais_loader import errors
+from ais_loader.transport.fork_safety import grpc_begins
+from ais_loader.transport.session.long_batch import OWN_CHANNEL_OPTIONS, keep_freed_memory
+from ais_loader.transport.session.raw_stream import open_stream
+from ais_loader.transport.session.session import Session
+from ais_loader.transport.session.single_get import Exchange
+from ais_loader.transport.session.stream_pool import StreamPool
+from ais_loader.wire import ais_cluster_pb2_grpc as cluster_rpc
+from ais_loader.wire import ais_compose_pb2_grpc as compose_rpc
+from ais_loader.wire import ais_contents_pb2_grpc as contents_rpc
+from ais_loader.wire import ais_objects_pb2_grpc as rpc
+from ais_loader.wire import ais_promote_pb2_grpc as promote_rpc
+from ais_loader.wire import ais_snapshots_pb2_grpc as snapshots_rpc
+from ais_loader.wire.channel_options import CHANNEL_OPTIONS, for_patience
+
+_SESSION = "/ais_loader.v1.GetBatch/Session"
+_ERROR_KIND_KEY = "ais-error-kind"
+_NO_CONNECTION = "failed to connect"
+"""How gRPC's core begins what it says of a call that never left."""
+
+
+_OPEN: set[Connection] = set()
+"""Of this process, kept: one that is dropped would leave threads behind, and gRPC running, and nobody to end it."""
+_INHERITED: list[Connection] = []
+"""Never used and never freed: a channel that is torn down in a forked child may wait for threads that are not there."""
+
+
+class CutByFork(errors.NodeUnavailable):
+    """A call took longer than a fork waits for one. It can be made again when the fork is over."""
+
+
+class Connection:
+    """The channel, stubs and sessions of one process to one endpoint. To be made inside the gate for forks.
+
+    Args:
+        patience_s: how long its callers wait for a node that does not answer.
+        owner: who will close it. Where that is collected first, it is closed when the next one is made, or at a fork.
+    """
+
+    def __init__(self, endpoint: str, verify_payload: bool, patience_s: float, owner: object) -> None:
+        let_go_of_orphans()
+        self.endpoint = endpoint
+        self._patience_s = patience_s
+        self._owner = weakref.ref(owner)
+        self.abandoned = self.closed = self.cut = False
+        self.lock = threading.Lock()
+        grpc_begins()
+        self.channel = grpc.insecure_channel(endpoint, options=for_patience(CHANNEL_OPTIONS, patience_s))
+        self.buckets = rpc.BucketsStub(self.channel)
+        self.objects = rpc.ObjectsStub(self.channel)
+        self.compose = compose_rpc.ComposeStub(self.channel)
+        self.contents = contents_rpc.ContentsStub(self.channel)
+        self.node = rpc.NodeStub(self.channel)
+        self.cluster = cluster_rpc.ClusterStub(self.channel)
+        self.promote = promote_rpc.PromoteStub(self.channel)
+        self.snapshots = snapshots_rpc.SnapshotsStub(self.channel)
+        self._open_session = self.channel.stream_stream(_SESSION)
+        self._session: Session | None = None  # guarded by lock
+        self._pool = StreamPool(partial(open_stream, self.channel, _SESSION))
+        self.exchange = Exchange(self._pool, verify_payload)
+        self._own_channel: grpc.Channel | None = None  # guarded by lock
+        self._own_pool: StreamPool | None = None  # guarded by lock
+        _OPEN.add(self)
+
+    @property
+    def is_orphan(self) -> bool:
+        return self._owner() is None
+
+    @property
+    def session_broke(self) -> bool:
+        return self._session is not None and not self._session.alive
+
+    def session(self) -> Session:
+        with self.lock:
+            if self._session is None or not self._session.alive:
+                with self.in_use():
+                    self._session = Session(self._open_session, self.translate, self.endpoint)
+            return self._session
+
+    def own_pool(self) -> StreamPool:
+        """Streams for long batches, on a connection of their own: what waits on it holds up nothing else."""
+        with self.lock:
+            if self._own_pool is None:
+                if self.closed:
+                    raise self.given_up()
+                keep_freed_memory()
+                grpc_begins()
+                options = for_patience(OWN_CHANNEL_OPTIONS, self._patience_s)
+                self._own_channel = grpc.insecure_channel(self.endpoint, options=options)
+                self._own_pool = StreamPool(partial(open_stream, self._own_channel, _SESSION))
+            return self._own_pool
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Begin calls in here: gRPC's answer on a channel that another thread has closed is a ValueError."""
+        try:
+            yield
+        except ValueError as error:
+            if self.closed:
+                raise self.given_up() from error
+            raise
+
+    def translate(self, error: Exception) -> errors.LoaderError:
+        """Our error for what gRPC says; the node's own errors carry their kind."""
+        if isinstance(error, errors.LoaderError):
+            return error
+        if not isinstance(error, grpc.RpcError):
+            return errors.NodeUnavailable(f"{self.endpoint}: {error}")
+        for key, value in error.trailing_metadata() or ():
+            if key == _ERROR_KIND_KEY:
+                return errors.from_kind(value, error.details())
+        code, details = error.code(), error.details()
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return errors.SilenceTimeout(f"{self.endpoint}: no answer in time ({details})")
+        if code == grpc.StatusCode.CANCELLED:
+            return self.given_up()
+        if code == grpc.StatusCode.UNIMPLEMENTED:
+            return errors.Unsupported(f"{self.endpoint} is not a storage node of this version ({details})")
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.UNKNOWN):
+            if (details or "").startswith(_NO_CONNECTION):
+                # Its details name the address once more, twice; what is new is at the end.
+                reason = details.rpartition(": ")[2]
+                failure = errors.NodeUnavailable(f"{self.endpoint}: no node can be reached there: {reason}")
+                failure.reached = False
+                return failure
+            return errors.NodeUnavailable(f"{self.endpoint}: {details}")
+        return errors.LoaderError(f"{self.endpoint}: {code.name}: {details}")
+
+    def given_up(self) -> errors.LoaderError:
+        """The error of a call that was ended on this side."""
+        if self.cut:
+            return CutByFork(f"{self.endpoint}: the process has forked, and the call took too long to be waited for")
+        if self.abandoned:
+            return errors.NodeUnavailable(f"{self.endpoint}: let go, for the next endpoint or for a fork")
+        return errors.Closed(f"{self.endpoint}: the connection was closed")
+
+    def let_go(self, *, cut: bool = False) -> None:
+        """Close, so that whoever is using it begins anew with another one. `cut`: a fork does not wait for calls."""
+        self.abandoned, self.cut = True, cut
+        self.close()
+
+    def close(self) -> None:
+        self.closed = True
+        self._end_streams()
+        self.channel.close()
+        with self.lock:
+            own_channel, self._own_channel, self._own_pool = self._own_channel, None, None
+        if own_channel is not None:
+            own_channel.close()
+        _OPEN.discard(self)
+
+    def _end_streams(self) -> None:
+        """Returns when none of their threads is left."""
+        with self.lock:
+            session, self._session = self._session, None
+            own_pool = self._own_pool
+        if session is not None:
+            session.close()
+        self._pool.close()
+        if own_pool is not None:
+            own_pool.close()
+
+
+def let_go_of_orphans(*, cut: bool = False) -> None:
+    """Close what clients have left that were dropped without being closed. To be called inside the gate for forks."""
+    for connection in list(_OPEN):
+        if connection.is_orphan:
+            connection.let_go(cut=cut)
+
+
+def forget_inherited() -> None:
+    """In a forked child."""
+    _INHERITED.extend(_OPEN)
+    _OPEN.clear()

@@ -1,0 +1,66 @@
+"""Calls that concern many objects of a bucket at once, over gRPC, to one node. To a cluster: routed_contents.py."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ais_loader import errors
+from ais_loader.summary import BucketSummary, PrefixSummary
+from ais_loader.transport.grpc.connection import Connection
+from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
+from ais_loader.transport.grpc.watchdog import Watchdog
+from ais_loader.wire import ais_contents_pb2 as pb
+
+T = TypeVar("T")
+
+
+class ContentsCalls(ABC):
+    """The part of a transport to one node that makes these calls."""
+
+    @abstractmethod
+    def _call(self, call: Callable[[Connection], T], *, retry: bool = True) -> T: ...
+
+    def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
+        # Not retried, as single deletions are not: what a first try deleted, a second one would not find.
+        return self._call(lambda here: delete_names(here, bucket, names), retry=False)
+
+    def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
+        return self._call(lambda here: summarized(here, bucket, prefix, depth))
+
+
+def delete_names(here: Connection, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
+    """One request; of each name, in order, None or why it was not deleted. Raises gRPC's errors."""
+    request = pb.DeleteManyRequest(bucket=bucket, name=names)
+    answer: pb.DeleteManyResponse = here.contents.DeleteMany(request, timeout=CALL_TIMEOUT_S)
+    results: list[errors.LoaderError | None] = [None] * len(names)
+    for failure in answer.failure:
+        results[failure.position] = errors.from_kind(failure.error.kind, failure.error.message)
+    return results
+
+
+def summarized(here: Connection, bucket: str, prefix: str, depth: int) -> BucketSummary:
+    """One call: it may take as long as names are counted. Raises SilenceTimeout, and gRPC's errors."""
+    watchdog = Watchdog(CALL_TIMEOUT_S)
+    call = here.contents.Summarize(pb.SummarizeRequest(bucket=bucket, prefix=prefix, depth=depth))
+    with watchdog.guard(call.cancel):
+        try:
+            for answer in call:
+                watchdog.seen()
+                if answer.HasField("summary"):
+                    return _summary(bucket, prefix, answer.summary)
+        except Exception as error:
+            if watchdog.fired:
+                raise errors.SilenceTimeout(f"{here.endpoint}: nothing was counted for {CALL_TIMEOUT_S:g} s") from error
+            raise
+        finally:
+            call.cancel()
+    raise errors.NodeUnavailable(f"{here.endpoint}: the answer ended before the summary")
+
+
+def _summary(bucket: str, prefix: str, summary: pb.Summary) -> BucketSummary:
+    by_prefix = {one.prefix: PrefixSummary(one.objects, one.size_bytes) for one in summary.prefix}
+    return BucketSummary(
+        bucket, prefix, summary.objects, summary.size_bytes, by_prefix, not summary.incomplete, tuple(summary.silent)
+    )

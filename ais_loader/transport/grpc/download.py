@@ -1,0 +1,68 @@
+"""One large object as a stream of chunks: goes on from its last byte, in the same version, when the stream breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from ais_loader import errors
+from ais_loader.transport.backoff import Patience
+from ais_loader.transport.grpc.watchdog import Watchdog
+from ais_loader.wire import ais_objects_pb2 as pb
+
+
+class Call(Protocol):
+    """A running server-streaming call."""
+
+    def __iter__(self) -> Iterator[pb.GetResponse]: ...
+    def cancel(self) -> object: ...
+
+
+def download(
+    request: pb.GetRequest,
+    open_call: Callable[[pb.GetRequest], Call],
+    translate: Callable[[Exception], errors.LoaderError],
+    *,
+    timeout_s: float,
+    retry_s: float,
+) -> Iterator[bytes]:
+    """The bytes that `request` asks for, in chunks. Raises LoaderError; a silence of `timeout_s` is SilenceTimeout."""
+    patience = Patience(retry_s)
+    start, received = request.start, 0
+    left: int | None = None
+    while True:
+        call: Call | None = None
+        watchdog = Watchdog(timeout_s)
+        try:
+            call = open_call(request)
+            watchdog.guard(call.cancel)
+            for message in call:
+                watchdog.seen()
+                if message.WhichOneof("part") == "header":
+                    left = message.header.length if left is None else left
+                    request.version = message.header.info.version
+                    continue
+                if left is None:
+                    raise errors.LoaderError(f"{request.name!r}: the node sent bytes before it said what they are")
+                received, left = received + len(message.data), left - len(message.data)
+                if left < 0:
+                    raise errors.LoaderError(f"{request.name!r}: the node sent {-left:,} bytes more than it announced")
+                patience.progress()
+                watchdog.rest()  # the consumer's time is not the node's
+                yield message.data
+                watchdog.seen()
+            if left == 0:
+                return
+            short = f"{request.name!r}: the stream ended {left or 0:,} bytes early"
+            failure: errors.LoaderError = errors.NodeUnavailable(short)
+        except Exception as error:  # gRPC's errors, translated; others pass through `translate` as they are
+            if watchdog.fired:
+                raise errors.SilenceTimeout(f"{request.name!r}: nothing arrived for {timeout_s:g} s") from error
+            failure = translate(error)
+        finally:
+            watchdog.stop()
+            if call is not None:
+                call.cancel()
+        patience.pause(failure)
+        if left is not None:
+            request.start, request.length = start + received, left

@@ -1,0 +1,76 @@
+"""What a PUT sends: messages made of an object's description and its bytes, or the error that a store would answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ais_loader import errors
+from ais_loader.checksum import crc32c
+from ais_loader.content import Source
+from ais_loader.transport.base import PutSpec
+from ais_loader.transport.validation import require_bucket, require_metadata, require_text
+from ais_loader.wire import ais_objects_pb2 as pb
+
+
+def put_header(spec: PutSpec) -> pb.PutHeader:
+    """Raises BucketNotFound, InvalidName, InvalidRequest for what no message can carry."""
+    _check(spec)
+    return pb.PutHeader(
+        bucket=spec.bucket, name=spec.name, metadata=spec.metadata, size_bytes=spec.size_bytes, checksum=spec.checksum,
+        condition=put_condition(spec),
+    )  # fmt: skip
+
+
+def put_condition(spec: PutSpec) -> pb.PutCondition | None:
+    if not spec.is_conditional:
+        return None
+    return pb.PutCondition(if_absent=spec.if_absent, if_version=spec.if_version or "", write_id=spec.write_id)
+
+
+def put_messages(header: pb.PutHeader, source: Source, failure: list[Exception]) -> Iterator[pb.PutRequest]:
+    """One PUT, from its header to its end.
+
+    What the caller's own file raises goes to `failure`: the stream then ends early, and nothing is stored.
+    """
+    yield pb.PutRequest(header=header)
+    size_bytes = checksum = 0
+    try:
+        for chunk in source.chunks():
+            data = bytes(chunk)
+            size_bytes, checksum = size_bytes + len(data), crc32c(data, checksum)
+            yield pb.PutRequest(data=data)
+    except Exception as error:  # noqa: BLE001 - raised again by the thread that called put()
+        failure.append(error)
+        return
+    yield pb.PutRequest(end=pb.PutEnd(size_bytes=size_bytes, checksum=checksum))
+
+
+def small_object(spec: PutSpec, data: bytes) -> pb.SmallObject:
+    """One object of a group. Raises as `put_header`, and ContentMismatch for bytes that are not those announced."""
+    _check(spec)
+    if spec.size_bytes is not None and len(data) != spec.size_bytes:
+        raise errors.ContentMismatch(f"{spec.name!r}: announced {spec.size_bytes:,} bytes, got {len(data):,}")
+    checksum = crc32c(data) if spec.checksum is None else spec.checksum
+    return pb.SmallObject(
+        bucket=spec.bucket, name=spec.name, checksum=checksum, metadata=spec.metadata, condition=put_condition(spec),
+        data=data,
+    )  # fmt: skip
+
+
+def spec_of(small: pb.SmallObject) -> PutSpec:
+    """What `small_object` was made of."""
+    condition = small.condition
+    return PutSpec(
+        bucket=small.bucket, name=small.name, metadata=dict(small.metadata), size_bytes=len(small.data),
+        checksum=small.checksum, if_absent=condition.if_absent, if_version=condition.if_version or None,
+        write_id=condition.write_id,
+    )  # fmt: skip
+
+
+def _check(spec: PutSpec) -> None:
+    require_bucket(spec.bucket)
+    require_text(spec.name, errors.InvalidName, "object name")
+    require_metadata(spec.metadata)
+    checksum = spec.checksum
+    if checksum is not None and not (isinstance(checksum, int) and 0 <= checksum < 1 << 32):
+        raise errors.InvalidRequest(f"checksum={checksum!r}: need an integer of 32 bits")

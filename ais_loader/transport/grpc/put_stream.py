@@ -1,0 +1,163 @@
+"""Many small objects in few messages, on one stream: cut into groups, sent ahead of their acknowledgements, sent again
+when the stream breaks before an acknowledgement came.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeAlias
+
+from ais_loader import errors
+from ais_loader.content import Source
+from ais_loader.entry import ObjectInfo
+from ais_loader.transport.backoff import Patience
+from ais_loader.transport.base import PutSpec
+from ais_loader.transport.grpc.put_messages import small_object
+from ais_loader.wire import ais_objects_pb2 as pb
+
+GROUP_BYTES = 1 << 20
+GROUP_OBJECTS = 256
+LARGE_BYTES = 4 << 20
+"""An object from this size on is a PUT of its own."""
+_GROUPS_AHEAD = 4
+
+Result: TypeAlias = ObjectInfo | errors.LoaderError
+Group: TypeAlias = list[pb.SmallObject]
+Work: TypeAlias = Group | tuple[PutSpec, Source] | errors.LoaderError
+
+
+class AnswerStream(Protocol):
+    """The acknowledgements of one stream of groups. `next` raises LoaderError; `close` ends the stream at once."""
+
+    def __next__(self) -> pb.PutManyResponse: ...
+    def close(self) -> None: ...
+
+
+OpenStream: TypeAlias = Callable[[Iterator[pb.PutManyRequest]], AnswerStream]
+
+
+def put_many(
+    objects: Iterable[tuple[PutSpec, Source]],
+    open_stream: OpenStream,
+    put_one: Callable[[PutSpec, Source], ObjectInfo],
+    *,
+    retry_s: float,
+) -> Iterator[Result]:
+    """One result per object, in order. Raises NodeUnavailable when nobody answers for `retry_s`."""
+    sender = GroupSender(open_stream, retry_s)
+    try:
+        for work in _grouped(objects):
+            if isinstance(work, list):
+                yield from sender.send(work)
+                continue
+            yield from sender.flush()
+            if isinstance(work, errors.LoaderError):
+                yield work
+                continue
+            try:
+                yield put_one(*work)
+            except errors.LoaderError as error:
+                yield error
+        yield from sender.flush()
+    finally:
+        sender.close()
+
+
+def _grouped(objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[Work]:
+    """Small objects in groups; alone, in order: large ones, files of unknown size, and what no message can carry."""
+    group: Group = []
+    group_bytes = 0
+    for spec, source in objects:
+        alone: Work | None = None
+        if source.size_bytes is None or source.size_bytes >= LARGE_BYTES:
+            alone = spec, source
+        else:
+            try:
+                small = small_object(spec, b"".join(source.chunks()))
+            except errors.LoaderError as error:
+                alone = error
+        if alone is not None:
+            if group:
+                yield group
+            group, group_bytes = [], 0
+            yield alone
+            continue
+        if group and group_bytes + len(small.data) > GROUP_BYTES:
+            yield group
+            group, group_bytes = [], 0
+        group.append(small)
+        group_bytes += len(small.data)
+        if len(group) >= GROUP_OBJECTS:
+            yield group
+            group, group_bytes = [], 0
+    if group:
+        yield group
+
+
+class GroupSender:
+    """Keeps up to _GROUPS_AHEAD groups on their way."""
+
+    def __init__(self, open_stream: OpenStream, retry_s: float) -> None:
+        self.open_stream = open_stream
+        self._patience = Patience(retry_s)
+        self._unacknowledged: deque[Group] = deque()
+        self._outgoing: queue.SimpleQueue[pb.PutManyRequest | None] = queue.SimpleQueue()
+        self._answers: AnswerStream | None = None
+
+    def send(self, group: Group) -> Iterator[Result]:
+        """Put a group on its way; yields what has been acknowledged meanwhile."""
+        self._unacknowledged.append(group)
+        if self._answers is None:
+            self._reopen()
+        else:
+            self._outgoing.put(pb.PutManyRequest(object=group))
+        while len(self._unacknowledged) >= _GROUPS_AHEAD:
+            yield from self._receive()
+
+    def flush(self) -> Iterator[Result]:
+        """Wait for all acknowledgements."""
+        while self._unacknowledged:
+            yield from self._receive()
+
+    def close(self) -> None:
+        """End the stream; what has not been acknowledged may have been stored."""
+        self._outgoing.put(None)
+        if self._answers is not None:
+            self._answers.close()
+            self._answers = None
+
+    def _reopen(self) -> None:
+        self._outgoing = queue.SimpleQueue()
+        for group in self._unacknowledged:
+            self._outgoing.put(pb.PutManyRequest(object=group))
+        self._answers = self.open_stream(iter(self._outgoing.get, None))
+
+    def _receive(self) -> Iterator[Result]:
+        if self._answers is None:
+            self._reopen()
+        assert self._answers is not None
+        try:
+            answer = next(self._answers)
+        except (errors.LoaderError, StopIteration) as error:
+            self.close()
+            self._patience.pause(
+                error if isinstance(error, errors.LoaderError) else errors.NodeUnavailable("the node ended the stream")
+            )
+            return
+        self._patience.progress()
+        group = self._unacknowledged.popleft()
+        if len(answer.result) != len(group):
+            raise errors.LoaderError(f"the node acknowledged {len(answer.result)} of {len(group)} objects")
+        for result in answer.result:
+            if result.WhichOneof("result") == "error":
+                yield errors.from_kind(result.error.kind, result.error.message)
+            else:
+                yield object_info(result.info)
+
+
+def object_info(info: pb.ObjectInfo) -> ObjectInfo:
+    return ObjectInfo(
+        info.bucket, info.name, info.size_bytes, info.version, info.checksum, info.modified_ns, dict(info.metadata)
+    )

@@ -1,0 +1,392 @@
+"""A storage node over gRPC. With `connection`, the only client module that imports grpc.
+
+Channels connect lazily and belong to the process that made them. gRPC does not survive a fork, so connections are let
+go before one and made anew when they are next used: batches in flight resume by themselves, and calls are waited for,
+or made again; see `forking`. Calls that only read, and writes whose bytes can be sent again, are retried with growing,
+jittered pauses while nobody answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, TypeVar
+
+import grpc
+import tenacity
+
+from ais_loader import errors
+from ais_loader.batch import Batch
+from ais_loader.content import Buffer, Source
+from ais_loader.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.promote import PromoteResult, PromoteSpec
+from ais_loader.requests import BatchOptions, requests_for_entries
+from ais_loader.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.transport.backoff import NO_RETRY_S
+from ais_loader.transport.base import FrameStream, PutSpec
+from ais_loader.transport.fork_safety import GATE, take_part
+from ais_loader.transport.grpc.bucket_calls import BucketCalls
+from ais_loader.transport.grpc.compose import composed
+from ais_loader.transport.grpc.connection import Connection, CutByFork
+from ais_loader.transport.grpc.contents_calls import ContentsCalls
+from ais_loader.transport.grpc.download import Call, download
+from ais_loader.transport.grpc.forked import AllForked
+from ais_loader.transport.grpc.member_pages import listed_members
+from ais_loader.transport.grpc.promote_calls import promote_request, run_promotion
+from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S, PutAnswers, put_large
+from ais_loader.transport.grpc.put_messages import put_header, put_messages
+from ais_loader.transport.grpc.put_stream import LARGE_BYTES, AnswerStream, object_info, put_many
+from ais_loader.transport.grpc.snapshot_calls import call_snapshots
+from ais_loader.transport.session.answers import SharedAnswers
+from ais_loader.transport.session.batch_stream import GrpcStream, StreamPolicy
+from ais_loader.transport.session.long_batch import OwnAnswers
+from ais_loader.transport.session.session import Session
+from ais_loader.transport.validation import require_bucket, require_object, require_text
+from ais_loader.urls import is_host_port
+from ais_loader.wire import ais_batch_pb2 as batch_pb
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire import ais_compose_pb2 as compose_pb
+from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire import ais_promote_pb2 as promote_pb
+
+T = TypeVar("T")
+INDEX_TIMEOUT_S = 600.0
+"""An archive without an index is read whole first."""
+_FORKS_PER_CALL = 5
+"""How often a call that a fork has ended is made again; more are failures of its node, as far as it goes."""
+
+_TRANSPORTS = AllForked()
+take_part(_TRANSPORTS)
+
+
+class GrpcTransport(BucketCalls, ContentsCalls):
+    """A `Transport` to one storage node, by one endpoint or by the first of several that answers.
+
+    Args:
+        patience_s: how long callers wait for a node that does not answer, where they do not leave it to `retry_s`.
+    """
+
+    def __init__(
+        self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False, tenant: str = "",
+        patience_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self.url = url
+        self._tenant = tenant
+        self._endpoints = [part.removeprefix("grpc://") for part in url.split(",")]
+        for endpoint in self._endpoints:
+            if not is_host_port(endpoint):
+                raise errors.InvalidRequest(f"{url!r}: {endpoint!r} is not host:port, as in grpc://10.0.0.5:7480")
+        self._retry_s = retry_s
+        self._patience_s = retry_s if patience_s is None else patience_s
+        self._verify_payload = verify_payload
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None  # guarded by _lock
+        self._endpoint = 0
+        self._closed = False
+        _TRANSPORTS.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _connect_again, (self.url, self._retry_s, self._verify_payload, self._tenant, self._patience_s)
+
+    def _here(self) -> Connection:
+        """This process's connection; a new one is not made while the process is being forked."""
+        connection = self._connection
+        if connection is not None and not self._closed:
+            return connection
+        with GATE.call():
+            return self._connected()
+
+    def _connected(self) -> Connection:
+        with self._lock:
+            if self._closed:
+                raise errors.Closed(f"the connection to {self.url} has been closed")
+            if self._connection is None:
+                self._connection = Connection(
+                    self._endpoints[self._endpoint], self._verify_payload, self._patience_s, self
+                )
+            return self._connection
+
+    def session(self) -> Session:
+        """The session that batches share. Raises NodeUnavailable, Closed."""
+        with GATE.call():
+            here = self._connected()
+            if here.session_broke:
+                self._abandon(here)
+                here = self._connected()
+            return here.session()
+
+    def _abandon(self, failed: Connection) -> None:
+        """Turn to the next endpoint, if there is one; gRPC itself goes on trying the only one."""
+        if len(self._endpoints) > 1:
+            with GATE.call():
+                with self._lock:
+                    if self._connection is not failed:
+                        return
+                    self._connection = None
+                    self._endpoint = (self._endpoint + 1) % len(self._endpoints)
+                failed.let_go()
+
+    def let_go(self, *, cut: bool = False) -> None:
+        """End what is under way, as if it had broken, and connect anew when it is needed: because it is not for a
+        while, or for a fork. `cut`: calls have been given their time before a fork."""
+        with GATE.call():
+            with self._lock:
+                connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.let_go(cut=cut)
+
+    def forget_inherited(self) -> None:
+        """In a forked child: connections are the parent's, and a lock may be held by a thread that is not here."""
+        self._lock = threading.Lock()
+        self._connection = None
+
+    def _call(self, call: Callable[[Connection], T], *, retry: bool = True) -> T:
+        """One unary call, tried again while nobody answers."""
+
+        def once() -> T:
+            with GATE.call():
+                connection = self._connected()
+                try:
+                    with connection.in_use():
+                        return call(connection)
+                except grpc.RpcError as error:
+                    translated = connection.translate(error)
+                    if isinstance(translated, errors.NodeUnavailable):
+                        self._abandon(connection)
+                    raise translated from error
+
+        def through_forks() -> T:
+            for _ in range(_FORKS_PER_CALL):
+                with contextlib.suppress(CutByFork):
+                    return once()
+            return once()
+
+        if not retry:
+            return once()
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(errors.NodeUnavailable),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
+            stop=tenacity.stop_after_delay(self._retry_s),
+            reraise=True,
+        )
+        return retrying(through_forks)
+
+    # -- buckets
+
+    def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
+        return self._call(lambda here: call_snapshots(here, action, bucket, name), retry=action == "list")
+
+    # -- objects
+
+    def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
+        header = put_header(spec)
+
+        def send(here: Connection) -> pb.ObjectInfo:
+            failure: list[Exception] = []
+            messages = put_messages(header, source, failure)
+            try:
+                if source.size_bytes is not None and source.size_bytes < LARGE_BYTES:
+                    stored: pb.ObjectInfo = here.objects.Put(messages, timeout=CALL_TIMEOUT_S)
+                    return stored
+                return put_large(here, messages)
+            except grpc.RpcError:
+                if failure:
+                    raise failure[0] from None
+                raise
+
+        return object_info(self._call(send, retry=source.replayable))
+
+    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
+        return put_many(objects, self.open_puts, self.put, retry_s=self._retry_s)
+
+    def open_puts(self, messages: Iterator[pb.PutManyRequest]) -> AnswerStream:
+        """One PutMany call: groups of objects in, their acknowledgements out."""
+        with GATE.call():
+            here = self._connected()
+            with here.in_use():
+                return PutAnswers(here.objects.PutMany(messages), here.translate)
+
+    def compose(
+        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
+    ) -> ObjectInfo:
+        return self._call(lambda here: composed(here, request, moved), retry=retry)
+
+    def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
+        answer: compose_pb.TarEndResponse = self._call(
+            lambda here: here.compose.TarEnd(request, timeout=INDEX_TIMEOUT_S)
+        )
+        return answer
+
+    def get(
+        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        timeout_s: float,
+    ) -> Iterator[Buffer]:  # fmt: skip
+        """A batch of one on a session of its own; what is too large for a batch is streamed by a call of its own."""
+        require_object(bucket, name)
+        whole = start == 0 and length is None and member is None
+        if whole and (data := self.get_small(bucket, name, timeout_s)) is not None:
+            yield data
+            return
+        options = BatchOptions(timeout_s=timeout_s, verify_ranges=verify)
+        entries, requests = requests_for_entries([Entry(bucket, name, member, start, length)], options)
+        batch = Batch(entries, requests, lambda request: self.open_batch(request, timeout_s=timeout_s), "raise")
+        try:
+            yield from (item.data for item in batch)
+        except errors.ItemTooLarge:
+            rest = pb.GetRequest(
+                bucket=bucket, name=name, member=member, start=start, length=length, verify_range=verify
+            )
+            yield from self._download(rest, timeout_s)
+
+    def get_small(self, bucket: str, name: str, timeout_s: float, *, local: bool = False) -> Buffer | None:
+        """A whole object by the shortest way; None where that is not the way, which includes every failure but one.
+
+        Raises SilenceTimeout.
+        """
+        request = batch_pb.BatchRequest(
+            bucket=(bucket,), name=(name,), fail_fast=True, ordered=True, local=local, tenant=self._tenant
+        )
+        return self._here().exchange.get(request, timeout_s)
+
+    def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
+        translate: Callable[[Exception], errors.LoaderError] = self._here().translate
+
+        def open_call(request: pb.GetRequest) -> Call:
+            nonlocal translate
+            call, translate = self.open_download(request)
+            return call
+
+        return download(
+            request, open_call, lambda error: translate(error), timeout_s=timeout_s, retry_s=self._retry_s
+        )
+
+    def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
+        """The call that streams an object, and what its errors mean."""
+        with GATE.call():
+            here = self._connected()
+
+            def translate(error: Exception) -> errors.LoaderError:
+                translated = here.translate(error)
+                if isinstance(translated, errors.NodeUnavailable):
+                    self._abandon(here)
+                return translated
+
+            with here.in_use():
+                return here.objects.Get(request), translate
+
+    def head(self, bucket: str, name: str, *, timeout_s: float = CALL_TIMEOUT_S) -> ObjectInfo:
+        require_object(bucket, name)
+        request = pb.HeadRequest(bucket=bucket, name=name)
+        return object_info(self._call(lambda here: here.objects.Head(request, timeout=timeout_s)))
+
+    def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
+        require_object(bucket, name)
+        request = pb.DeleteRequest(bucket=bucket, name=name, if_version=if_version or "")
+        # Not retried: a first try whose answer was lost would make the second say "not found", or another version.
+        self._call(lambda here: here.objects.Delete(request, timeout=CALL_TIMEOUT_S), retry=False)
+
+    def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
+        require_bucket(bucket)
+        require_text(prefix, errors.InvalidRequest, "prefix")
+        after, page_size = "", min(page_size, 2**32 - 1)
+        while True:
+            request = pb.ListRequest(bucket=bucket, prefix=prefix, start_after=after, page_size=page_size)
+            page = self._call(lambda here: here.objects.List(request, timeout=CALL_TIMEOUT_S))  # noqa: B023 - called at once
+            for message in page.object:
+                yield object_info(message)
+            if not page.more:
+                return
+            after = page.object[-1].name
+
+    def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
+        return listed_members(self.member_page, bucket, name, prefix, page_size)
+
+    def member_page(self, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
+        # The first who asks waits for the index.
+        answer: pb.ListMembersResponse = self._call(
+            lambda here: here.objects.ListMembers(request, timeout=INDEX_TIMEOUT_S)
+        )
+        return answer
+
+    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+        request = promote_request(spec)
+        looked = promote_pb.LookRequest(path=request.path, recursive=request.recursive)
+        self.look_at(looked, timeout_s=CALL_TIMEOUT_S)  # which is tried again while the node is not there
+        yield from self.run_promotion(request)
+
+    def run_promotion(self, request: promote_pb.PromoteRequest) -> Generator[PromoteResult, None, int]:
+        """See `promote_calls`."""
+        return run_promotion(self._here(), request)
+
+    def look_at(self, request: promote_pb.LookRequest, *, timeout_s: float) -> promote_pb.LookResponse:
+        answer: promote_pb.LookResponse = self._call(lambda here: here.promote.Look(request, timeout=timeout_s))
+        return answer
+
+    # -- batches
+
+    def open_batch(
+        self, request: batch_pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
+    ) -> FrameStream:
+        policy = StreamPolicy(timeout_s=timeout_s, retry_s=self._retry_s, verify_payload=self._verify_payload)
+        request.tenant = self._tenant or request.tenant
+        return GrpcStream(request, lambda request: SharedAnswers(self.session(), request), policy)
+
+    def open_long_batch(
+        self, request: batch_pb.BatchRequest, *, timeout_s: float, window_bytes: int
+    ) -> FrameStream | None:
+        policy = StreamPolicy(timeout_s=timeout_s, retry_s=NO_RETRY_S, verify_payload=self._verify_payload)
+        request.tenant = self._tenant or request.tenant
+        return GrpcStream(request, lambda request: self._ask_alone(request, window_bytes), policy)
+
+    def _ask_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> OwnAnswers:
+        with GATE.call():
+            here = self._connected()
+
+            def broken(error: Exception) -> errors.LoaderError:
+                translated = here.translate(error)
+                if isinstance(translated, errors.NodeUnavailable):
+                    self._abandon(here)
+                return translated
+
+            with here.in_use():
+                return OwnAnswers(here.own_pool(), request, window_bytes, broken)
+
+    def cluster_map(self, known_version: int, *, timeout_s: float, retry: bool) -> cluster_pb.GetMapResponse:
+        """What the node knows of its cluster. Raises Unsupported for a node that knows no clusters."""
+        request = cluster_pb.GetMapRequest(known_version=known_version)
+        answer: cluster_pb.GetMapResponse = self._call(
+            lambda here: here.cluster.GetMap(request, timeout=timeout_s), retry=retry
+        )
+        return answer
+
+    def describe(self) -> dict[str, object]:
+        answer = self._call(lambda here: here.node.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S))
+        return {
+            "url": self.url, "store_uuid": answer.store_uuid, "version": answer.version, "pid": answer.pid,
+            "batch_reader": answer.batch_reader, "open_sessions": answer.open_sessions,
+            "active_batches": answer.active_batches, "reserved_bytes": answer.reserved_bytes,
+            "limits": dict(answer.limits),
+            "drives": [
+                {
+                    "uuid": drive.uuid, "path": drive.path, "state": drive.state,
+                    "objects_estimate": drive.objects_estimate,
+                    "free_bytes": drive.free_bytes, "size_bytes": drive.size_bytes,
+                }
+                for drive in answer.drive
+            ],
+        }  # fmt: skip
+
+    def close(self) -> None:
+        self._closed = True
+        with GATE.call():
+            with self._lock:
+                connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+
+def _connect_again(
+    url: str, retry_s: float, verify_payload: bool, tenant: str = "", patience_s: float | None = None
+) -> GrpcTransport:
+    return GrpcTransport(url, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, patience_s=patience_s)

@@ -1,0 +1,90 @@
+"""Small reads with the shortest way there and back: sessions that are used by one caller at a time.
+
+A shared session has a thread that sorts what arrives, and handing an answer from thread to thread costs as much as the
+answer itself. Here the caller drives its own stream: one request, one batch of one entry, whatever comes until END.
+Anything but a complete good answer is left to the ordinary way, which knows how to retry, resume and explain.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ais_loader.checksum import crc32c
+from ais_loader.errors import SilenceTimeout
+from ais_loader.transport.session.stream_pool import PooledStream, StreamPool
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import FrameError, decode_response, decode_single
+
+_CREDIT_BYTES = 1 << 40
+"""The caller wants all of it in memory: nothing is gained by slowing the node down."""
+
+_OK_SEED = crc32c(b"\0")
+
+
+def _digest_of_ok(checksum: int) -> int:
+    return crc32c(checksum.to_bytes(4, "little"), _OK_SEED)
+
+
+class Exchange:
+    """Such reads, on the streams of a pool. Thread-safe; belongs to the process that made it."""
+
+    def __init__(self, pool: StreamPool, verify_payload: bool) -> None:
+        self._pool = pool
+        self._verify_payload = verify_payload
+
+    def get(self, request: pb.BatchRequest, timeout_s: float) -> bytes | memoryview | None:
+        """The bytes of the request's one entry, or None when the ordinary way has to be taken.
+
+        Raises SilenceTimeout when nothing arrives for `timeout_s`.
+        """
+        request.initial_credit_bytes = _CREDIT_BYTES
+        try:
+            session = self._pool.take(time.monotonic() + timeout_s)
+        except ValueError:  # gRPC's word for a channel that another thread has just closed
+            return None
+        keep = False
+        with session.lock:
+            try:
+                data = self._ask(session, request, timeout_s)
+                keep = True
+            except Exception as error:  # whatever broke, the ordinary way meets it again and reports it
+                if session.overdue:
+                    raise SilenceTimeout(f"nothing arrived for {timeout_s:g} s; is the node alive?") from error
+                data = None
+            finally:
+                self._pool.give_back(session, keep=keep)
+        return data
+
+    def _ask(self, session: PooledStream, request: pb.BatchRequest, timeout_s: float) -> bytes | memoryview | None:
+        """Raises anything when the stream cannot be used again."""
+        batch_id = next(session.batch_ids)
+        message = session.stream.ask(pb.SessionRequest(batch_id=batch_id, request=request).SerializeToString())
+        if (single := decode_single(message, batch_id, _digest_of_ok)) is not None:
+            if self._verify_payload and crc32c(single[0]) != single[1]:
+                raise FrameError("damaged on its way")
+            return single[0]
+        parts: list[memoryview] = []
+        received, entry_size, status, checksum = 0, 0, 0, 0
+        while True:
+            response = decode_response(message)
+            if response.batch_id != batch_id:
+                raise FrameError(f"an answer to request {response.batch_id} where {batch_id} was asked")
+            if (frame := response.frame) is not None:
+                parts.append(frame.payload)
+                received += len(frame.payload)
+                status, checksum = frame.status.item(), frame.checksum.item()
+                entry_size = frame.piece.entry_size if frame.piece is not None else received
+                session.deadline = time.monotonic() + timeout_s
+            if response.reject is not None:
+                return None
+            if (end := response.end) is not None:
+                break
+            message = session.stream.receive()
+        if status or end.entries != 1 or end.failed_entries:
+            return None
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if received != entry_size or end.digest != _digest_of_ok(checksum):
+            raise FrameError("the answer does not add up")
+        if self._verify_payload and crc32c(data) != checksum:
+            raise FrameError("damaged on its way")
+        return data

@@ -1,0 +1,248 @@
+"""A cluster's map as something to ask: who owns an object, and who had it before the last change.
+
+Pure functions of the map, the same on clients and nodes, so their inputs are part of the wire contract. Rendezvous
+hashing in two steps: hosts, which are the failure domains, are ranked for an object with the weight of their nodes, and
+within a host its nodes are; copies go to the best hosts, one each. Whole batches are placed at once: per object there
+is one hash in Python, the rest is array arithmetic.
+
+    object  xxh3_64(bucket uuid, name)        host  xxh3_64(name of the host)        node  xxh3_64(uuid)
+    drawn   splitmix64 finalizer of (object xor host), or of (object xor node)
+    score   -weight / ln((drawn >> 12 + 1/2) / 2**52); the highest wins
+
+Sources: see `placement`; the finalizer is that of Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators" (2014).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.placement import object_hash
+
+U64: TypeAlias = npt.NDArray[np.uint64]
+F64: TypeAlias = npt.NDArray[np.float64]
+I32: TypeAlias = npt.NDArray[np.int32]
+_FEW_HOSTS = 16
+_64_BITS = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node with a part in a placement, by its position in the map."""
+
+    node: int
+    host: str
+    key: int
+    weight: float
+
+
+class Placement:
+    """Who owns objects among these nodes."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        by_host: dict[str, list[Place]] = {}
+        for place in places:
+            by_host.setdefault(place.host, []).append(place)
+        hosts = sorted(by_host)
+        self.hosts = len(hosts)
+        self._host_keys: U64 = np.array([xxhash.xxh3_64_intdigest(host.encode()) for host in hosts], np.uint64)
+        self._host_weights: F64 = np.array([sum(place.weight for place in by_host[host]) for host in hosts])
+        self._members: list[tuple[I32, U64, F64]] = [
+            (
+                np.array([place.node for place in by_host[host]], np.int32),
+                np.array([place.key for place in by_host[host]], np.uint64),
+                np.array([place.weight for place in by_host[host]]),
+            )
+            for host in hosts
+        ]
+        self._only: I32 = np.array([nodes[0] for nodes, _, _ in self._members], np.int32)
+        self._one_each = all(len(nodes) == 1 for nodes, _, _ in self._members)
+        self._plain = [
+            (key, weight, list(zip(*(column.tolist() for column in members), strict=True)))
+            for key, weight, members in zip(
+                self._host_keys.tolist(), self._host_weights.tolist(), self._members, strict=True
+            )
+        ]
+
+    def owners(self, hashes: U64, copies: int) -> I32:
+        """Positions of the owning nodes, best first: shape (n, min(copies, hosts))."""
+        copies = min(copies, self.hosts)
+        if copies == 0:
+            return np.empty((len(hashes), 0), np.int32)
+        scores = _scores(hashes, self._host_keys, self._host_weights)
+        if copies == 1:
+            hosts = scores.argmax(axis=1)[:, None]
+        else:
+            hosts = np.argsort(-scores, axis=1, kind="stable")[:, :copies]
+        if self._one_each:
+            firsts: I32 = self._only[hosts]
+            return firsts
+        found: I32 = np.empty(hosts.shape, np.int32)
+        for host in sorted(set(hosts.ravel().tolist())):  # not np.unique: a fork may hit its lazy import
+            nodes, keys, weights = self._members[host]
+            rows, columns = np.nonzero(hosts == host)
+            found[rows, columns] = nodes[_scores(hashes[rows], keys, weights).argmax(axis=1)]
+        return found
+
+    def owners_of_one(self, hash_: int, copies: int) -> list[int]:
+        """As `owners`, of one object: with a few hosts plain arithmetic takes a fraction of the time."""
+        if self.hosts > _FEW_HOSTS:
+            owners: list[int] = self.owners(np.array([hash_], np.uint64), copies)[0].tolist()
+            return owners
+        hosts = self._plain
+        if copies > 1:
+            hosts = sorted(hosts, key=lambda host: _score(hash_, host[0], host[1]), reverse=True)[:copies]
+        elif hosts and copies:
+            hosts = [max(hosts, key=lambda host: _score(hash_, host[0], host[1]))]
+        else:
+            return []
+        return [
+            members[0][0] if len(members) == 1 else max(members, key=lambda node: _score(hash_, node[1], node[2]))[0]
+            for _, _, members in hosts
+        ]
+
+
+def object_hashes(bucket_uuid: bytes, names: Sequence[str]) -> U64:
+    """Names without a UTF-8 form, which no object can have, count as empty."""
+    return np.array([_hash(bucket_uuid, name) for name in names], np.uint64)
+
+
+def _hash(bucket_uuid: bytes, name: str) -> int:
+    try:
+        return object_hash(bucket_uuid, name)
+    except UnicodeEncodeError:
+        return object_hash(bucket_uuid, "")
+
+
+def _scores(hashes: U64, keys: U64, weights: F64) -> F64:
+    drawn = _mixed(hashes[:, None] ^ keys[None, :])
+    scores: F64 = -weights / np.log(((drawn >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
+    return scores
+
+
+def _mixed(value: U64) -> U64:
+    with np.errstate(over="ignore"):
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return value ^ (value >> np.uint64(31))
+
+
+def _score(hash_: int, key: int, weight: float) -> float:
+    """As `_scores`, of one."""
+    value = hash_ ^ key
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _64_BITS
+    return -weight / math.log((((value ^ (value >> 31)) >> 12) + 0.5) * 2.0**-52)
+
+
+class ClusterView:
+    """One version of the map. Immutable: do not change the message it was made from.
+
+    Raises ValueError for a map that no cluster can have.
+    """
+
+    def __init__(self, map_: pb.ClusterMap) -> None:
+        self.map = map_
+        self.nodes: Sequence[pb.MapNode] = list(map_.node)
+        self.version = map_.version
+        self.position = {node.uuid: at for at, node in enumerate(self.nodes)}
+        self.buckets = {bucket.name: bucket for bucket in map_.bucket}
+        self.pinned = {
+            name: pb.MapBucket(
+                name=name, uuid=bucket.uuid, copies=bucket.copies, min_copies=bucket.min_copies,
+                former_copies=bucket.former_copies,
+            )
+            for bucket in map_.bucket
+            for name in (f"{bucket.name}@{one.name}" for one in bucket.snapshot if not one.maker)
+        }  # fmt: skip
+        """Buckets as they were, by bucket@snapshot: read like others, wherever those are."""
+        if len(self.position) != len(self.nodes) or any(len(node.uuid) != 16 for node in self.nodes):
+            raise ValueError("every node of a map needs a 16-byte uuid of its own")
+        if any(not 0 < node.weight < float("inf") for node in self.nodes):
+            raise ValueError("every node of a map needs a finite weight above 0")
+        places = [
+            Place(at, node.host, xxhash.xxh3_64_intdigest(node.uuid), node.weight) for at, node in enumerate(self.nodes)
+        ]
+        states = [node.state for node in self.nodes]
+        self.placement = Placement([place for place in places if states[place.node] != pb.MapNode.LEAVING])
+        """Where objects belong."""
+        self.former = (
+            Placement([place for place in places if states[place.node] != pb.MapNode.JOINING]) if any(states) else None
+        )
+        """Where they were before the nodes that are joining or leaving began to; None when none is."""
+        self.is_changing = self.former is not None or any(bucket.former_copies for bucket in map_.bucket)
+        """Whether copies may be where they do not belong, or not be where they do."""
+
+    def to_read(self, name: str) -> pb.MapBucket | None:
+        """A bucket, or one of its snapshots."""
+        return self.buckets.get(name) or self.pinned.get(name)
+
+    def bucket_with_uuid(self, bucket_uuid: bytes) -> pb.MapBucket | None:
+        return next((bucket for bucket in self.buckets.values() if bucket.uuid == bucket_uuid), None)
+
+    def holders(self, bucket: pb.MapBucket, names: Sequence[str]) -> list[list[int]]:
+        """For each name the nodes that readers ask for it, most likely first: its owners, then its former ones.
+
+        After the number of copies was changed these are the owners by the number before, until all copies are where
+        they belong. What new owners have may be out of date: nobody has told them so far. Who owned the objects by the
+        number before has been told of all that came since.
+        """
+        return self._owners_now_and_before(bucket, names, _read(bucket))
+
+    def objects_go(self, names: Iterable[str]) -> bool:
+        """Whether objects of one of these buckets or snapshots may go from where readers ask for them, once they are
+        where those ask as well."""
+        buckets = map(self.to_read, names)
+        return self.former is not None or any(known is not None and known.copies < _read(known) for known in buckets)
+
+    def concerned(self, bucket: pb.MapBucket, names: Sequence[str]) -> list[list[int]]:
+        """For each name the nodes that may have it by this map or the one before, its owners first."""
+        return self._owners_now_and_before(bucket, names, most_copies(bucket))
+
+    def _owners_now_and_before(self, bucket: pb.MapBucket, names: Sequence[str], copies: int) -> list[list[int]]:
+        if len(names) == 1:
+            hash_ = _hash(bucket.uuid, names[0])
+            owners = self.placement.owners_of_one(hash_, copies)
+            if self.former is not None:
+                owners = list(dict.fromkeys(owners + self.former.owners_of_one(hash_, copies)))
+            return [owners]
+        hashes = object_hashes(bucket.uuid, names)
+        found: list[list[int]] = self.placement.owners(hashes, copies).tolist()
+        if self.former is not None:
+            before = self.former.owners(hashes, copies).tolist()
+            found = [list(dict.fromkeys(now + then)) for now, then in zip(found, before, strict=True)]
+        return found
+
+    def owners(self, bucket: pb.MapBucket, name: str) -> list[int]:
+        """The nodes that should have copies of an object, best first."""
+        return self.placement.owners_of_one(_hash(bucket.uuid, name), bucket.copies)
+
+    def sure_owners(self, bucket: pb.MapBucket, name: str) -> list[int]:
+        """Those of them that have owned it since all copies were last where they belong, as far as that is a matter of
+        the number of copies."""
+        return self.placement.owners_of_one(_hash(bucket.uuid, name), sure_copies(bucket))
+
+
+# Owners by a smaller number of copies are the first of those by a larger one.
+
+
+def most_copies(bucket: pb.MapBucket) -> int:
+    """On no more hosts than these, the first ones, there are copies that the map accounts for."""
+    return max([bucket.copies, *bucket.former_copies])
+
+
+def sure_copies(bucket: pb.MapBucket) -> int:
+    """So many copies each object has, whether the number is being raised or lowered."""
+    return min([bucket.copies, *bucket.former_copies])
+
+
+def _read(bucket: pb.MapBucket) -> int:
+    return bucket.former_copies[0] if bucket.former_copies else bucket.copies

@@ -1,0 +1,357 @@
+"""Frames: the message of the hot path, built and read without copying its payload.
+
+On the wire a frame is ordinary protobuf (`Frame` in ais_batch.proto, inside a `SessionResponse`), so any gRPC client
+can read it. Its packed fixed-width arrays are little-endian memory, and its payload is the last field: Python can
+therefore compute everything that stands before the payload, let the batch reader put the bytes right behind it, and on
+the other side slice arrays and payload out of the received buffer.
+
+    08 <batch_id>  [1A end]  7A <length of the frame>
+        0A <4n> index...   12 <4n> size...   1A <4n> checksum...   22 <n> status...   2A <n> checksum_kind...
+        [32 piece]  [3A error]...  7A <payload length> payload
+
+Source of the encoding: https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from ais_loader.wire import ais_batch_pb2 as pb
+
+U32: TypeAlias = npt.NDArray[np.uint32]
+U8: TypeAlias = npt.NDArray[np.uint8]
+
+WIRE_U32 = np.dtype("<u4")
+TARGET_PAYLOAD_BYTES = 1 << 20
+"""A frame is closed when its payload reaches this size: large enough that the cost per message vanishes, small enough
+that several fit in flight and a consumer that keeps one small view keeps little alive."""
+
+_TAG_BATCH_ID, _TAG_END, _TAG_FRAME = 0x08, 0x1A, 0x7A
+_TAG_INDEX, _TAG_SIZE, _TAG_CHECKSUM, _TAG_STATUS, _TAG_KIND, _TAG_PIECE, _TAG_ERROR, _TAG_PAYLOAD = (
+    0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32, 0x3A, 0x7A,
+)  # fmt: skip
+_FRAME_TAGS = frozenset(
+    (_TAG_INDEX, _TAG_SIZE, _TAG_CHECKSUM, _TAG_STATUS, _TAG_KIND, _TAG_PIECE, _TAG_ERROR, _TAG_PAYLOAD)
+)
+
+
+class FrameError(ValueError):
+    """The bytes are not a frame; the connection that delivered them cannot be trusted further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where a frame that carries part of one large entry lies within it."""
+
+    offset: int
+    entry_size: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFault:
+    """Why one entry failed; `kind` is a stable name of ais_loader.errors, or empty."""
+
+    message: str
+    kind: str = ""
+
+
+@dataclass(slots=True)
+class Frame:
+    """n entries, or one piece of one entry. Arrays have shape (n,); the payload holds the entries end to end."""
+
+    index: U32
+    size: U32
+    checksum: U32
+    status: U8
+    checksum_kind: U8
+    payload: memoryview
+    piece: Piece | None = None
+    errors: dict[int, EntryFault] = field(default_factory=dict)
+    """By index, for entries that failed with more to say than their status."""
+
+    @property
+    def completes_entry(self) -> bool:
+        """False while further pieces of this frame's only entry are to come."""
+        piece = self.piece
+        return piece is None or self.status[0] != pb.OK or piece.offset + len(self.payload) == piece.entry_size
+
+    def continues(self, before: Frame | None, due_bytes: int = 0) -> bool:
+        """Whether this piece goes on where `before`, the piece before it, ended, or begins at `due_bytes` if none was.
+
+        A whole entry in its place fits when it is a failure: only that may stand for what is still to come.
+        """
+        piece = self.piece
+        if piece is None:
+            return bool(len(self.status)) and bool(self.status[0] != pb.OK)
+        if before is None or before.piece is None:
+            return piece.offset == due_bytes
+        due_bytes = before.piece.offset + len(before.payload)
+        return (piece.offset, piece.entry_size, piece.version) == (
+            due_bytes, before.piece.entry_size, before.piece.version,
+        )  # fmt: skip
+
+
+def encode_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise FrameError("varint longer than 64 bits")
+
+
+def _section(tag: int, content: bytes) -> bytes:
+    return b"" if not content else bytes((tag,)) + encode_varint(len(content)) + content
+
+
+def _message(tag: int, message: pb.Piece | pb.EntryError | pb.End) -> bytes:
+    """An empty message is still a message: its presence says something."""
+    content = message.SerializeToString()
+    return bytes((tag,)) + encode_varint(len(content)) + content
+
+
+def encode_prefix(
+    batch_id: int,
+    *,
+    index: U32,
+    size: U32,
+    checksum: U32,
+    status: U8,
+    checksum_kind: U8,
+    payload_bytes: int,
+    piece: Piece | None = None,
+    errors: dict[int, EntryFault] | None = None,
+    end: pb.End | None = None,
+) -> tuple[bytes, int]:
+    """Everything of a SessionResponse that stands before the payload.
+
+    With `end` the message is the last one of its batch.
+
+    Returns the bytes, and where in them the checksum array starts: a reader that learns the checksums only while it
+    reads overwrites them there (four bytes each, little-endian).
+    """
+    before = _section(_TAG_INDEX, index.astype(WIRE_U32, copy=False).tobytes()) + _section(
+        _TAG_SIZE, size.astype(WIRE_U32, copy=False).tobytes()
+    )
+    raw_checksums = checksum.astype(WIRE_U32, copy=False).tobytes()
+    checksums = _section(_TAG_CHECKSUM, raw_checksums)
+    after = _section(_TAG_STATUS, status.tobytes()) + _section(_TAG_KIND, checksum_kind.tobytes())
+    if piece is not None:
+        after += _message(_TAG_PIECE, pb.Piece(offset=piece.offset, entry_size=piece.entry_size, version=piece.version))
+    for at, fault in (errors or {}).items():
+        after += _message(_TAG_ERROR, pb.EntryError(index=at, message=fault.message, kind=fault.kind))
+    after += bytes((_TAG_PAYLOAD,)) + encode_varint(payload_bytes)
+    frame_bytes = len(before) + len(checksums) + len(after) + payload_bytes
+    head = bytes((_TAG_BATCH_ID,)) + encode_varint(batch_id)
+    if end is not None:
+        head += _message(_TAG_END, end)
+    head += bytes((_TAG_FRAME,)) + encode_varint(frame_bytes) + before
+    return head + checksums + after, len(head) + len(checksums) - len(raw_checksums)
+
+
+def encode_frame(batch_id: int, frame: Frame, end: pb.End | None = None) -> bytes:
+    """A whole SessionResponse, with one copy of the payload."""
+    prefix, _ = encode_prefix(
+        batch_id,
+        index=frame.index,
+        size=frame.size,
+        checksum=frame.checksum,
+        status=frame.status,
+        checksum_kind=frame.checksum_kind,
+        payload_bytes=len(frame.payload),
+        piece=frame.piece,
+        errors=frame.errors,
+        end=end,
+    )
+    return b"".join((prefix, frame.payload))
+
+
+@dataclass(slots=True)
+class Response:
+    """A SessionResponse as the client handles it."""
+
+    batch_id: int
+    frame: Frame | None = None
+    end: pb.End | None = None
+    reject: pb.Reject | None = None
+
+
+def decode_response(data: bytes) -> Response:
+    """A serialized SessionResponse; a frame's payload and arrays are views of `data`.
+
+    Raises FrameError on bytes that are not what a node sends.
+    """
+    try:
+        if data[:1] == b"\x08":
+            batch_id, at = _decode_varint(data, 1)
+            end: pb.End | None = None
+            if at < len(data) and data[at] == _TAG_END:
+                length, at = _decode_varint(data, at + 1)
+                end, at = pb.End.FromString(data[at : at + length]), at + length
+                if at == len(data):
+                    return Response(batch_id, end=end)
+            if at < len(data) and data[at] == _TAG_FRAME:
+                length, at = _decode_varint(data, at + 1)
+                if at + length > len(data):
+                    raise FrameError(f"frame of {length:,} bytes in a message that has room for {len(data) - at:,}")
+                if at + length == len(data):
+                    return Response(batch_id, decode_frame(data, at), end)
+        return _from_response(pb.SessionResponse.FromString(data))
+    except IndexError:
+        raise FrameError("message ends in the middle of a field") from None
+    except DecodeError as error:
+        raise FrameError(f"not a SessionResponse: {error}") from error
+
+
+def _from_response(response: pb.SessionResponse) -> Response:
+    """From an encoder that orders or splits fields in another way than ours."""
+    return Response(
+        response.batch_id,
+        _from_message(response.frame) if response.HasField("frame") else None,
+        response.end if response.HasField("end") else None,
+        response.reject if response.HasField("reject") else None,
+    )
+
+
+_EMPTY_U32: U32 = np.empty(0, WIRE_U32)
+_EMPTY_U8: U8 = np.empty(0, np.uint8)
+
+
+def decode_frame(data: bytes, at: int) -> Frame:
+    """The frame that fills `data` from `at` to its end."""
+    arrays: dict[int, tuple[int, int]] = {}
+    piece: Piece | None = None
+    errors: dict[int, EntryFault] = {}
+    payload = memoryview(b"")
+    begin, end = at, len(data)
+    while at < end:
+        tag = data[at]
+        if tag not in _FRAME_TAGS or tag in arrays:
+            # From another encoder, or of a later version: legal, and rare enough to be copied.
+            return _from_message(pb.Frame.FromString(data[begin:]))
+        length, at = _decode_varint(data, at + 1)
+        stop = at + length
+        if stop > end:
+            raise FrameError(f"field with tag {tag:#x} and length {length:,} does not fit a frame")
+        if tag == _TAG_PAYLOAD:
+            payload = memoryview(data)[at:stop]
+        elif tag == _TAG_PIECE:
+            message = pb.Piece.FromString(data[at:stop])
+            piece = Piece(message.offset, message.entry_size, message.version)
+        elif tag == _TAG_ERROR:
+            error = pb.EntryError.FromString(data[at:stop])
+            errors[error.index] = EntryFault(error.message, error.kind)
+        else:
+            arrays[tag] = (at, length)
+        at = stop
+    return _checked(
+        Frame(
+            index=_u32(data, arrays.get(_TAG_INDEX)),
+            size=_u32(data, arrays.get(_TAG_SIZE)),
+            checksum=_u32(data, arrays.get(_TAG_CHECKSUM)),
+            status=_u8(data, arrays.get(_TAG_STATUS)),
+            checksum_kind=_u8(data, arrays.get(_TAG_KIND)),
+            payload=payload,
+            piece=piece,
+            errors=errors,
+        )
+    )
+
+
+def _u32(data: bytes, span: tuple[int, int] | None) -> U32:
+    if span is None:
+        return _EMPTY_U32
+    if span[1] % 4:
+        raise FrameError(f"array of 32-bit values has {span[1]:,} bytes")
+    return np.frombuffer(data, WIRE_U32, span[1] // 4, span[0])
+
+
+def _u8(data: bytes, span: tuple[int, int] | None) -> U8:
+    return _EMPTY_U8 if span is None else np.frombuffer(data, np.uint8, span[1], span[0])
+
+
+def _from_message(message: pb.Frame) -> Frame:
+    return _checked(
+        Frame(
+            index=np.array(message.index, np.uint32),
+            size=np.array(message.size, np.uint32),
+            checksum=np.array(message.checksum, np.uint32),
+            status=np.frombuffer(message.status, np.uint8),
+            checksum_kind=np.frombuffer(message.checksum_kind, np.uint8),
+            payload=memoryview(message.payload),
+            piece=(
+                Piece(message.piece.offset, message.piece.entry_size, message.piece.version)
+                if message.HasField("piece")
+                else None
+            ),
+            errors={error.index: EntryFault(error.message, error.kind) for error in message.error},
+        )
+    )
+
+
+def _checked(frame: Frame) -> Frame:
+    lengths = {len(frame.index), len(frame.size), len(frame.checksum), len(frame.status), len(frame.checksum_kind)}
+    if len(lengths) != 1:
+        raise FrameError(f"arrays of different lengths: {sorted(lengths)}")
+    if int(frame.size.sum(dtype=np.uint64)) != len(frame.payload):
+        raise FrameError(f"sizes add up to {int(frame.size.sum()):,}, payload has {len(frame.payload):,} bytes")
+    if frame.piece is not None and (
+        len(frame.index) != 1
+        or frame.piece.entry_size >= 1 << 32
+        or frame.piece.offset + len(frame.payload) > frame.piece.entry_size
+    ):
+        raise FrameError(f"a piece that is not part of one entry: {frame.piece}")
+    return frame
+
+
+# A whole answer of one small object, which a busy node writes and its clients read thousands of times a second: always
+# the same fields, so both ends handle it as one struct. Any other encoder's bytes go through decode_response.
+_SINGLE = struct.Struct("<2s4x2sI2sI7s")
+
+
+def encode_single(batch_id: int, size_bytes: int, checksum: int, answer_digest: int) -> bytes:
+    """Everything that stands before the payload of a complete, verified answer of one entry, END included."""
+    end = b"".join((b"\x28\x01\x38", encode_varint(size_bytes), b"\x45", answer_digest.to_bytes(4, "little")))
+    frame = _SINGLE.pack(
+        b"\x0a\x04", b"\x12\x04", size_bytes, b"\x1a\x04", checksum, b"\x22\x01\x00\x2a\x01\x01\x7a"
+    ) + encode_varint(size_bytes)
+    return b"".join((
+        b"\x08", encode_varint(batch_id), b"\x1a", encode_varint(len(end)), end,
+        b"\x7a", encode_varint(len(frame) + size_bytes), frame,
+    ))  # fmt: skip
+
+
+def decode_single(data: bytes, batch_id: int, digest_of: Callable[[int], int]) -> tuple[memoryview, int] | None:
+    """Payload and checksum of what encode_single began; None for anything else.
+
+    `digest_of` gives the digest that END must carry for an OK entry with a given checksum.
+    """
+    at = data.find(b"\x0a\x04\0\0\0\0\x12\x04", 0, 64)
+    if at < 0 or len(data) < at + _SINGLE.size:
+        return None
+    _, _, size_bytes, _, checksum, _ = _SINGLE.unpack_from(data, at)
+    start = len(data) - size_bytes
+    if data[:start] != encode_single(batch_id, size_bytes, checksum, digest_of(checksum)):
+        return None
+    return memoryview(data)[start:], checksum

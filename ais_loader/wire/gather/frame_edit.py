@@ -1,0 +1,69 @@
+"""Frames made from others, or from nothing: parts of one, and entries that failed before anybody sent them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ais_loader.wire.frame import WIRE_U32, EntryFault, Frame
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+_FIRST_SEARCH = 1024
+
+
+def first_unset(mask: Mask, at: int) -> int:
+    """The first place from `at` on where the mask is not set; its length when it is set everywhere."""
+    width = _FIRST_SEARCH
+    while at < len(mask):
+        window = mask[at : at + width]
+        first = int(window.argmin())
+        if not window[first]:
+            return at + first
+        at, width = at + len(window), width * 2
+    return len(mask)
+
+
+def subset(frame: Frame, keep: Mask) -> Frame | None:
+    """A frame without some of its entries, which must have no bytes; None when nothing is left."""
+    if not keep.any():
+        return None
+    index = frame.index[keep]
+    errors = {at: frame.errors[at] for at in index.tolist() if at in frame.errors} if frame.errors else {}
+    return Frame(
+        index, frame.size[keep], frame.checksum[keep], frame.status[keep], frame.checksum_kind[keep], frame.payload,
+        frame.piece, errors,
+    )  # fmt: skip
+
+
+def without(frame: Frame, drop: Mask) -> Frame | None:
+    """A frame without some of its entries and their bytes; None when nothing is left."""
+    if drop.all():
+        return None
+    stops = frame.size.astype(np.int64).cumsum().tolist()
+    sizes = frame.size.tolist()
+    kept = [frame.payload[stops[k] - sizes[k] : stops[k]] for k in np.flatnonzero(~drop).tolist()]
+    payload = kept[0] if len(kept) == 1 else memoryview(b"".join(kept))
+    return subset(replace(frame, payload=payload), ~drop)
+
+
+def failures(count: int, status: int, fault: EntryFault) -> Frame:
+    """Entries 0 to count - 1, which all failed in the same way."""
+    zeros = np.zeros(count, WIRE_U32)
+    return Frame(
+        np.arange(count).astype(WIRE_U32), zeros, zeros, np.full(count, status, np.uint8), np.zeros(count, np.uint8),
+        memoryview(b""), None, dict.fromkeys(range(count), fault),
+    )  # fmt: skip
+
+
+def failed_as(frame: Frame, kind: str) -> Mask:
+    """Entries that failed with an error of this kind."""
+    which = np.zeros(len(frame.index), np.bool_)
+    for index, fault in frame.errors.items():
+        if fault.kind == kind:
+            which |= frame.index == index
+    return which

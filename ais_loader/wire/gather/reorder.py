@@ -1,0 +1,400 @@
+"""Frames of several senders in, one stream of frames out: the heart of a batch that several nodes answer.
+
+Each sender is a lane, which delivers the entries given to it. Ordered, a frame comes out when all entries before it
+have, gathered into frames of a good size (see `arrived`); otherwise frames come out as they came in, with only their
+indexes changed. A large entry, which comes in pieces, goes out in the same pieces, one such entry at a time.
+
+Two lanes may race for an entry (see `claims`), the one that was asked first and a rival. A failure that does not count
+yet leaves the race to the other one.
+
+Pure bookkeeping: no I/O, no threads. Memory is bounded by whoever lets lanes send (`held_bytes_of`). In ordered mode
+the lane that is waited for never has anything held, so a window for each lane cannot lead to a standstill.
+
+Shapes: n entries of the batch, k entries of one frame.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, WIRE_U32, EntryFault, Frame, FrameError
+from ais_loader.wire.gather.arrived import MAX_ENTRIES_PER_FRAME, Arrived
+from ais_loader.wire.gather.claims import I64, NOBODY, Claims
+from ais_loader.wire.gather.frame_edit import Mask, failures, first_unset, subset, without
+
+Resume: TypeAlias = tuple[int, int, str]
+"""Offset in the entry, CRC-32C of what lies before it, version."""
+
+
+
+@dataclass(slots=True)
+class _Lane:
+    positions: I64
+    partial: int | None = None
+    """Position of the large entry of which some pieces have arrived."""
+    held_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Partial:
+    """A large entry on its way: what its next piece must be."""
+
+    due: int
+    entry_size: int
+    version: str
+    checksum: int
+
+
+class Reorder:
+    """Frames of several lanes in; one ordered (or any-order) stream of frames out. Belongs to one thread.
+
+    Args:
+        n: entries of the batch.
+        first_index: the index of entry 0 in frames that come out.
+        ordered: False lets frames out as they come.
+        begun: the consumer has the beginning of entry 0, and gets no piece of another entry before the rest of it.
+
+    Each entry must be given to one lane at a time, or to two, see `add_lane`; it comes out exactly once, whole or
+    failed.
+    """
+
+    def __init__(self, n: int, first_index: int = 0, *, ordered: bool = True, begun: bool = False) -> None:
+        self.n = n
+        self.first_index = first_index
+        self.ordered = ordered
+        self.received: Mask = np.zeros(n, np.bool_)
+        """Entries that have arrived whole, or failed for good: shape (n,)."""
+        self.status: U8 = np.zeros(n, np.uint8)
+        self.checksum: U32 = np.zeros(n, np.uint32)
+        """Of received entries, as END's digest counts them: shape (n,)."""
+        self.held_bytes = 0
+        """Payload that has been pushed and not popped."""
+        self._arrived = Arrived(n)
+        self._claims = Claims(n)
+        self._lanes: list[_Lane] = []
+        self._errors: dict[int, EntryFault] = {}
+        self._partials: dict[int, _Partial] = {}
+        self._pieces: dict[int, deque[tuple[int, Frame]]] = {}  # by position, until the entry has come out
+        self._pieced: Mask = np.zeros(n, np.bool_)
+        self._any_order: deque[tuple[int, Frame]] = deque()
+        # Any order: the large entry that is coming out.
+        self._streaming: int | None = 0 if begun and n else None
+        self._next = 0
+        self._missing = 0
+
+    # -- lanes
+
+    def add_lane(self, positions: Sequence[int] | npt.NDArray[np.integer], *, rival: bool = False) -> int:
+        """A new lane, which will deliver these entries as its entries 0, 1, ...; returns its number.
+
+        With `rival`, entries that one other lane is to deliver, as before: see `hedgeable`.
+
+        Ordered, positions must ascend. An entry of which pieces have arrived must be the first: the lane goes on where
+        they ended, see `close_lane`. Raises ValueError for entries that have arrived or belong to other lanes.
+        """
+        mine: I64 = np.array(positions, np.int64)
+        # Not np.unique: it imports a module at its first call, and a fork meanwhile would leave the import lock held.
+        ascending = np.sort(mine)
+        if len(mine) and (ascending[0] < 0 or ascending[-1] >= self.n or (np.diff(ascending) == 0).any()):
+            raise ValueError(f"positions must be distinct, of 0 to {self.n - 1}")
+        if self.received[mine].any():
+            raise ValueError("an entry has arrived already")
+        if self.ordered and (np.diff(mine) < 0).any():
+            raise ValueError("positions must ascend in ordered mode")
+        begun = [at for at in self._partials if at in mine] if self._partials else []
+        if begun and begun != [mine[0]]:
+            raise ValueError("an entry that goes on in the middle must be the first of its lane")
+        self._claims.give(len(self._lanes), mine, rival=rival)
+        self._lanes.append(_Lane(mine, begun[0] if begun else None))
+        return len(self._lanes) - 1
+
+    def close_lane(self, lane: int) -> tuple[I64, Resume | None]:
+        """The lane delivers nothing more; what has arrived stays.
+
+        Returns its positions that have not arrived whole and that no other lane is to deliver, free to be given to
+        others, and where to go on in the first of them if it is a large entry of which some pieces have arrived.
+        """
+        it = self._lanes[lane]
+        left = self._begun_first(lane, self._claims.release(lane, self.missing_of(lane)))
+        resume = self.resume_of(it.partial) if it.partial is not None and it.partial in left[:1].tolist() else None
+        it.partial = None
+        return left, resume
+
+    def missing_of(self, lane: int) -> I64:
+        """What this lane is still to deliver, perhaps in a race with another."""
+        mine = self._lanes[lane].positions
+        missing: I64 = mine[self._claims.has(lane, mine) & ~self.received[mine]]
+        return missing
+
+    # -- races
+
+    def hedgeable(self, lane: int) -> I64:
+        """What this lane alone is still to deliver, in an order in which a rival may be asked for it."""
+        missing = self.missing_of(lane)
+        return self._begun_first(lane, missing[~self._claims.contested(missing)])
+
+    def _begun_first(self, lane: int, positions: I64) -> I64:
+        begun = self._lanes[lane].partial
+        if begun is None or begun not in positions.tolist():
+            return positions
+        return np.concatenate([np.array([begun], np.int64), positions[positions != begun]])
+
+    def contested(self, lane: int, frame: Frame) -> Mask:
+        """Which entries of a frame of this lane another lane is to deliver, too: shape (k,)."""
+        return self._claims.contested(self._positions(lane, frame))
+
+    def is_beaten(self, lane: int) -> bool:
+        """Whether all that this lane has not delivered has come from others: nobody waits for it any more."""
+        return bool(self._claims.lost_by(lane)) and not len(self.missing_of(lane))
+
+    def wanted(self, lane: int, frame: Frame) -> Frame | None:
+        """A frame of a lane without entries that another one has delivered, or begun to; None when nothing is left.
+
+        Raises FrameError for entries that the lane does not have.
+        """
+        lost = self._claims.lost_by(lane)
+        if not lost:
+            return frame
+        positions = self._positions(lane, frame).tolist()
+        late: Mask = np.array([at in lost for at in positions], np.bool_)
+        if not late.any():
+            return frame
+        if frame.completes_entry:
+            self._claims.answered_late(lane, set(positions))
+        return without(frame, late)
+
+    def resume_of(self, position: int) -> Resume | None:
+        """Where to go on in an entry of which pieces have arrived; None for one that has to be sent from its start."""
+        partial = self._partials.get(position)
+        return None if partial is None else (partial.due, partial.checksum, partial.version)
+
+    @property
+    def begun(self) -> Collection[int]:
+        """Entries of which pieces have arrived, and not all."""
+        return self._partials.keys()
+
+    def held_bytes_of(self, lane: int) -> int:
+        """What this lane has sent and nobody has taken yet: its sender may send as much less than its window."""
+        return self._lanes[lane].held_bytes
+
+    @property
+    def next_lane(self) -> int | None:
+        """The lane that has the first entry that has not arrived; -1 if no lane has it, None when all have arrived."""
+        at = self._missing = first_unset(self.received, self._missing)
+        return None if at == self.n else int(self._claims.lane_of[at])
+
+    @property
+    def next_rival(self) -> int:
+        """The lane that races with that one for the entry; -1 if none does."""
+        return NOBODY if self.next_lane is None else int(self._claims.rival_of[self._missing])
+
+    @property
+    def streaming_lane(self) -> int | None:
+        """Any order: the lane of the large entry that is coming out, without which pieces of no other can."""
+        return None if self._streaming is None else int(self._claims.lane_of[self._streaming])
+
+    @property
+    def complete(self) -> bool:
+        """Whether all entries have arrived; some may wait to be popped."""
+        return self.next_lane is None
+
+    # -- in
+
+    def push(self, lane: int, frame: Frame, again: Mask | None = None) -> I64:
+        """A frame of a lane, whose indexes count the lane's own entries.
+
+        Args:
+            again: shape (k,): failed entries that do not count yet, because somebody else is still to be asked.
+
+        Returns the positions of those, which belong to no lane now.
+        Raises FrameError for entries and pieces that are not due from this lane.
+        """
+        it = self._lanes[lane]
+        if not len(frame.index):
+            return np.empty(0, np.int64)
+        positions = self._positions(lane, frame)
+        if not self._claims.has(lane, positions).all() or self.received[positions].any():
+            raise FrameError(f"entry {int(frame.index[0])} of a lane came again, or was not asked for any more")
+        if len(positions) > 1 and (np.diff(frame.index.astype(np.int64)) <= 0).any():
+            raise FrameError("the entries of a frame do not ascend")
+        if again is not None and again.any():
+            return self._push_without(lane, frame, positions, again)
+        for loser, at in self._claims.win(lane, positions):
+            if self._lanes[loser].partial == at:
+                self._lanes[loser].partial = None
+        errors = self._moved_errors(frame, positions)
+        if frame.piece is not None or it.partial is not None:
+            positions, frame = self._push_begun(lane, frame, positions, errors)
+            if not len(positions):
+                return positions
+        self.status[positions] = frame.status
+        self.checksum[positions] = frame.checksum
+        self.received[positions] = True
+        self._hold(lane, len(frame.payload))
+        if not self.ordered:
+            self._any_order.append((lane, self._moved(frame, positions, errors)))
+            return np.empty(0, np.int64)
+        self._arrived.put(positions, frame)
+        self._errors.update(errors)
+        return np.empty(0, np.int64)
+
+    def _positions(self, lane: int, frame: Frame) -> I64:
+        mine = self._lanes[lane].positions
+        if len(frame.index) and int(frame.index.max()) >= len(mine):
+            raise FrameError(f"entry {int(frame.index.max())} of a lane that has {len(mine)}")
+        positions: I64 = mine[frame.index]
+        return positions
+
+    def fail(self, positions: Sequence[int] | npt.NDArray[np.integer], status: int, fault: EntryFault) -> None:
+        """Let these entries, which must belong to no lane, come out as failed."""
+        at: I64 = np.sort(np.array(positions, np.int64))
+        begun: Mask = np.array([position in self._partials for position in at.tolist()], np.bool_)
+        parts = [at[begun][k : k + 1] for k in range(int(begun.sum()))]
+        parts += [at[~begun][k : k + MAX_ENTRIES_PER_FRAME] for k in range(0, len(at), MAX_ENTRIES_PER_FRAME)]
+        for part in parts:
+            lane = self.add_lane(part)
+            self.push(lane, failures(len(part), status, fault))
+
+    def _push_without(self, lane: int, frame: Frame, positions: I64, again: Mask) -> I64:
+        if frame.size[again].any() or not frame.status[again].all():
+            raise ValueError("only failed entries can be asked for again")
+        left: I64 = positions[again]
+        it = self._lanes[lane]
+        if it.partial in left.tolist():
+            it.partial = None
+        left = self._claims.release(lane, left)
+        kept = subset(frame, ~again)
+        if kept is not None:
+            self.push(lane, kept)
+        return left
+
+    def _push_begun(
+        self, lane: int, frame: Frame, positions: I64, errors: dict[int, EntryFault]
+    ) -> tuple[I64, Frame]:
+        """The part of a frame that belongs to a large entry; returns the rest."""
+        it, at = self._lanes[lane], int(positions[0])
+        if it.partial is not None and it.partial not in positions.tolist() and frame.piece is None and not self.ordered:
+            return positions, frame
+        if it.partial not in (None, at):
+            raise FrameError(f"an entry arrived where the next piece of entry {it.partial} was due")
+        before, piece = self._partials.get(at), frame.piece
+        failed = bool(frame.status[0] != pb.OK)
+        if piece is None:
+            fits = failed and not frame.size[0]
+        elif before is None:
+            fits = piece.offset == 0
+        else:
+            fits = (piece.offset, piece.entry_size, piece.version) == (before.due, before.entry_size, before.version)
+        if not fits:
+            raise FrameError(f"entry {at}: {piece or 'a whole entry'} arrived where {before} was due")
+        only = frame if len(positions) == 1 else subset(frame, np.arange(len(positions)) == 0)
+        assert only is not None
+        self._pieces.setdefault(at, deque()).append((lane, self._moved(only, positions[:1], errors)))
+        self._pieced[at] = True
+        self._hold(lane, len(only.payload))
+        if only.completes_entry:
+            self._partials.pop(at, None)
+            it.partial = None
+            self.status[at], self.checksum[at] = frame.status[0], frame.checksum[0]
+            self.received[at] = True
+        else:
+            assert piece is not None
+            due = piece.offset + len(frame.payload)
+            self._partials[at] = _Partial(due, piece.entry_size, piece.version, int(frame.checksum[0]))
+            it.partial = at
+        errors.pop(at + self.first_index, None)
+        rest = subset(frame, np.arange(len(positions)) > 0)
+        return positions[1:], frame if rest is None else rest
+
+    def _hold(self, lane: int, payload_bytes: int) -> None:
+        self._lanes[lane].held_bytes += payload_bytes
+        self.held_bytes += payload_bytes
+
+    def _moved_errors(self, frame: Frame, positions: I64) -> dict[int, EntryFault]:
+        if not frame.errors:
+            return {}
+        moved = dict(zip(frame.index.tolist(), (positions + self.first_index).tolist(), strict=True))
+        return {moved[at]: fault for at, fault in frame.errors.items() if at in moved}
+
+    def _moved(self, frame: Frame, positions: I64, errors: dict[int, EntryFault]) -> Frame:
+        """The same entries under the indexes that the consumer knows."""
+        if errors and len(positions) == 1:
+            at = int(positions[0]) + self.first_index
+            errors = {at: errors[at]} if at in errors else {}
+        return Frame(
+            (positions + self.first_index).astype(WIRE_U32), frame.size, frame.checksum, frame.status,
+            frame.checksum_kind, frame.payload, frame.piece, errors,
+        )  # fmt: skip
+
+    # -- out
+
+    def pop(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Frame | None:
+        """The next frame for the consumer; None when nothing can come out yet, or all has."""
+        return self._pop_ordered(target_bytes) if self.ordered else self._pop_any()
+
+    def _pop_any(self) -> Frame | None:
+        at = self._streaming
+        if at is not None and at not in self._pieces and self.received[at]:
+            at = None  # it has come as a whole, as failed: no pieces of it will
+        if at is None and not self._any_order and self._pieces:
+            at = next(iter(self._pieces))
+        self._streaming = at
+        if at is not None and self._pieces.get(at):
+            frame = self._pop_piece(at)
+            if frame.completes_entry:
+                self._streaming = None
+            return frame
+        if not self._any_order:
+            return None
+        lane, frame = self._any_order.popleft()
+        self._hold(lane, -len(frame.payload))
+        return frame
+
+    def _pop_piece(self, at: int) -> Frame:
+        lane, frame = self._pieces[at].popleft()
+        self._hold(lane, -len(frame.payload))
+        if frame.completes_entry:
+            del self._pieces[at]
+        return frame
+
+    def _pop_ordered(self, target_bytes: int) -> Frame | None:
+        first = self._next
+        if first == self.n:
+            return None
+        if self._pieced[first]:
+            if not self._pieces[first]:
+                return None
+            frame = self._pop_piece(first)
+            if frame.completes_entry:
+                self._next += 1
+            return frame
+        window = slice(first, min(first + MAX_ENTRIES_PER_FRAME, self.n))
+        stop = self._arrived.run_stop(first, self.received[window] & ~self._pieced[window], target_bytes)
+        if stop == first:
+            return None
+        self._next = stop
+        return self._gather(first, stop)
+
+    def _gather(self, first: int, stop: int) -> Frame:
+        size = self._arrived.size[first:stop]
+        payload = self._arrived.take(first, stop)
+        taken = np.bincount(self._claims.lane_of[first:stop], weights=size)
+        for lane in np.flatnonzero(taken).tolist():
+            self._hold(lane, -int(taken[lane]))
+        errors: dict[int, EntryFault] = {}
+        if self._errors:
+            for at in (np.flatnonzero(self.status[first:stop]) + first + self.first_index).tolist():
+                if (fault := self._errors.pop(at, None)) is not None:
+                    errors[at] = fault
+        return Frame(
+            np.arange(self.first_index + first, self.first_index + stop).astype(WIRE_U32), size.astype(WIRE_U32),
+            self.checksum[first:stop].copy(), self.status[first:stop].copy(), self._arrived.kind[first:stop].copy(),
+            payload, None, errors,
+        )  # fmt: skip

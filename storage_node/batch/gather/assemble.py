@@ -1,0 +1,186 @@
+"""A batch gathered from the nodes that own its entries: this node is its designated target.
+
+What comes in, and from whom, is `gather`'s; here it goes out: as one stream in request order, the first bytes before
+the last entry is there, under the client's credit; or collected first; or in whatever order it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import U8, Frame, encode_frame
+from storage_node.batch.admission import Credit
+from storage_node.batch.fairness import Slot
+from storage_node.batch.gather.gather import Gather
+from storage_node.batch.gather.routing import Places
+from storage_node.batch.outcomes import Busy, retrieve, settled
+from storage_node.metric_counters import BatchTally, clock_s
+from storage_node.store.checksum import digest
+from storage_node.store.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from storage_node.batch.session import BatchService
+
+
+class AssembledRun:
+    """One batch from its sub-requests to END."""
+
+    def __init__(
+        self, service: BatchService, batch_id: int, request: pb.BatchRequest, credit: Credit,
+        send: Callable[[bytes], Awaitable[None]], tally: BatchTally, places: Places,
+    ) -> None:  # fmt: skip
+        self._service = service
+        self._batch_id = batch_id
+        self._request = request
+        self._credit = credit
+        self._send = send
+        self._tally = tally
+        self._n = len(request.name)
+        self._gather = Gather(service, request, places)
+        self._passed: npt.NDArray[np.bool_] = np.zeros(self._n, bool)
+        """Entries that have gone, or are going, to the client."""
+        self._entries = 0
+
+    @property
+    def status(self) -> U8:
+        return self._gather.reorder.status
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return self._gather.sizes
+
+    async def run(self) -> pb.End | None:
+        """Returns the END that is still to be sent; None when it went with the last frame.
+
+        Raises StoreError, Busy, Gone.
+        """
+        service = self._service
+        if service.assembly.held_bytes > service.assembly.limit_bytes:
+            raise Busy(f"{service.assembly.held_bytes:,} bytes are on their way from other nodes", "memory")
+        service.batches_assembled += 1
+        try:
+            self._gather.start()
+            end = await (self._run_buffered() if self._request.buffered else self._run_streaming())
+        finally:
+            await self._gather.close()
+        self._tally.ended(self, end)
+        return end
+
+    async def _run_streaming(self) -> pb.End | None:
+        sending: asyncio.Task[None] | None = None
+        end: pb.End | None = None
+        try:
+            while self._entries < self._n and end is None:
+                await self._service.throttle()
+                frame, held_bytes, end = await self._take()
+                await self._spend_credit(len(frame.payload))
+                slot = await self._turn(len(frame.payload))
+                try:
+                    if sending is not None:
+                        await asyncio.shield(sending)
+                    message = encode_frame(self._batch_id, frame, end)
+                except BaseException:
+                    slot.release()
+                    raise
+                release = self._gather.memory.keep(held_bytes)
+                sending = asyncio.create_task(self._send_and_release(message, slot, release))
+            if sending is not None:
+                await asyncio.shield(sending)
+        except BaseException:
+            if sending is not None:
+                # A write that has begun cannot be taken back; its bytes are released when it ends.
+                sending.add_done_callback(retrieve)
+            raise
+        return None if end is not None and end.outcome == pb.End.COMPLETE else end or self._end()
+
+    async def _run_buffered(self) -> pb.End | None:
+        budget = self._service.buffered
+        messages: list[tuple[int, bytes]] = []
+        end: pb.End | None = None
+        collected_bytes = 0
+        try:
+            while self._entries < self._n and end is None:
+                frame, held_bytes, end = await self._take()
+                size = len(frame.payload)
+                if collected_bytes + size > budget.limit_bytes:
+                    raise InvalidRequest(
+                        f"more than {budget.limit_bytes:,} bytes, the most that is collected before sending: use "
+                        "streaming=True"
+                    )
+                if not budget.acquire_now(size):
+                    raise Busy(f"{budget.held_bytes:,} bytes of answers are waiting for their clients", "answers")
+                collected_bytes += size
+                messages.append((size, encode_frame(self._batch_id, frame, end)))
+                self._gather.memory.release(held_bytes)
+            for size, message in messages:
+                await self._spend_credit(size)
+                slot = await self._turn(size)
+                try:
+                    await settled(asyncio.ensure_future(self._send(message)))
+                finally:
+                    slot.release()
+                self._tally.frame_sent()
+                collected_bytes -= size
+                budget.release(size)
+        finally:
+            budget.release(collected_bytes)
+        return None if end is not None else self._end()
+
+    async def _take(self) -> tuple[Frame, int, pb.End | None]:
+        """The next frame, how many bytes are counted for it, and END when it is the last one."""
+        frame = await self._gather.next()
+        held_bytes = len(frame.payload)
+        stopped = False
+        if self._request.fail_fast and frame.status.any():
+            frame, stopped = _until_failure(frame), True
+        if frame.completes_entry:
+            self._passed[frame.index.astype(np.int64) - self._request.first_index] = True
+            self._entries += len(frame.index)
+        return frame, held_bytes, self._end() if stopped or self._entries == self._n else None
+
+    def _end(self) -> pb.End:
+        status, checksum = self.status, self._gather.reorder.checksum
+        sizes = self.sizes
+        if self._entries < self._n:
+            status, checksum, sizes = status[self._passed], checksum[self._passed], sizes[self._passed]
+        return pb.End(
+            outcome=pb.End.COMPLETE if self._entries == self._n else pb.End.STOPPED,
+            first_index=self._request.first_index, entries=self._entries, failed_entries=int(np.count_nonzero(status)),
+            payload_bytes=int(sizes.sum()), digest=digest(status, checksum),
+        )  # fmt: skip
+
+    async def _spend_credit(self, payload_bytes: int) -> None:
+        began_s = clock_s()
+        await self._credit.spend(payload_bytes)
+        self._service.counts.client_wait_s += clock_s() - began_s
+
+    async def _turn(self, payload_bytes: int) -> Slot:
+        """To send what has come: its slot is not held for long."""
+        slot = await self._service.turn(self._request.tenant, payload_bytes)
+        slot.writing()
+        return slot
+
+    async def _send_and_release(self, message: bytes, slot: Slot, release: Callable[[], None]) -> None:
+        try:
+            await self._send(message)
+            self._tally.frame_sent()
+        finally:
+            slot.release()
+            release()
+
+
+def _until_failure(frame: Frame) -> Frame:
+    """The frame up to and with its first entry that failed."""
+    stop = int(np.flatnonzero(frame.status)[0]) + 1
+    payload = frame.payload[: int(frame.size[:stop].sum())]
+    errors = {index: frame.errors[index] for index in frame.index[:stop].tolist() if index in frame.errors}
+    return Frame(
+        frame.index[:stop], frame.size[:stop], frame.checksum[:stop], frame.status[:stop], frame.checksum_kind[:stop],
+        payload, frame.piece, errors,
+    )  # fmt: skip

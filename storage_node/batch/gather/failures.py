@@ -1,0 +1,91 @@
+"""What went wrong with the entries of a gathered batch: who is left to be asked for them, what is told in the end, and
+when it is too much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import EntryFault
+from storage_node.batch.gather.routing import Places
+from storage_node.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from storage_node.batch.session import BatchService
+
+MAY_BE_BETTER_ELSEWHERE = (pb.NOT_FOUND, pb.CORRUPT, pb.TIMEOUT, pb.UNAVAILABLE)
+"""Statuses that ask for another holder; of several answers the one that stands last here is told."""
+_WEIGHT: dict[int, int] = {status: weight for weight, status in enumerate(MAY_BE_BETTER_ELSEWHERE)}
+_NAMES_IN_MESSAGE = 5
+
+
+class TooManyFailures(StoreError):
+    """More went wrong than the node's configuration lets one batch put up with."""
+
+    kind = "entry-failed"
+
+
+class Failures:
+    """Of one batch. `fail` is called, once or more often, when a limit has been passed."""
+
+    def __init__(
+        self, service: BatchService, request: pb.BatchRequest, places: Places, fail: Callable[[StoreError], None]
+    ) -> None:
+        self._service = service
+        self._request = request
+        self._places = places
+        self._fail = fail
+        self.said: dict[int, tuple[int, EntryFault]] = {}
+        """By position, the worst that a node has said: status and reason."""
+        self._asked: dict[int, set[int]] = {}
+        self._recoveries = self._soft_errors = 0
+
+    def note(self, position: int, status: int, fault: EntryFault) -> None:
+        before = self.said.get(position)
+        if before is None or _WEIGHT.get(status, 9) > _WEIGHT.get(before[0], 9):
+            self.said[position] = status, fault
+
+    def turn_from(self, position: int, node: int, *, again: bool) -> bool:
+        """Whether there is a node left for an entry that `node` did not deliver.
+
+        Args:
+            again: `node` itself is, when all others have been asked.
+        """
+        left = self._places.left[position]
+        asked = self._asked.setdefault(position, set())
+        asked.add(node)
+        if node in left:
+            left.remove(node)
+            if again:
+                left.append(node)
+        if not left:
+            return False
+        if left[0] not in asked:  # going round among nodes that cannot be reached is limited by time
+            self._recoveries += 1
+            self._service.recoveries += 1
+            if self._recoveries > self._service.config.max_recoveries:
+                self._fail(self._too_many("had to be asked of another node", "max_recoveries"))
+        return True
+
+    def pass_over(self, position: int, node: int) -> None:
+        """`node` has not got an entry that has been asked of another one, too."""
+        self._asked.setdefault(position, set()).add(node)
+        left = self._places.left[position]
+        if node in left and len(left) > 1:
+            left.remove(node)
+
+    def count_soft_error(self) -> None:
+        """An entry fails for good."""
+        self._soft_errors += 1
+        self._service.soft_errors += 1
+        if self._soft_errors > self._service.config.max_soft_errors:
+            self._fail(self._too_many("failed", "max_soft_errors"))
+
+    def _too_many(self, what: str, setting: str) -> TooManyFailures:
+        worst = [
+            f"{self._request.name[position]!r} ({fault.message or pb.Status.Name(status)})"
+            for position, (status, fault) in list(self.said.items())[:_NAMES_IN_MESSAGE]
+        ]
+        limit = getattr(self._service.config, setting)
+        return TooManyFailures(f"more than {limit:,} entries ({setting}) {what}, among them {', '.join(worst)}")

@@ -1,0 +1,400 @@
+"""What a designated target takes in: one lane for each node that is asked, put in order as they come.
+
+Every owner gets one sub-request and starts at once; none waits for another. An entry that its node does not deliver is
+asked of the next node that may have it (a further copy, or the owner before the last change of the map); a node that
+cannot be reached is tried again for `peer_timeout_s`, once nobody else is left. With nobody left the entry fails in its
+place.
+
+A node that is silent for much longer than is usual is not given up, but what it owes is asked of the next holder as
+well, within a budget (see `ais_loader.wire.gather.hedging`).
+
+Memory: `BatchService.assembly` counts the bytes that have come and those that may come, which is the credit granted to
+the senders. When it is spent the senders stop, but for the one whose entry is due next: it is let go frame by frame,
+whatever others hold, because the stream cannot move without it. So every batch comes to its end, and the budget is
+passed by no more than a frame of each sender. While the client takes nothing, nobody is let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, EntryFault, Frame
+from ais_loader.wire.gather.lanes import in_lanes
+from ais_loader.wire.gather.reorder import Reorder
+from storage_node.batch.admission import Credit
+from storage_node.batch.gather.failures import MAY_BE_BETTER_ELSEWHERE, Failures
+from storage_node.batch.gather.hedging import LaneWatch
+from storage_node.batch.gather.lanes import Lane, LaneMemory
+from storage_node.batch.gather.own_lane import own_frames
+from storage_node.batch.gather.resumed import Resumed
+from storage_node.batch.gather.routing import Places
+from storage_node.batch.outcomes import settled
+from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerLane, PeerRefused, PeerUnavailable
+from storage_node.metric_counters import clock_s
+from storage_node.store.errors import ObjectDeleted, StoreError
+
+if TYPE_CHECKING:
+    from storage_node.batch.session import BatchService
+
+NOBODY = -1
+STALE_MAP = "stale-map"
+_RETRY_PAUSE_S = 0.1
+_NO_FAULT = EntryFault("")
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+class Gather:
+    """One batch's entries on their way in. Frames that `next` returned stay counted in `memory`.
+
+    Belongs to the node's event loop. `close` when it is no longer needed, whatever happened.
+    """
+
+    def __init__(self, service: BatchService, request: pb.BatchRequest, places: Places) -> None:
+        self._service = service
+        self._request = request
+        self._places = places
+        self.memory = LaneMemory(service.assembly, service.config.peer_window_bytes)
+        n = len(request.name)
+        self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
+        self._ordered = request.ordered or request.buffered
+        self.reorder = Reorder(n, request.first_index, ordered=self._ordered, begun=bool(request.resume_offset))
+        self._lanes: dict[int, Lane] = {}
+        self._resumed = Resumed(request)
+        self._watch = LaneWatch(service.hedging, self._lanes, self._hedge)
+        self._beaten: list[asyncio.Task[None]] = []
+        self._waiting: set[int] = set()
+        """Positions to be asked of the node that is next for them."""
+        self._paused: dict[int, asyncio.TimerHandle] = {}
+        """Nodes that failed a moment ago; nothing is asked of them before the timer has rung."""
+        self._failures = Failures(service, request, places, self._fail)
+        self._unplaced: set[int] = set()
+        """Positions that wait for a newer map."""
+        self._planning: asyncio.Task[None] | None = None
+        self._outdated_since = 0.0
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()
+
+    def start(self) -> None:
+        self._service.hedging.budget.asked(len(self._request.name))
+        for node, positions in self._places.by_node(range(len(self._request.name))).items():
+            self._ask(node, positions)
+        self._watch.start()
+
+    # -- the way out
+
+    async def next(self) -> Frame:
+        """The next frame in order, or any where order does not matter; waits for it. Raises StoreError."""
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            frame = self.reorder.pop(TARGET_PAYLOAD_BYTES)
+            if frame is not None:
+                frame = self._resumed.outward(frame)
+                self._note_sizes(frame)
+                self.memory.top_up(self._lanes.values(), self.reorder.held_bytes_of)
+                return frame
+            self._let_go()
+            self._changed.clear()
+            began_s = clock_s()
+            await self._changed.wait()
+            self._service.peer_wait_s += clock_s() - began_s
+
+    async def close(self) -> None:
+        """End all lanes and give back what is counted for them. Cancelled (the client has gone), it does so, too."""
+        for timer in self._paused.values():
+            timer.cancel()
+        self._watch.close()
+        tasks = self._beaten if self._planning is None else [*self._beaten, self._planning]
+        tasks += [lane.task for lane in self._lanes.values() if lane.task is not None]
+        for task in tasks:
+            task.cancel()
+        for lane in self._lanes.values():
+            lane.count(self._service.loads)
+        self.memory.close()
+        await settled(asyncio.gather(*tasks, return_exceptions=True))
+
+    def _note_sizes(self, frame: Frame) -> None:
+        first = self._request.first_index
+        if frame.piece is None:
+            self.sizes[frame.index.astype(np.int64) - first] = frame.size
+        elif frame.completes_entry:
+            self.sizes[int(frame.index[0]) - first] = frame.piece.entry_size
+
+    # -- asking
+
+    def _ask(self, node: int, positions: list[int], *, hedge: bool = False) -> None:
+        """Open a lane for these entries, or several: an entry that goes on in its middle must be its lane's first."""
+        begun = self._resumed.begun(positions[1:], self.reorder)
+        left = [p for p in positions if p not in begun]
+        for part in [*([p] for p in sorted(begun)), *in_lanes(left, ordered=self._ordered)]:
+            self._open(node, part, hedge=hedge)
+
+    def _open(self, node: int, positions: list[int], *, hedge: bool) -> None:
+        here = node == self._places.here
+        endpoint = "" if here else str(self._places.view.nodes[node].endpoint)
+        lane = Lane(self.reorder.add_lane(positions, rival=hedge), node, endpoint, positions, hedge=hedge)
+        if not here:
+            self._service.loads.asked(endpoint, len(positions))
+        self._lanes[lane.number] = lane
+        self.memory.begin(lane)
+        part = self._places.part(
+            positions, initial_credit_bytes=lane.credit_bytes, resume=self._resumed.of(positions[0], self.reorder)
+        )
+        if here:
+            credit = Credit(lane.credit_bytes)
+            lane.grant = credit.add
+            self._run(lane, self._read_here(lane, part, credit))
+            return
+        try:
+            peer = self._service.peers.open(endpoint, part)
+        except PeerUnavailable as error:
+            asyncio.get_running_loop().call_soon(self._lose, lane, error)
+            return
+        lane.grant = peer.grant
+        self._run(lane, self._receive(lane, peer)).add_done_callback(lambda _: peer.cancel())
+
+    def _run(self, lane: Lane, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        async def run() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001 - handed to whoever waits for frames
+                self._fail(error)
+
+        task = lane.task = asyncio.create_task(run(), name=f"lane {lane.number}")
+        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
+        return task
+
+    async def _read_here(self, lane: Lane, part: pb.BatchRequest, credit: Credit) -> None:
+        async with aclosing(own_frames(self._service, self._request.tenant, part, credit)) as frames:
+            async for frame in frames:
+                self._take(lane, frame)
+        self._complete(lane)
+
+    async def _receive(self, lane: Lane, peer: PeerLane) -> None:
+        try:
+            while (frame := await peer.next_frame()) is not None:
+                self._take(lane, frame)
+            self._service.loads.said(lane.endpoint, peer.wait_us * 1e-6)
+            self._complete(lane)
+        except PeerError as error:
+            self._lose(lane, error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._changed.set()
+
+    # -- taking in
+
+    def _take(self, lane: Lane, frame: Frame) -> None:
+        if lane.number not in self._lanes:
+            return  # beaten
+        self.memory.came(lane, len(frame.payload))
+        lane.heard(frame, self._service.hedging)
+        frame = self._resumed.inward(frame, lane.positions[0])
+        wanted = self.reorder.wanted(lane.number, frame)
+        self.memory.release(len(frame.payload) - (0 if wanted is None else len(wanted.payload)))
+        if wanted is not None:
+            again: Mask | None = None
+            if wanted.status.any():
+                wanted, again = self._judge(lane, wanted)
+            self.reorder.push(lane.number, wanted, again)
+            self._drop_beaten()
+        self._ask_waiting()
+        self._changed.set()
+
+    def _judge(self, lane: Lane, frame: Frame) -> tuple[Frame, Mask]:
+        """The frame with what is to be said of its failures, and which of them another node is asked for instead."""
+        again = np.zeros(len(frame.index), bool)
+        contested = self.reorder.contested(lane.number, frame)
+        status, errors = frame.status.copy(), dict(frame.errors)
+        for at in np.flatnonzero(status).tolist():
+            index = int(frame.index[at])
+            position, said = int(lane.positions[index]), int(status[at])
+            fault = errors.get(index, _NO_FAULT)
+            self._failures.note(position, said, fault)
+            # Bytes that have been passed on must not turn out to be wrong at another node, too.
+            final = fault.kind == ObjectDeleted.kind or (said == pb.CORRUPT and position in self.reorder.begun)
+            if said in MAY_BE_BETTER_ELSEWHERE and not final:
+                if contested[at]:  # it has been asked for elsewhere
+                    self._failures.pass_over(position, lane.node)
+                if contested[at] or self._turn_from(position, lane.node):
+                    again[at] = True
+                    continue
+                status[at], errors[index] = self._failures.said[position]
+            self._failures.count_soft_error()
+        return replace(frame, status=status, errors=errors), again
+
+    def _complete(self, lane: Lane) -> None:
+        """All of a lane has come."""
+        if lane.number not in self._lanes:
+            return
+        self._end_lane(lane)
+        self.reorder.close_lane(lane.number)
+        self._ask_waiting()
+        self._changed.set()
+
+    def _lose(self, lane: Lane, error: PeerError) -> None:
+        """Nothing more comes on a lane: ask for what is missing elsewhere, and say so of what nobody else has."""
+        if lane.number not in self._lanes:
+            return
+        self._end_lane(lane)
+        owed = len(self.reorder.missing_of(lane.number))
+        missing = self.reorder.close_lane(lane.number)[0].tolist()
+        if isinstance(error, PeerRefused) and error.kind == STALE_MAP and self._plan_again(lane, missing):
+            return
+        peers = self._service.peers
+        # Silence has used up its time already; what breaks at once may be back in a moment.
+        again = isinstance(error, PeerUnavailable) and peers.failing_s(lane.endpoint) < peers.timeout_s
+        lost: list[int] = []
+        for position in missing:
+            self._failures.note(position, pb.UNAVAILABLE, EntryFault(str(error), "node-unavailable"))
+            if not self._turn_from(position, lane.node, again=again):
+                lost.append(position)
+        if again and lane.node not in self._paused:
+            pause_s = random.uniform(_RETRY_PAUSE_S, 2 * _RETRY_PAUSE_S)
+            loop = asyncio.get_running_loop()
+            self._paused[lane.node] = loop.call_later(pause_s, self._resume_asking, lane.node)
+        self._give_up(lost)
+        if isinstance(error, PeerAnswerWrong) and not owed:
+            self._fail(StoreError(str(error)))
+        self._ask_waiting()
+        self._changed.set()
+
+    def _end_lane(self, lane: Lane) -> None:
+        del self._lanes[lane.number]
+        lane.count(self._service.loads)
+        self.memory.end(lane)
+
+    # -- races
+
+    def _hedge(self, lane: Lane) -> None:
+        """Ask the next holders for what this lane owes, as far as the budget goes; it may still be the first."""
+        positions = self.reorder.hedgeable(lane.number).tolist()
+        for node, wanted in self._places.others(positions, lane.node).items():
+            if granted := wanted[: self._service.hedging.budget.take(len(wanted))]:
+                self._ask(node, granted, hedge=True)
+
+    def _drop_beaten(self) -> None:
+        """Those that have lost all they owed to others need not go on."""
+        for lane in list(self._lanes.values()):
+            if self.reorder.is_beaten(lane.number):
+                if lane.task is not None:
+                    self._beaten.append(lane.task)
+                    lane.task.cancel()
+                if lane.hedges:  # it has given no sign of life since
+                    self._service.peers.stands_still(lane.endpoint)
+                self._end_lane(lane)
+                self.reorder.close_lane(lane.number)
+
+    # -- asking again
+
+    def _turn_from(self, position: int, node: int, *, again: bool = False) -> bool:
+        """Whether there is a node left for an entry that `node` did not deliver; then it waits to be asked there."""
+        found = self._failures.turn_from(position, node, again=again)
+        if found:
+            self._waiting.add(position)
+        return found
+
+    def _give_up(self, lost: Sequence[int]) -> None:
+        """These fail in their place."""
+        by_reason: dict[tuple[int, EntryFault], list[int]] = {}
+        for position in lost:
+            self._failures.count_soft_error()
+            by_reason.setdefault(self._failures.said[position], []).append(position)
+        for (status, fault), positions in by_reason.items():
+            self.reorder.fail(positions, status, fault)
+
+    def _plan_again(self, lane: Lane, missing: list[int]) -> bool:
+        """Place these entries by a newer map, which the refusing node has; False when we have waited for it too long.
+
+        One that has come in part goes on all the same: its version says what it is.
+        """
+        now = clock_s()
+        self._outdated_since = self._outdated_since or now
+        if now - self._outdated_since > self._service.config.peer_timeout_s:
+            return False
+        self._unplaced.update(missing)
+        if self._planning is None:
+            self._planning = asyncio.create_task(self._learn_and_place(lane.endpoint), name="plan again")
+        return True
+
+    async def _learn_and_place(self, endpoint: str) -> None:
+        service, membership = self._service, self._service.membership
+        assert membership is not None  # without a map nothing is asked of others
+        try:
+            known = self._places.view.version
+            if (view := membership.view) is None or view.version <= known:
+                newer = await service.peers.newer_map(endpoint, known)
+                if newer is not None:
+                    await service.read(membership.learn, newer)
+                else:
+                    await asyncio.sleep(_RETRY_PAUSE_S)
+            view = membership.view
+            positions, self._unplaced = sorted(self._unplaced), set()
+            if view is not None and view.version > known:
+                moved = self._places.move_to(view)
+                for lane in self._lanes.values():
+                    lane.node = moved[lane.node]
+                for timer in self._paused.values():
+                    timer.cancel()
+                self._paused.clear()
+                self._waiting.update(positions)
+                # Those that waited for a node which is gone wait for nobody now.
+                lost = [at for at in self._waiting if not self._places.left[at]]
+                self._waiting.difference_update(lost)
+                for position in lost:
+                    self._failures.note(position, pb.UNAVAILABLE, EntryFault("its nodes left the cluster"))
+                self._give_up(lost)
+            else:
+                self._waiting.update(positions)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for frames
+            self._fail(error)
+        finally:
+            self._planning = None
+        self._ask_waiting()
+        self._changed.set()
+
+    def _resume_asking(self, node: int) -> None:
+        del self._paused[node]
+        self._ask_waiting()
+
+    def _ask_waiting(self, *, urgent: bool = False) -> None:
+        """Ask for what is waiting: one lane at a time for each node, so that many small failures share one."""
+        if not self._waiting or self._failure is not None:
+            return
+        busy = {lane.node for lane in self._lanes.values()}
+        for node, positions in self._places.by_node(self._waiting).items():
+            if node not in self._paused and (urgent or node not in busy):
+                self._waiting.difference_update(positions)
+                self._ask(node, positions)
+
+    def _let_go(self) -> None:
+        """Nothing can be passed on: see to it that what is due can come."""
+        self.memory.top_up(self._lanes.values(), self.reorder.held_bytes_of)
+        if self._ordered:
+            number = self.reorder.next_lane
+            if number == NOBODY:
+                self._ask_waiting(urgent=True)
+                number = self.reorder.next_lane
+            lane = None if number is None else self._lanes.get(number)  # nobody's while it waits to be asked
+            if (rival := self._lanes.get(self.reorder.next_rival)) is not None:
+                self.memory.let_go(rival)
+            if lane is None:
+                return
+        else:
+            number = self.reorder.streaming_lane
+            lane = None if number is None else self._lanes.get(number)
+            lane = lane or next(iter(self._lanes.values()), None)
+            if lane is None or any(lane.credit_bytes > 0 for lane in self._lanes.values()):
+                self._ask_waiting(urgent=lane is None)
+                return
+        self.memory.let_go(lane)

@@ -1,0 +1,59 @@
+"""Watches the lanes of one gathered batch: which of them is silent for much longer than is usual.
+
+Silent is a sender that may send and does not. While this process itself has stood still or is late, nobody is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from ais_loader.wire.gather.hedging import Hedging
+from storage_node.batch.gather.lanes import Lane
+from storage_node.metric_counters import clock_s
+
+_SHORTEST_S, _LATE_S = 0.02, 0.05
+
+
+class LaneWatch:
+    """Calls `hedge` with each lane that is late, again after twice the time. Belongs to the event loop."""
+
+    def __init__(self, hedging: Hedging, lanes: Mapping[int, Lane], hedge: Callable[[Lane], None]) -> None:
+        self._hedging = hedging
+        self._lanes = lanes
+        self._hedge = hedge
+        self._due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self._hedging.budget.share:
+            self._wait(self._hedging.parts.limit_s(last=True))
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self, for_s: float) -> None:
+        self._due_s = clock_s() + for_s
+        self._timer = asyncio.get_running_loop().call_later(for_s, self._look)
+
+    def _look(self) -> None:
+        now = clock_s()
+        if now - self._due_s > _LATE_S:
+            for lane in self._lanes.values():
+                lane.heard_s = max(lane.heard_s, now - _SHORTEST_S)
+        next_s = self._hedging.parts.limit_s(last=True)
+        for lane in list(self._lanes.values()):
+            if not lane.endpoint or lane.credit_bytes <= 0:
+                continue
+            limit_s = self._limit_s(lane)
+            if now - lane.heard_s >= limit_s:
+                lane.hedges += 1
+                self._hedge(lane)
+                limit_s = self._limit_s(lane)
+            next_s = min(next_s, lane.heard_s + limit_s - now)
+        self._wait(max(_SHORTEST_S, next_s))
+
+    def _limit_s(self, lane: Lane) -> float:
+        last = all(other is lane or other.hedge for other in self._lanes.values())
+        return self._hedging.parts.limit_s(last=last) * float(1 << lane.hedges)

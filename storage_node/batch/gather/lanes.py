@@ -1,0 +1,127 @@
+"""The lanes of a gathered batch, and the memory that is counted for them.
+
+`BatchService.assembly` counts bytes that have come and bytes that may come, which is the credit granted to the senders.
+What comes beyond the credit is counted when it comes: a sender may overdraw by a frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from ais_loader.wire.frame import Frame
+from ais_loader.wire.gather.hedging import Hedging
+from ais_loader.wire.gather.replica_choice import NodeLoads
+from storage_node.batch.admission import MemoryBudget
+from storage_node.metric_counters import clock_s
+
+_LET_GO_BYTES = 64 << 10
+"""Credit for one frame: the last one that it pays for may be larger."""
+
+
+class Lane:
+    """One node's part of the batch, or what of it was asked again."""
+
+    __slots__ = (
+        "busy_s", "credit_bytes", "endpoint", "grant", "heard_s", "hedge", "hedges", "node", "number", "positions",
+        "received", "task",
+    )  # fmt: skip
+
+    def __init__(self, number: int, node: int, endpoint: str, positions: list[int], *, hedge: bool = False) -> None:
+        self.number = number
+        self.node = node
+        self.endpoint = endpoint
+        self.positions = positions
+        self.credit_bytes = 0
+        """What the node may still send; below 0 when its last frame was larger than what was left."""
+        self.grant: Callable[[int], None] = lambda size_bytes: None
+        self.hedge = hedge
+        """Asked of another node already, which is slow."""
+        self.hedges = 0
+        """How often others have been asked for what it owes, since it was last heard of."""
+        self.heard_s = clock_s()
+        """When it last gave a sign of life, or was first allowed to."""
+        self.busy_s = 0.0
+        """For how long it was silent altogether, while it could have sent."""
+        self.received = 0
+        self.task: asyncio.Task[None] | None = None
+
+    def heard(self, frame: Frame, hedging: Hedging) -> None:
+        """A frame has come; how long it was waited for says what is usual."""
+        now = clock_s()
+        if self.endpoint:
+            hedging.parts.note(now - self.heard_s)
+        self.busy_s += now - self.heard_s
+        self.heard_s, self.hedges = now, 0
+        self.received += len(frame.index)
+
+    def count(self, loads: NodeLoads[str]) -> None:
+        """It is over. One that was waited for in vain is as slow as that, at least."""
+        if self.endpoint:
+            in_vain_s = clock_s() - self.heard_s if self.hedges else 0.0
+            answered = max(self.received, int(self.hedges > 0))
+            loads.over(self.endpoint, len(self.positions), answered, self.busy_s + in_vain_s)
+
+
+class LaneMemory:
+    """What one batch has of the node's budget."""
+
+    def __init__(self, budget: MemoryBudget, window_bytes: int) -> None:
+        self._budget = budget
+        self._window_bytes = window_bytes
+        self._held_bytes = 0
+
+    def begin(self, lane: Lane) -> None:
+        """The credit to begin with; none when the budget is spent."""
+        if self._budget.acquire_now(self._window_bytes):
+            self._held_bytes += self._window_bytes
+            lane.credit_bytes = self._window_bytes
+
+    def came(self, lane: Lane, size_bytes: int) -> None:
+        beyond_credit = size_bytes - max(0, min(size_bytes, lane.credit_bytes))
+        lane.credit_bytes -= size_bytes
+        self._budget.acquire_anyway(beyond_credit)
+        self._held_bytes += beyond_credit
+
+    def end(self, lane: Lane) -> None:
+        """Nothing more comes on this lane."""
+        self.release(max(0, lane.credit_bytes))
+        lane.credit_bytes = 0
+
+    def release(self, size_bytes: int) -> None:
+        """Bytes that came and have been passed on."""
+        self._held_bytes -= size_bytes
+        self._budget.release(size_bytes)
+
+    def keep(self, size_bytes: int) -> Callable[[], None]:
+        """Bytes that came and are being passed on: they stay counted until the caller calls what is returned."""
+        self._held_bytes -= size_bytes
+        return partial(self._budget.release, size_bytes)
+
+    def close(self) -> None:
+        """Give everything back; what is done afterwards counts for nothing."""
+        self.release(self._held_bytes)
+        self._budget = MemoryBudget(0)
+
+    def top_up(self, lanes: Iterable[Lane], held_bytes_of: Callable[[int], int]) -> None:
+        """Let every node send ahead again as far as its window and the budget allow."""
+        for lane in lanes:
+            room = self._window_bytes - lane.credit_bytes - held_bytes_of(lane.number)
+            if room >= self._window_bytes // 4 and lane.credit_bytes + room > 0:
+                needed = lane.credit_bytes + room - max(0, lane.credit_bytes)
+                if needed and self._budget.acquire_now(needed):
+                    self._grant(lane, room, needed)
+
+    def let_go(self, lane: Lane) -> None:
+        """Credit for a frame, whatever the budget says, if the node has none."""
+        if lane.credit_bytes <= 0:
+            self._budget.acquire_anyway(_LET_GO_BYTES)
+            self._grant(lane, _LET_GO_BYTES - lane.credit_bytes, _LET_GO_BYTES)
+
+    def _grant(self, lane: Lane, size_bytes: int, counted_bytes: int) -> None:
+        self._held_bytes += counted_bytes
+        if lane.credit_bytes <= 0:
+            lane.heard_s = clock_s()
+        lane.credit_bytes += size_bytes
+        lane.grant(size_bytes)

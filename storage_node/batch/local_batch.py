@@ -1,0 +1,147 @@
+"""A batch read from this node's own drives: look-up, frames under the client's credit and the node's limits, END."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from ais_loader.wire import ais_batch_pb2 as pb
+from storage_node.batch.admission import Credit
+from storage_node.batch.fairness import Slot
+from storage_node.batch.outcomes import Busy, retrieve, settled
+from storage_node.batch.readahead import BatchAhead
+from storage_node.metric_counters import BatchTally, clock_s
+from storage_node.store.errors import InvalidRequest, StoreError
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.frame_plan import FrameSpan
+
+if TYPE_CHECKING:
+    from storage_node.batch.session import BatchService
+
+
+class StaleMap(StoreError):
+    """A part of a batch, planned with an older map: its entries may belong to others now."""
+
+    kind = "stale-map"
+
+
+class OwnRun:
+    """One batch from look-up to END."""
+
+    def __init__(
+        self, service: BatchService, batch_id: int, request: pb.BatchRequest, credit: Credit,
+        send: Callable[[bytes], Awaitable[None]], tally: BatchTally,
+    ) -> None:  # fmt: skip
+        self._service = service
+        self._batch_id = batch_id
+        self._request = request
+        self._credit = credit
+        self._send = send
+        self._tally = tally
+
+    async def run(self) -> pb.End | None:
+        """Returns the END that is still to be sent; None when it went with the last frame.
+
+        Raises StoreError, Busy, Gone.
+        """
+        membership = self._service.membership
+        view = membership.view if membership is not None else None
+        if self._request.local and view is not None and 0 < self._request.map_version < view.version:
+            raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
+        batch = await self._service.read(StoreBatch, self._service.store, self._request)
+        batch.wait_us = self._service.pressure.wait_us()
+        ahead = self._service.readahead.of(batch)
+        run = self._run_buffered if self._request.buffered else self._run_streaming
+        try:
+            end = await run(batch, ahead)
+            self._tally.ended(batch, end)
+            return end
+        finally:
+            ahead.close()
+            batch.close()
+
+    async def _run_streaming(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
+        service = self._service
+        sending: asyncio.Task[None] | None = None
+        entries, ended = 0, False
+        try:
+            for span in batch.spans():
+                ahead.reading(span)
+                await self._spend_credit(span.payload_bytes)
+                await service.throttle()
+                slot = await service.turn(self._request.tenant, span.payload_bytes, span.payload_bytes)
+                try:
+                    message, ended = await self._read(batch, span)
+                    slot.writing()
+                    self._credit.add(span.payload_bytes - batch.bytes_in(span))
+                    if sending is not None:
+                        await asyncio.shield(sending)
+                except BaseException:
+                    slot.release()
+                    service.slots.release_memory(span.payload_bytes)
+                    raise
+                sending = asyncio.create_task(self._send_and_release(message, slot, span.payload_bytes))
+                entries = span.stop
+                if self._request.fail_fast and batch.status[span.first : span.stop].any():
+                    self._tally.stopped_at(batch.status[span.first : span.stop])
+                    break
+            if sending is not None:
+                await asyncio.shield(sending)
+        except BaseException:
+            if sending is not None:
+                # A write that has begun cannot be taken back; its bytes are released when it ends.
+                sending.add_done_callback(retrieve)
+            raise
+        return None if ended else batch.end(entries)
+
+    async def _spend_credit(self, payload_bytes: int) -> None:
+        began_s = clock_s()
+        await self._credit.spend(payload_bytes)
+        self._service.counts.client_wait_s += clock_s() - began_s
+
+    async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
+        return await self._service.read(batch.read_encoded, span, self._batch_id)
+
+    async def _send_and_release(self, message: bytes, slot: Slot, payload_bytes: int) -> None:
+        try:
+            await self._send(message)
+            self._tally.frame_sent()
+        finally:
+            slot.release()
+            self._service.slots.release_memory(payload_bytes)
+
+    async def _run_buffered(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
+        budget = self._service.buffered
+        held_bytes = int(batch.sizes.sum())
+        if held_bytes > budget.limit_bytes:
+            raise InvalidRequest(
+                f"{held_bytes:,} bytes, at most {budget.limit_bytes:,} are collected before sending: use streaming=True"
+            )
+        if not budget.acquire_now(held_bytes):
+            raise Busy(f"{budget.held_bytes:,} bytes of answers are waiting for their clients", "answers")
+        try:
+            messages: list[tuple[int, bytes]] = []
+            entries, ended = 0, False
+            for span in batch.spans():
+                ahead.reading(span)
+                await self._service.throttle()
+                slot = await self._service.turn(self._request.tenant, span.payload_bytes)
+                try:
+                    message, ended = await self._read(batch, span)
+                finally:
+                    slot.release()
+                messages.append((span.payload_bytes, message))
+                entries = span.stop
+                if self._request.fail_fast and batch.status[span.first : span.stop].any():
+                    self._tally.stopped_at(batch.status[span.first : span.stop])
+                    break
+            for payload_bytes, message in messages:
+                await self._spend_credit(payload_bytes)
+                await settled(asyncio.ensure_future(self._send(message)))
+                self._tally.frame_sent()
+                held_bytes -= payload_bytes
+                budget.release(payload_bytes)
+        finally:
+            budget.release(held_bytes)
+        return None if ended else batch.end(entries)

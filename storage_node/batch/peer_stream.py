@@ -1,0 +1,199 @@
+"""One sub-request to a peer under way, and what may become of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.frame import U8, U32, Frame, Response
+from storage_node.store.checksum import digest
+
+if TYPE_CHECKING:
+    from storage_node.batch.peers import Peer
+
+_LATE_S = 0.05
+"""A timer that rings later than this says that the process, or its machine, stood still."""
+
+
+class PeerError(Exception):
+    """A peer did not answer a sub-request as it should have. One string argument."""
+
+
+class PeerUnavailable(PeerError):
+    """No connection, or one that broke."""
+
+
+class PeerSilent(PeerError):
+    """Nothing came for the whole time-out, with credit left to send."""
+
+
+class PeerBusy(PeerError):
+    """It told us to come back until our patience was over."""
+
+
+class PeerAnswerWrong(PeerError):
+    """What it sent does not add up."""
+
+
+class PeerRefused(PeerError):
+    """It cannot serve the sub-request as a whole; `kind` is END's."""
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class PeerLane:
+    """One sub-request under way: frames in the order of its entries, checked as they come.
+
+    Its owner grants credit and takes frames; `cancel` when nobody wants the rest. Frames carry the indexes
+    0 .. n-1, so the request's first_index must be 0.
+    """
+
+    def __init__(self, peer: Peer, request: pb.BatchRequest, timeout_s: float) -> None:
+        self.endpoint = peer.endpoint
+        self._peer = peer
+        self._request = request
+        self._timeout_s = timeout_s
+        self.credit_bytes = request.initial_credit_bytes
+        """What the peer may still send; below 0 when its last frame was larger than what was left."""
+        self._n = len(request.name)
+        self._status: U8 = np.zeros(self._n, np.uint8)
+        self._checksum: U32 = np.zeros(self._n, np.uint32)
+        self._received = 0
+        self._resume_offset = request.resume_offset
+        self._partial: Frame | None = None
+        self._inbox: deque[Response | PeerError] = deque()
+        self._changed = asyncio.Event()
+        self._ended = False
+        self._rejected_since: float | None = None
+        self._end: pb.End | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._session, self._batch_id = self._peer.begin(self, self._request)
+
+    @property
+    def wait_us(self) -> int:
+        """How long a read waits there before it begins, as its END said; 0 before."""
+        return 0 if self._end is None else self._end.wait_us
+
+    def deliver(self, event: Response | PeerError) -> None:
+        self._inbox.append(event)
+        self._changed.set()
+
+    def grant(self, size_bytes: int) -> None:
+        """Let the peer send more. The time of its silence begins anew when it could not send before."""
+        if self._ended:
+            return
+        self.credit_bytes += size_bytes
+        self._request.initial_credit_bytes += size_bytes  # for the case that the batch has to be asked for again
+        credit = pb.Credit(payload_bytes=size_bytes)
+        self._session.send(pb.SessionRequest(batch_id=self._batch_id, credit=credit))
+        self._changed.set()
+
+    def cancel(self) -> None:
+        """Abandon what has not come yet; harmless when it has ended."""
+        if not self._ended:
+            self._ended = True
+            self._session.send(pb.SessionRequest(batch_id=self._batch_id, cancel=pb.Cancel()))
+            self._session.forget(self._batch_id)
+
+    async def next_frame(self) -> Frame | None:
+        """The next frame; None when the answer has been found whole. Raises PeerError; the lane is over then."""
+        try:
+            while self._end is None:
+                response = await self._next()
+                if response.reject is not None:
+                    await self._come_back(response.reject)
+                    continue
+                self._end = response.end
+                if response.frame is not None:
+                    self._take(response.frame)
+                    return response.frame
+            self._finish(self._end)
+            return None
+        except PeerError as error:
+            if not isinstance(error, PeerRefused | PeerBusy):
+                self._peer.failed(error)
+            self.cancel()
+            raise
+
+    async def _next(self) -> Response:
+        stood_still = False
+        while not self._inbox:
+            self._changed.clear()
+            expecting = self.credit_bytes > 0 or self._received == self._n
+            began_s = time.monotonic()
+            try:
+                async with asyncio.timeout(self._timeout_s if expecting else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                if self._changed.is_set():
+                    continue
+                if not stood_still and time.monotonic() - began_s > self._timeout_s + _LATE_S:
+                    stood_still = True  # it was this process that did: what has come meanwhile lies unread
+                    continue
+                self._session.give_up_if_silent(self._timeout_s)
+                raise PeerSilent(
+                    f"{self.endpoint} sent nothing for {self._timeout_s:g} s, after {self._received:,} of {self._n:,} "
+                    "entries"
+                ) from None
+        event = self._inbox.popleft()
+        if isinstance(event, PeerError):
+            raise event
+        return event
+
+    async def _come_back(self, reject: pb.Reject) -> None:
+        now = time.monotonic()
+        self._rejected_since = self._rejected_since or now
+        if now - self._rejected_since > self._timeout_s:
+            raise PeerBusy(f"{self.endpoint} was too busy for {self._timeout_s:g} s: {reject.reason}")
+        self._session.forget(self._batch_id)
+        pause_s = max(0.001, reject.retry_after_ms / 1000)
+        await asyncio.sleep(random.uniform(pause_s, 2 * pause_s))
+        self._begin()
+
+    # -- checking
+
+    def _take(self, frame: Frame) -> None:
+        self._rejected_since = None
+        self.credit_bytes -= len(frame.payload)
+        count = len(frame.index)
+        first, stop = self._received, self._received + count
+        if not count or stop > self._n or (frame.index != np.arange(first, stop, dtype=np.uint32)).any():
+            raise PeerAnswerWrong(f"{self.endpoint}: entries {frame.index.tolist()[:4]} came where {first} was due")
+        if frame.piece is not None or self._partial is not None or (first == 0 and self._resume_offset):
+            self._check_piece(frame)
+        if not frame.completes_entry:
+            self._partial = frame
+            return
+        self._partial = None
+        self._status[first:stop] = frame.status
+        self._checksum[first:stop] = frame.checksum
+        self._received = stop
+
+    def _check_piece(self, frame: Frame) -> None:
+        due = self._resume_offset if self._received == 0 else 0
+        if not frame.continues(self._partial, due):
+            after = self._partial.piece if self._partial is not None else f"nothing, at {due:,}"
+            raise PeerAnswerWrong(f"{self.endpoint}: {frame.piece or 'a whole entry'} came after {after}")
+
+    def _finish(self, end: pb.End) -> None:
+        self._ended = True
+        self._session.forget(self._batch_id)
+        if end.outcome == pb.End.REFUSED:
+            raise PeerRefused(f"{self.endpoint}: {end.message}", end.error_kind)
+        status, checksum = self._status[: self._received], self._checksum[: self._received]
+        got = (self._received, int(np.count_nonzero(status)), digest(status, checksum))
+        said = (end.entries, end.failed_entries, end.digest)
+        if got != said or self._received != self._n:
+            raise PeerAnswerWrong(
+                f"{self.endpoint}: (entries, failed, digest) should be {said}, are {got}, of {self._n:,} entries"
+            )

@@ -1,0 +1,280 @@
+"""Sessions to the other nodes: what a node that gathers a batch asks of the nodes that own its entries.
+
+A node is a client of its peers, over the same GetBatch session that trainers use. One session per peer carries the
+sub-requests of all batches; it stays open between them and is given up when it has been idle for a while. Its reader
+never waits for anybody: what a peer may send is bounded by the credit of each lane, so no lane holds up another one.
+
+A peer that fails is remembered as failing until it sends something, be it the answer to a probe: batches ask it last,
+and once that has lasted for the time-out they do not wait for it any more.
+
+Everything here belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.channel_options import CHANNEL_OPTIONS, CONNECT_TIMEOUT, with_changes
+from ais_loader.wire.frame import FrameError, decode_response
+from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerLane, PeerSilent, PeerUnavailable
+
+_SESSION = "/ais_loader.v1.GetBatch/Session"
+_GET_MAP = "/ais_loader.v1.Cluster/GetMap"
+_PROBE_S = 0.5
+"""A peer that has failed is asked for nothing, again and again after this time, until it answers or nobody cares."""
+_OPTIONS = with_changes(CHANNEL_OPTIONS, CONNECT_TIMEOUT)
+
+
+class PeerPool:
+    """Persistent sessions to peers, by endpoint.
+
+    Args:
+        timeout_s: longest silence of a peer that may send.
+        idle_s: a session without a lane is given up after this time.
+    """
+
+    def __init__(self, *, timeout_s: float, idle_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._idle_s = idle_s
+        self._peers: dict[str, Peer] = {}
+
+    @property
+    def open_sessions(self) -> int:
+        return sum(peer.session is not None for peer in self._peers.values())
+
+    def open(self, endpoint: str, request: pb.BatchRequest) -> PeerLane:
+        """Send a sub-request; connects if need be. Never waits: whether anybody is there, the lane tells.
+
+        Raises PeerUnavailable when it is known already that nobody is, or when the pool has been closed.
+        """
+        failing_s = self.failing_s(endpoint)
+        peer = self._peer(endpoint)
+        peer.wanted_at = time.monotonic()
+        if failing_s >= self.timeout_s:
+            raise PeerUnavailable(f"{endpoint} has not answered for {failing_s:.0f} s: {peer.last_error}")
+        return PeerLane(peer, request, self.timeout_s)
+
+    def _peer(self, endpoint: str) -> Peer:
+        peer = self._peers.get(endpoint)
+        if peer is None:
+            peer = self._peers[endpoint] = Peer(endpoint, self.timeout_s, self._idle_s)
+        return peer
+
+    def failing_s(self, endpoint: str) -> float:
+        """For how long this peer has been failing, since it last sent anything; 0 when it is not."""
+        peer = self._peers.get(endpoint)
+        since = None if peer is None else peer.failing_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def is_failing(self, endpoint: str) -> bool:
+        """Whether the last that happened with this peer was a failure. May be asked from any thread."""
+        peer = self._peers.get(endpoint)
+        if peer is None or peer.failing_since is None:
+            return False
+        peer.wanted_at = time.monotonic()
+        return True
+
+    def stands_still(self, endpoint: str) -> None:
+        """A peer was silent until another had answered in its place: it counts as failing until it sends anything."""
+        if (peer := self._peers.get(endpoint)) is not None:
+            peer.failed(PeerSilent(f"{endpoint} was silent while others answered"))
+
+    async def newer_map(self, endpoint: str, known_version: int) -> cluster_pb.ClusterMap | None:
+        """The map that a peer has, if it is newer and the peer answers."""
+        answer = await self._peer(endpoint).get_map(known_version)
+        return answer.map if answer is not None and answer.HasField("map") else None
+
+    async def close(self) -> None:
+        """End all sessions, for good. Lanes that are still open see their peer as unavailable."""
+        await asyncio.gather(*(peer.close() for peer in self._peers.values()))
+
+
+class Peer:
+    """One other node: its channel, which reconnects by itself, and the session on it."""
+
+    def __init__(self, endpoint: str, timeout_s: float, idle_s: float) -> None:
+        self.endpoint = endpoint
+        self.session: _Session | None = None
+        self.failing_since: float | None = None
+        self.last_error = ""
+        self.wanted_at = 0.0
+        """When a batch last had a use for it."""
+        self._closed = False
+        self._timeout_s = timeout_s
+        self._idle_s = idle_s
+        self._channel: Any = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._probe: asyncio.Task[None] | None = None
+
+    def begin(self, lane: PeerLane, request: pb.BatchRequest) -> tuple[_Session, int]:
+        """Raises PeerUnavailable when this node is stopping."""
+        channel = self._connected()
+        if self.session is None or self.session.broken:
+            self.session = _Session(self, channel.stream_stream(_SESSION))
+        return self.session, self.session.begin(lane, request)
+
+    def _connected(self) -> Any:
+        if self._closed:
+            raise PeerUnavailable(f"{self.endpoint}: this node is stopping")
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
+        return self._channel
+
+    async def get_map(self, known_version: int) -> cluster_pb.GetMapResponse | None:
+        ask = self._connected().unary_unary(
+            _GET_MAP, cluster_pb.GetMapRequest.SerializeToString, cluster_pb.GetMapResponse.FromString
+        )
+        try:
+            answer: cluster_pb.GetMapResponse = await ask(
+                cluster_pb.GetMapRequest(known_version=known_version), timeout=self._timeout_s
+            )
+        except grpc.aio.AioRpcError:
+            return None
+        finally:
+            self.rest()
+        return answer
+
+    def rest(self) -> None:
+        """Begin to count the time of idleness, if there is nothing to do."""
+        if (self.session is None or not self.session.lanes) and self._idle is None and not self._closed:
+            self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._reclaim)
+
+    def failed(self, error: PeerError) -> None:
+        self.last_error = str(error)
+        if self.failing_since is None:
+            self.failing_since = time.monotonic()
+        if self._probe is None and not self._closed:
+            self._probe = asyncio.create_task(self._ask_for_nothing(), name=f"probe {self.endpoint}")
+
+    async def _ask_for_nothing(self) -> None:
+        try:
+            while self.failing_since is not None and time.monotonic() - self.wanted_at < self._idle_s:
+                await asyncio.sleep(random.uniform(_PROBE_S, 2 * _PROBE_S))
+                with suppress(PeerError):
+                    lane = PeerLane(self, pb.BatchRequest(ordered=True, local=True), self._timeout_s)
+                    try:
+                        await lane.next_frame()
+                    finally:
+                        lane.cancel()
+        finally:
+            self.failing_since = None
+            self._probe = None
+
+    def _reclaim(self) -> None:
+        self._idle = None
+        if self.session is None or not self.session.lanes:
+            task = asyncio.create_task(_let_go(*self._detached()), name=f"reclaim {self.endpoint}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _detached(self) -> tuple[_Session | None, Any]:
+        session, self.session = self.session, None
+        channel, self._channel = self._channel, None
+        return session, channel
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.wait([self._probe])
+        await _let_go(*self._detached())
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+async def _let_go(session: _Session | None, channel: Any) -> None:
+    if session is not None:
+        await session.close()
+    if channel is not None:
+        await channel.close()
+
+
+class _Session:
+    """One open stream. It has broken once `broken` is set; its lanes know by then."""
+
+    def __init__(self, peer: Peer, open_call: Any) -> None:
+        self.lanes: dict[int, PeerLane] = {}
+        self.broken: PeerError | None = None
+        self._peer = peer
+        self._closing = False
+        self._ids = itertools.count(1)
+        self._heard_at = time.monotonic()
+        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._call = open_call(self._messages())
+        self._reader = asyncio.create_task(self._read(), name=f"peer {peer.endpoint}")
+
+    async def _messages(self) -> AsyncIterator[bytes]:
+        while (message := await self._outgoing.get()) is not None:
+            yield message
+
+    def begin(self, lane: PeerLane, request: pb.BatchRequest) -> int:
+        batch_id = next(self._ids)
+        self.lanes[batch_id] = lane
+        self.send(pb.SessionRequest(batch_id=batch_id, request=request))
+        return batch_id
+
+    def send(self, request: pb.SessionRequest) -> None:
+        if self.broken is None:
+            self._outgoing.put_nowait(request.SerializeToString())
+
+    def forget(self, batch_id: int) -> None:
+        if self.lanes.pop(batch_id, None) is not None:
+            self._peer.rest()
+
+    def give_up_if_silent(self, timeout_s: float) -> None:
+        """After a lane has heard nothing for so long: when no lane has, a new connection may do better."""
+        if self.broken is None and time.monotonic() - self._heard_at >= timeout_s:
+            self._reader.cancel()
+
+    async def _read(self) -> None:
+        error: PeerError
+        endpoint = self._peer.endpoint
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                self._peer.failing_since = None
+                self._heard_at = time.monotonic()
+                response = decode_response(message)
+                if (lane := self.lanes.get(response.batch_id)) is not None:  # else it was cancelled meanwhile
+                    lane.deliver(response)
+            error = PeerUnavailable(f"{endpoint} ended the session: {await self._call.details() or 'no reason given'}")
+        except FrameError as malformed:
+            error = PeerAnswerWrong(f"{endpoint} sent what is not a frame: {malformed}")
+        except grpc.aio.AioRpcError as failure:
+            error = PeerUnavailable(f"{endpoint}: {failure.details()}")
+        except asyncio.CancelledError:
+            error = PeerUnavailable(f"{endpoint}: the session was given up, as idle or as silent")
+        except grpc.aio.UsageError as failure:  # read() on a call that has been cancelled
+            error = PeerUnavailable(f"{endpoint}: {failure}")
+        self._break(error)
+
+    def _break(self, error: PeerError) -> None:
+        self.broken = error
+        if not self._closing:
+            self._peer.failed(error)
+        self._outgoing.put_nowait(None)
+        self._call.cancel()
+        lanes, self.lanes = list(self.lanes.values()), {}
+        for lane in lanes:
+            lane.deliver(error)
+
+    async def close(self) -> None:
+        self._closing = True
+        self._reader.cancel()
+        await asyncio.wait([self._reader])

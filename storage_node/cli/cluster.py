@@ -1,0 +1,322 @@
+"""`ais-loader cluster`: several storage nodes as one store, run by Ray."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ais_loader.cli.show import Lines, count_text, note, printable, size_text
+from ais_loader.client import URL_VARIABLE
+from storage_node.cli.cluster_drives import drive, drive_line, moving_texts
+from storage_node.cli.settings import config_option, given_settings, set_option
+
+if TYPE_CHECKING:
+    from storage_node.ops.commands import Result
+
+_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Ray sets it for the entry point of a submitted job."""
+
+
+_root = click.option(
+    "--root", metavar="DIR", required=True, type=click.Path(file_okay=False, path_type=Path),
+    help="Folder below which nodes have their drives: DIR/NODE/DRIVE. The same path on every host.",
+)  # fmt: skip
+_address = click.option(
+    "--address", metavar="RAY", default="",
+    help="A Ray that runs, as HOST:PORT, or `auto` for the one of this machine. Inside a Ray job: that of the job. "
+    "Otherwise DIR gets a Ray of its own on this machine, which listens on loopback only.",
+)  # fmt: skip
+_json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
+_drives = click.option("--drives-per-node", metavar="D", type=click.IntRange(min=1), default=1, show_default=True,
+                       help="Drives of each new node.")  # fmt: skip
+_timeout = click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=1), default=60, show_default=True,
+                        help="How long to wait until all nodes serve.")  # fmt: skip
+_host_per_node = click.option(
+    "--host-per-node/--one-host", "host_per_node", default=None,
+    help="Whether each node counts as a host of its own. Copies go to different hosts, so this is for trying copies "
+    "out on one machine. Default: yes when several nodes are made on one machine.",
+)  # fmt: skip
+
+@click.group()
+def cluster() -> None:
+    """Several storage nodes as one store.
+
+    The drives say which nodes there are and hold all data; Ray starts a process for each node, and again when it dies.
+    """
+
+
+@cluster.command()
+@_root
+@click.option("--nodes", metavar="N", type=click.IntRange(min=1),
+              help="How many to make if there are none below DIR.  [default: one on each host]")  # fmt: skip
+@_drives
+@_address
+@_host_per_node
+@click.option("--dashboard/--no-dashboard", default=True, show_default=True,
+              help="Whether DIR's own Ray has a dashboard: `ray job submit` needs it, 200 MB pay for it.")  # fmt: skip
+@click.option("--durability", type=click.Choice(["process", "power"]),
+              help="What an acknowledged write survives; the same as --set durability=...  "
+              "[default: as before; process at first]")  # fmt: skip
+@config_option
+@set_option
+@_timeout
+@_json
+def up(
+    root: Path,
+    nodes: int | None,
+    drives_per_node: int,
+    address: str,
+    host_per_node: bool | None,
+    dashboard: bool,
+    durability: str | None,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Start the nodes that have drives below DIR, on all hosts of the Ray; make nodes if there are none.
+
+    Run it again after anything: what runs is left alone, what does not is started on its drives. Nodes go on running
+    when this command has ended.
+
+    Settings are kept below DIR on every host, for all nodes and all their lives: --config replaces those that are kept,
+    --set changes one. Nodes that run take them over one after the other.
+    """
+    from storage_node.ops import commands as operate
+
+    if durability is not None:
+        assignments = (*assignments, f"durability={durability}")
+    settings = given_settings(config, assignments, of_cluster=True)
+    if not _ray_address(address):
+        _make_room(_absolute(root))
+    plan = operate.Plan(
+        root=_absolute(root), address=_ray_address(address), nodes=nodes, drives_per_node=drives_per_node,
+        host_per_node=host_per_node, dashboard=dashboard, settings=settings, settings_instead=config is not None,
+        timeout_s=timeout,
+    )  # fmt: skip
+    _show(plan.root, _alone(plan.root, plan.address, lambda: operate.up(plan, note)), as_json=as_json)
+
+
+@cluster.command()
+@_root
+@_drives
+@_address
+@_host_per_node
+@_timeout
+@_json
+def add(
+    root: Path,
+    drives_per_node: int,
+    address: str,
+    host_per_node: bool | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Make one more node, on the host that has the fewest, and let it join. It has the settings of the others."""
+    from storage_node.ops import commands as operate
+
+    plan = operate.Plan(
+        root=_absolute(root), address=_ray_address(address), drives_per_node=drives_per_node,
+        host_per_node=host_per_node, timeout_s=timeout,
+    )  # fmt: skip
+    _show(plan.root, _alone(plan.root, plan.address, lambda: operate.add(plan, note)), as_json=as_json)
+
+
+@cluster.command()
+@click.argument("node", metavar="NODE")
+@_root
+@click.option("--lost", is_flag=True,
+              help="Take the node out at once, with what it has: it is dead, or its drives are.")  # fmt: skip
+@_address
+@click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=0), default=600, show_default=True,
+              help="How long to wait until the node has handed over its objects.")  # fmt: skip
+@_json
+def remove(node: str, root: Path, lost: bool, address: str, timeout: float, as_json: bool) -> None:
+    """Take a node out of the cluster, when it has handed over its objects.
+
+    NODE is the name of its folder, or the beginning of its id. Its drives stay as they are, and are not started again.
+    """
+    from storage_node.ops import commands as operate
+
+    root, address = _absolute(root), _ray_address(address)
+    if not node:
+        raise click.BadParameter("an empty name is no node", param_hint="'NODE'")
+    removal = functools.partial(operate.remove, root, address, node, lost=lost, timeout_s=timeout, tell=note)
+    uuid = _alone(root, address, removal, ends=True)
+    click.echo(json.dumps({"removed": uuid}) if as_json else f"removed {uuid}")
+
+
+@cluster.command()
+@_root
+@_address
+@_json
+def down(root: Path, address: str, as_json: bool) -> None:
+    """Let running calls finish, end the nodes of DIR, and the Ray that `up` started for it. Data stays."""
+    from storage_node.ops import commands as operate
+
+    root, address = _absolute(root), _ray_address(address)
+    nodes, processes = _alone(root, address, lambda: operate.down(root, address, note), ends=True)
+    if as_json:
+        click.echo(json.dumps({"nodes": nodes, "ray_processes": processes}))
+    else:
+        ended = f"ended {count_text(nodes, 'node')}{', and Ray' if processes else ''}"
+        click.echo(ended if nodes or processes else f"nothing of {root} was running")
+
+
+@cluster.command()
+@click.argument("node", metavar="NODE")
+@_root
+@click.option("--lines", metavar="N", type=click.IntRange(min=1), default=100, show_default=True,
+              help="How many, from the end.")  # fmt: skip
+@_address
+def logs(node: str, root: Path, lines: int, address: str) -> None:
+    """What a node has logged: of this life and of those before, also with Ray dead.
+
+    NODE is the name of its folder, or the beginning of its id. Nodes of other machines need --address.
+    """
+    from storage_node.ops import commands as operate
+
+    root = _absolute(root)
+    try:
+        told = operate.tail_of_log(root, _ray_address(address), node, lines)
+    except FileNotFoundError as error:
+        raise click.ClickException(f"{node} has logged nothing yet: there is no {error.filename}") from error
+    with Lines() as out:
+        for line in told:
+            out.add(line)
+
+
+@cluster.command()
+@_root
+@_json
+def status(root: Path, as_json: bool) -> None:
+    """How the nodes are. Asks them, not Ray.
+
+    Exit code 1 means that a node does not serve, or not all of its drives, or that there is no cluster.
+    """
+    from storage_node.ops.status import condition
+
+    try:
+        found = condition(_absolute(root))
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    with Lines() as lines:
+        if as_json:
+            lines.add(json.dumps(found))
+        else:
+            _show_condition(found, lines)
+    if not found["answers"] or any(node["state"] != "serving" for node in found["nodes"]):
+        raise click.exceptions.Exit(1)
+
+
+cluster.add_command(drive)
+
+
+def _absolute(root: Path) -> Path:
+    return Path(os.path.abspath(root))
+
+
+def _make_room(root: Path) -> None:
+    """The root, where it is missing; what is in the way of nodes is found out before anything is started."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        usable = os.access(root, os.W_OK | os.X_OK)
+        why = "this user may not write there"
+    except OSError as error:
+        usable, why = False, error.strerror or str(error)
+    if not usable:
+        raise click.ClickException(f"no nodes can be below {root}: {why}")
+
+
+def _ray_address(given: str) -> str:
+    if given or _JOB_VARIABLE not in os.environ:
+        return given
+    return "auto"
+
+
+def _alone(root: Path, address: str, work: Callable[[], Any], *, ends: bool = False) -> Any:
+    """One command at a time for a root; with a Ray of somebody else, there is nothing to keep here.
+
+    Where nothing is there is nothing to take turns at. One that only ends something leaves no folder where no cluster
+    has been.
+    """
+    from storage_node.ops.ray_head import FOLDER_NAME, only_command
+
+    if address or not (root / FOLDER_NAME if ends else root).exists():
+        return work()
+    with only_command(root):
+        return work()
+
+
+def _show(root: Path, result: Result, *, as_json: bool) -> None:
+    """What runs; exit code 1 when not all of it does."""
+    from storage_node.ops import ray_head as heads
+
+    head = result.head
+    variables = {"RAY_ADDRESS": head.dashboard} | heads.environment(root, head) if head and head.dashboard else {}
+    variables = {name: variables[name] for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+                 if name in variables}  # fmt: skip
+    if as_json:
+        described = {
+            "root": str(root), "url": result.url, "cluster_uuid": result.map.cluster_uuid.hex(),
+            "map_version": result.map.version, "nodes": result.nodes, "notes": result.notes,
+            "ray": {"address": head.address, "dashboard": head.dashboard, "environment": variables} if head else None,
+        }  # fmt: skip
+        click.echo(json.dumps(described))
+    else:
+        for node in result.nodes:
+            about = f"{node['endpoint']}, host {node['host']}" if node["state"] == "serving" else node["state"]
+            click.echo(f"{printable(node['name'])}  {node['uuid']}  {printable(about)}")
+        click.echo(f"export {URL_VARIABLE}={result.url}")
+        if variables:
+            click.echo("# for `ray job submit`:")
+            click.echo("export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()))
+        for text in result.notes:
+            note(printable(text))
+        if any(not node["endpoint"].startswith("127.") for node in result.nodes if node["state"] == "serving"):
+            note("anyone who can reach these addresses can read, change and delete what is stored")
+    if any(node["state"] != "serving" for node in result.nodes):
+        raise click.exceptions.Exit(1)
+
+
+def _show_condition(found: dict[str, Any], lines: Lines) -> None:
+    if found["map_version"]:
+        lines.add(f"cluster {found['cluster_uuid']}, map version {found['map_version']}, {found['url']}")
+    else:
+        lines.add(f"no cluster below {found['root']}; `ais-loader cluster up` makes one")
+    if found["ray"]:
+        ray = "up" if found["ray"]["alive"] else "down; `ais-loader cluster up` starts it, and the nodes"
+        lines.add(f"Ray at {found['ray']['address']}: {ray}")
+    elif any(node["state"] == "down" and node["name"] for node in found["nodes"]):
+        lines.add("no Ray of its own; `ais-loader cluster up` starts one, and the nodes")
+    for node in found["nodes"]:
+        title = printable(node["name"]) or node["id"]
+        member = (
+            "" if node["member"] == "active" else f" ({'not in the map' if node['member'] == 'no' else node['member']})"
+        )
+        about = (
+            f"about {count_text(node['objects_estimate'], 'object')}, {count_text(len(node['drives']), 'drive')} with "
+            f"{size_text(node['free_bytes'])} free of {size_text(node['size_bytes'])}, pid {node['pid']}"
+            if node["state"] != "down"
+            else ""
+        )
+        what = ", ".join(part for part in (printable(node["problem"]), about) if part)
+        lines.add(f"{title}: {node['state']}{member} at {node['endpoint'] or 'no endpoint'}: {what}")
+        for known in node["drives"]:
+            lines.add(f"  {drive_line(known)}")
+        for text in moving_texts(node["moving"]) if node["moving"] else ():
+            lines.add(f"  {text}")
+        if node["changed_limits"]:
+            changed = ", ".join(f"{name}={value}" for name, value in sorted(node["changed_limits"].items()))
+            lines.add(f"  set: {printable(changed)}")
+        if node["metrics_url"]:
+            lines.add(f"  metrics: {node['metrics_url']}")
+    for problem in found["problems"]:
+        lines.add(printable(problem))

@@ -1,0 +1,256 @@
+"""`ais-loader cluster drive`: the drives of running nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ais_loader.cli.show import Lines, count_text, note, printable, size_text
+
+if TYPE_CHECKING:
+    from ais_loader.wire import ais_cluster_pb2 as pb
+    from storage_node.ops.drive_commands import NodeOfDrives
+
+_root = click.option(
+    "--root", metavar="DIR", required=True, type=click.Path(file_okay=False, path_type=Path),
+    help="Folder below which nodes have their drives: DIR/NODE/DRIVE.",
+)  # fmt: skip
+_node = click.option(
+    "--node", metavar="NODE", default="",
+    help="The name of a node's folder, or the beginning of its id. Needed where several nodes could be meant.",
+)  # fmt: skip
+_json = click.option("--json", "as_json", is_flag=True, help="The node's drives afterwards, as one JSON object.")
+_path = click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
+_lost = click.option("--lost", is_flag=True,
+                     help="Give the drive up although it may have the only copy of objects.")  # fmt: skip
+
+
+@click.group()
+def drive() -> None:
+    """Drives of running nodes: list, add, retire, replace, disable, enable.
+
+    DRIVE is a drive's path, the name of its folder, or the beginning of its id. The nodes are asked directly, and go on
+    serving meanwhile; Ray has no part in it.
+    """
+
+
+@drive.command("list")
+@_root
+@_node
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def list_(root: Path, node: str, as_json: bool) -> None:
+    """Every drive with its state, its objects, and what is left to be moved."""
+    from storage_node.ops import drive_commands as orders
+
+    nodes = orders.nodes_with_drives(_absolute(root))
+    shown = [orders.find_node(nodes, node)] if node else nodes
+    with Lines() as lines:
+        if as_json:
+            lines.add(json.dumps({"nodes": [_described(one) for one in shown]}))
+        else:
+            for one in shown:
+                lines.add(f"{printable(one.name)} at {one.endpoint or 'no endpoint'}: {_summary(one)}")
+                for known in one.drives.drive if one.drives is not None else ():
+                    lines.add(f"  {drive_line(orders.described(known))}")
+    if any(one.drives is None for one in shown):
+        raise click.exceptions.Exit(1)
+
+
+@drive.command()
+@_path
+@_root
+@_node
+@_json
+def add(path: Path | None, root: Path, node: str, as_json: bool) -> None:
+    """Make an empty folder a drive of a node; objects move there in the background.
+
+    PATH is DIR/NODE/DRIVE, a disk mounted there or a link to one.  [default: the next DIR/NODE/drive-N]
+    """
+    from storage_node.ops import drive_commands as orders
+
+    root = _absolute(root)
+    one = orders.find_node(orders.nodes_with_drives(root), node)
+    folder = orders.require_below(root, _absolute(path)) if path is not None else orders.new_folder(root, one)
+    _show(one, orders.add(one, folder), as_json=as_json, done=f"{folder} is a drive of {one.name}")
+
+
+@drive.command()
+@click.argument("drive", metavar="DRIVE")
+@_root
+@_node
+@click.option("--undo", is_flag=True, help="Keep a drive that is retiring.")
+@_lost
+@_json
+def retire(drive: str, root: Path, node: str, undo: bool, lost: bool, as_json: bool) -> None:
+    """Move what is on a drive to the node's other drives; then it can be taken out.
+
+    One that does not work any more is given up instead: its objects are made again from the copies on other nodes.
+    """
+    from storage_node.ops import drive_commands as orders
+
+    one, that = orders.find_drive(orders.nodes_with_drives(_absolute(root)), node, drive)
+    name = that.path or that.uuid
+    if undo:
+        _show(one, orders.reinstate(one, that), as_json=as_json, done=f"{name} stays a drive of {one.name}")
+    elif orders.works(that):
+        _show(one, orders.retire(one, that), as_json=as_json, done=f"{name} retires")
+    else:
+        _show(one, orders.forget(one, that, lost=lost), as_json=as_json, done=f"{name} was given up")
+
+
+@drive.command()
+@click.argument("drive", metavar="DRIVE")
+@_path
+@_root
+@_node
+@_lost
+@_json
+def replace(drive: str, path: Path | None, root: Path, node: str, lost: bool, as_json: bool) -> None:
+    """Put a new drive in the place of another.
+
+    From one that works its objects move; one that does not is given up, and its objects are made again from the copies
+    on other nodes. PATH is the new drive, DIR/NODE/DRIVE.  [default: where the old one was if that folder is empty now,
+    or else the next DIR/NODE/drive-N]
+    """
+    from storage_node.ops import drive_commands as orders
+    from storage_node.ops.ray_head import ClusterError
+
+    root = _absolute(root)
+    one, that = orders.find_drive(orders.nodes_with_drives(root), node, drive)
+    if path is not None:
+        folder = orders.require_below(root, _absolute(path))
+    else:
+        empty = not orders.works(that) and that.path and _is_empty(Path(that.path))
+        folder = orders.require_below(root, Path(that.path)) if empty else orders.new_folder(root, one)
+    name = that.path or that.uuid
+    if orders.works(that):
+        orders.add(one, folder)
+        done = f"{folder} takes the place of {name}, which retires"
+        try:
+            after = orders.retire(one, that)
+        except ClusterError as error:
+            raise ClusterError(f"{folder} was added, but {error}") from error
+    else:
+        done = f"{folder} takes the place of {name}, which was given up"
+        orders.forget(one, that, lost=lost)
+        try:
+            after = orders.add(one, folder)
+        except ClusterError as error:
+            raise ClusterError(f"{name} was given up, but {error}") from error
+    _show(one, after, as_json=as_json, done=done)
+
+
+@drive.command()
+@click.argument("drive", metavar="DRIVE")
+@_root
+@_node
+@_json
+def disable(drive: str, root: Path, node: str, as_json: bool) -> None:
+    """Have a node not use a drive, until it is enabled or the node starts again. It is not given up meanwhile."""
+    from storage_node.ops import drive_commands as orders
+
+    _that(root, node, drive, orders.disable, as_json=as_json, done="is not used")
+
+
+@drive.command()
+@click.argument("drive", metavar="DRIVE")
+@_path
+@_root
+@_node
+@_json
+def enable(drive: str, path: Path | None, root: Path, node: str, as_json: bool) -> None:
+    """Use a drive again that was disabled, or that was not there when its node started.
+
+    PATH is where it is now.  [default: where it was]
+    """
+    from storage_node.ops import drive_commands as orders
+
+    folder = orders.require_below(_absolute(root), _absolute(path)) if path is not None else None
+    _that(
+        root, node, drive, lambda one, that: orders.enable(one, that, folder), as_json=as_json, done="is used again"
+    )
+
+
+def _that(
+    root: Path, node: str, drive: str,
+    order: Callable[[NodeOfDrives, pb.DriveCondition], pb.ListDrivesResponse], *, as_json: bool, done: str,
+) -> None:  # fmt: skip
+    from storage_node.ops import drive_commands as orders
+
+    one, that = orders.find_drive(orders.nodes_with_drives(_absolute(root)), node, drive)
+    _show(one, order(one, that), as_json=as_json, done=f"{that.path or that.uuid} {done}")
+
+
+def _show(node: NodeOfDrives, drives: pb.ListDrivesResponse, *, as_json: bool, done: str) -> None:
+    from storage_node.ops import drive_commands as orders
+
+    after = orders.NodeOfDrives(node.uuid, node.name, node.endpoint, drives)
+    if as_json:
+        click.echo(json.dumps(_described(after)))
+        return
+    note(printable(done))
+    for known in drives.drive:
+        click.echo(drive_line(orders.described(known)))
+
+
+def _described(node: NodeOfDrives) -> dict[str, Any]:
+    from storage_node.ops import drive_commands as orders
+
+    drives = node.drives
+    return {
+        "id": node.uuid, "name": node.name, "endpoint": node.endpoint, "problem": node.problem,
+        "drives": [orders.described(known) for known in drives.drive] if drives is not None else [],
+        "moving": orders.moving(drives) if drives is not None else None,
+    }  # fmt: skip
+
+
+def _summary(node: NodeOfDrives) -> str:
+    if node.drives is None:
+        return printable(node.problem)
+    parts = [count_text(len(node.drives.drive), "drive"), *moving_texts(_described(node)["moving"])]
+    return ", ".join(parts)
+
+
+def moving_texts(moving: dict[str, Any]) -> list[str]:
+    """What is under way inside a node, for people."""
+    texts = []
+    if moving["moving"]:
+        texts.append(f"about {count_text(moving['objects_left'], 'object')} to be moved between drives")
+    if moving["refilling"]:
+        texts.append("bringing back what was on a drive that was given up")
+    return texts
+
+
+def drive_line(drive: dict[str, Any]) -> str:
+    """One drive, for people; `drive` as `drive_orders.described` gives it."""
+    parts = [f"{printable(drive['path'] or drive['uuid'])}: {drive['state']}"]
+    if drive["size_bytes"]:
+        free = f"{size_text(drive['free_bytes'])} free of {size_text(drive['size_bytes'])}"
+        parts.append(f"about {count_text(drive['objects_estimate'], 'object')}, {free}")
+    if drive.get("io_errors"):
+        parts.append(count_text(drive["io_errors"], "I/O error"))
+    if drive.get("problem"):
+        parts.append(printable(drive["problem"]))
+    if drive.get("kept_because"):
+        parts.append(f"kept: {printable(drive['kept_because'])}")
+    elif drive.get("forgotten_in_s") is not None:
+        parts.append(f"given up in {drive['forgotten_in_s']:.0f} s")
+    return ", ".join(parts)
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        return next(folder.iterdir(), None) is None
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False

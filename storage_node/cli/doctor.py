@@ -1,0 +1,213 @@
+"""`ais-loader doctor`: what state a store is in, and putting right what can be put right."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ais_loader.cli.show import Lines, count_text, note, printable, progress, size_text
+from ais_loader.client import URL_VARIABLE, connect
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from storage_node.store.fsck.report import DriveSummary, Finding, Report
+
+_SHOWN_OF_A_KIND = 20
+_GRPC = "grpc://"
+_REPAIR = "--repair puts right, without losing anything, what can be put right"
+_DROP = "a damaged object is whole again when it is put again; --repair --drop-damaged deletes those that are listed"
+_REBUILD = "--rebuild makes anew, from the objects' files, what a drive has lost"
+_HINTS = {
+    **dict.fromkeys(("drive-unusable", "identity-lost", "record-lost"), _REBUILD),
+    **dict.fromkeys(("missing-file", "wrong-size", "corrupt", "bad-entry", "segment-damaged"), _DROP),
+    **dict.fromkeys(("orphan", "recoverable", "missing-blocks", "file-identity", "segment-copy"), _REPAIR),
+    **dict.fromkeys(("later-epoch", "unknown-bucket", "record-differs", "staging"), _REPAIR),
+}
+"""What can be done about a finding, by its kind."""
+
+
+@click.command()
+@click.argument("paths", metavar="[PATH]...", nargs=-1)
+@click.option("--checksums", is_flag=True, help="Read every byte and compare it with its checksum; else sizes only.")
+@click.option("--repair", is_flag=True, help="Put right what can be put right without losing anything.")
+@click.option("--drop-damaged", is_flag=True, help="With --repair: delete objects whose bytes are damaged or gone.")
+@click.option("--rebuild", is_flag=True,
+              help="Make anew, from the objects, catalogs that cannot be read, and lost records.")  # fmt: skip
+@click.option("--all-drives", is_flag=True, help="With --rebuild: make the catalogs anew that can be read, too.")
+@click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
+def doctor(
+    paths: tuple[str, ...],
+    checksums: bool,
+    repair: bool,
+    drop_damaged: bool,
+    rebuild: bool,
+    all_drives: bool,
+    as_json: bool,
+) -> None:
+    """Examine a store, or repair it.
+
+    PATH is a drive of the store; give all of them. Without PATH, AIS_LOADER_URL says. An examination changes nothing
+    and can run while the store is in use. --repair and --rebuild need it for themselves: stop its node first.
+
+    With grpc://HOST:PORT as PATH, ask a running node how it is.
+
+    Exit code 1 means that something is wrong and was not put right; warnings alone are exit code 0.
+    """
+    if not paths and (variable := os.environ.get(URL_VARIABLE)):
+        paths = (variable,)
+    if not paths:
+        raise click.UsageError(f"nothing to examine: give the drives of a store, or set {URL_VARIABLE}")
+    if any(path.startswith(_GRPC) for path in paths):
+        if len(paths) > 1 or checksums or repair or rebuild:
+            raise click.UsageError("a node can only be asked how it is: run this on its machine, with its drives")
+        healthy = _ask_node(paths[0], as_json=as_json)
+    else:
+        if repair and rebuild:
+            raise click.UsageError("--rebuild first, then --repair")
+        if drop_damaged and not repair:
+            raise click.UsageError("--drop-damaged goes with --repair")
+        if all_drives and not rebuild:
+            raise click.UsageError("--all-drives goes with --rebuild")
+        drives = [part.removeprefix("file://") for path in paths for part in path.split(",")]
+        if not all(drives):
+            raise click.UsageError("an empty path names no drive")
+        with progress(None, unit="") as bar:
+            report = _examine(
+                drives, _advance(bar), checksums=checksums, repair=repair, drop_damaged=drop_damaged,
+                rebuild=rebuild, all_drives=all_drives,
+            )  # fmt: skip
+        if as_json:
+            click.echo(json.dumps(report.to_json()))
+        else:
+            _show(report)
+        healthy = not report.errors
+    if not healthy:
+        raise click.exceptions.Exit(1)
+
+
+def _examine(
+    drives: Sequence[str],
+    advance: Callable[[str, int], None],
+    *,
+    checksums: bool,
+    repair: bool,
+    drop_damaged: bool,
+    rebuild: bool,
+    all_drives: bool,
+) -> Report:
+    from storage_node.store.errors import InvalidRequest
+    from storage_node.store.fsck import fsck as examiner
+
+    try:
+        if rebuild:
+            return examiner.rebuild(drives, all_drives=all_drives, progress=advance)
+        if repair:
+            return examiner.repair(drives, drop_damaged=drop_damaged, checksums=checksums, progress=advance)
+        return examiner.check(drives, checksums=checksums, progress=advance)
+    except InvalidRequest as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _advance(bar: tqdm[Any]) -> Callable[[str, int], None]:
+    """A bar that counts anew for each thing that is done."""
+
+    def advance(doing: str, done: int) -> None:
+        if bar.disable:  # without a terminal, and it has no description then
+            return
+        if bar.desc != doing:
+            bar.set_description_str(doing, refresh=False)
+            bar.n = 0
+        bar.update(done - bar.n)
+
+    return advance
+
+
+# -- a store on this machine
+
+
+def _show(report: Report) -> None:
+    with Lines() as lines:
+        lines.add(f"store {report.store_uuid or 'unknown'}, {count_text(len(report.drives), 'drive')}")
+        for drive in report.drives:
+            lines.add(_drive_line(drive))
+        by_kind: dict[str, list[Finding]] = defaultdict(list)
+        for finding in report.findings:
+            by_kind[finding.kind].append(finding)
+        for kind, findings in by_kind.items():
+            for finding in findings[:_SHOWN_OF_A_KIND]:
+                lines.add(_finding_line(finding))
+            if len(findings) > _SHOWN_OF_A_KIND:
+                more = len(findings) - _SHOWN_OF_A_KIND
+                lines.add(f"{findings[0].severity}: {kind}: and {more:,} more (--json shows all)")
+        why = f" ({report.batch_reader_reason})" if report.batch_reader_reason else ""
+        lines.add(f"batch reader: {report.batch_reader}{why}")
+        lines.add(_verdict(report))
+    from storage_node.store.drive.identity import is_drive_folder
+
+    wrong = [f for f in (*report.errors, *report.warnings) if f.kind in _HINTS]
+    # Of a folder that holds something else there is nothing to be made anew.
+    wrong = [f for f in wrong if f.kind != "identity-lost" or is_drive_folder(Path(f.drive))]
+    for hint in dict.fromkeys(_HINTS[f.kind] for f in wrong):
+        note(hint)
+
+
+def _drive_line(drive: DriveSummary) -> str:
+    where = printable(drive.path) or drive.uuid
+    if drive.problem is not None:
+        return f"{where}: not examined: {printable(drive.problem)}"
+    parts = [
+        f"{count_text(drive.objects, 'object')} ({size_text(drive.object_bytes)})",
+        count_text(drive.files, "file"),
+    ]
+    parts.append("file identities " + ("kept" if drive.keeps_identity else "not kept"))
+    if drive.held_by:
+        parts.append(f"open for writing by {drive.held_by}")
+    return f"{where}: {', '.join(parts)}"
+
+
+def _finding_line(finding: Finding) -> str:
+    about = "/".join(part for part in (finding.bucket, finding.name) if part)
+    named = finding.message.startswith(finding.drive)  # also true of a finding about the whole store, with no drive
+    where = ": ".join(printable(part) for part in ("" if named else finding.drive, about) if part)
+    file = f" [{printable(finding.path)}]" if finding.path else ""
+    done = f" -> {printable(finding.repaired)}" if finding.repaired is not None else ""
+    return (
+        f"{finding.severity}: {finding.kind}: {where + ': ' if where else ''}{printable(finding.message)}{file}{done}"
+    )
+
+
+def _verdict(report: Report) -> str:
+    how = "every byte was compared with its checksum" if report.checksums else "sizes were compared"
+    put_right = sum(finding.repaired is not None for finding in report.findings)
+    parts = [count_text(len(report.errors), "error"), count_text(len(report.warnings), "warning")]
+    if put_right:
+        parts.append(f"{put_right:,} put right")
+    return f"{'healthy' if report.healthy else ', '.join(parts)}; {how}"
+
+
+# -- a node
+
+
+def _ask_node(url: str, *, as_json: bool) -> bool:
+    """Show what a node says of itself; whether all its drives work."""
+    with connect(url) as client:
+        described: dict[str, Any] = client.describe()
+    with Lines() as lines:
+        if as_json:
+            lines.add(json.dumps(described))
+        else:
+            for key, value in described.items():
+                if key != "drives":
+                    lines.add(f"{key.replace('_', ' ')}: {printable(str(value))}")
+            for drive in described["drives"]:
+                free = f"{size_text(drive['free_bytes'])} free of {size_text(drive['size_bytes'])}"
+                about = f"about {count_text(drive['objects_estimate'], 'object')}, {free}"
+                lines.add(f"{printable(drive['path'] or drive['uuid'])}: {printable(drive['state'])}, {about}")
+    return all(drive["state"] == "ok" for drive in described["drives"])

@@ -1,0 +1,166 @@
+"""`ais-loader serve`: this machine's drives, lent to trainers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from ais_loader.cli.show import note
+from storage_node.cli.settings import config_option, given_settings, set_option
+
+if TYPE_CHECKING:
+    from storage_node.config import ServerConfig
+    from storage_node.server import NodeServer
+
+_FIELDS = {
+    "memory_mib": "memory_bytes", "critical_memory_mib": "critical_memory_bytes", "weights": "tenant_weights",
+    "max_batches": "max_active_batches", "max_throttle_ms": "max_throttle_s", "promote_root": "promote_roots",
+}  # fmt: skip
+"""Of the options that have a name of their own, what they set."""
+_LOOPBACK = ("127.", "localhost", "::1", "[::1]")
+
+
+@click.command()
+@click.option("--drive", "drives", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+              multiple=True, required=True,
+              help="Folder that holds (or will hold) a part of the store; once for each drive.")  # fmt: skip
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True,
+              help="Address to listen on. There is no authentication: open it to trusted networks only.")  # fmt: skip
+@click.option("--port", metavar="PORT", type=click.IntRange(0, 65535), default=7480, show_default=True,
+              help="Port to listen on; 0 picks a free one.")  # fmt: skip
+@click.option("--advertise", metavar="HOST[:PORT]", default="",
+              help="How clients and other nodes reach this one, where that is not --host and --port: through a proxy, "
+              "address translation, or a container's port.")  # fmt: skip
+@click.option("--durability", type=click.Choice(["process", "power"]), default="process", show_default=True,
+              help="What an acknowledged write survives: the end of this process, or a power cut.")  # fmt: skip
+@click.option("--read-threads", metavar="N", type=click.IntRange(min=1), default=4, show_default=True,
+              help="Threads that read from the drives.")  # fmt: skip
+@click.option("--memory-mib", metavar="MIB", type=click.IntRange(min=1), default=256, show_default=True,
+              help="Memory for frames on their way to clients, in MiB.")  # fmt: skip
+@click.option("--critical-memory-mib", metavar="MIB", type=click.IntRange(min=0), default=0,
+              help="Turn new batches away while the process has more than this in memory.  "
+              "[default: four fifths of the machine's]")  # fmt: skip
+@click.option("--tenant-weight", "weights", metavar="NAME=WEIGHT", multiple=True,
+              help="Serve this tenant's batches with this weight, others have 1; once for each tenant.")  # fmt: skip
+@click.option("--max-batches", metavar="N", type=click.IntRange(min=1), default=512, show_default=True,
+              help="Batches served at once; further ones are told to come back.")  # fmt: skip
+@click.option("--max-throttle-ms", metavar="MS", type=click.IntRange(min=0), default=50, show_default=True,
+              help="Longest pause between a batch's frames while processor or drives cannot keep up.")  # fmt: skip
+@click.option("--max-recoveries", metavar="N", type=click.IntRange(min=0), default=20_000, show_default=True,
+              help="Entries of a batch that may be asked again, of another node, before it fails.")  # fmt: skip
+@click.option("--max-soft-errors", metavar="N", type=click.IntRange(min=0), default=10_000, show_default=True,
+              help="Entries of a batch gathered from other nodes that may fail before it does.")  # fmt: skip
+@click.option("--metrics-port", metavar="PORT", type=click.IntRange(0, 65535),
+              help="Serve metrics for Prometheus on this port, at the same address; 0 picks a free one.")  # fmt: skip
+@click.option("--promote-root", metavar="DIR", multiple=True, type=click.Path(file_okay=False),
+              help="Folder of this machine whose files `ais-loader promote` may take in; once for each.")  # fmt: skip
+@config_option
+@set_option
+@click.option("--json", "as_json", is_flag=True, help="Announce the node as one line of JSON.")
+def serve(
+    drives: tuple[Path, ...],
+    host: str,
+    port: int,
+    advertise: str,
+    durability: Literal["process", "power"],
+    read_threads: int,
+    memory_mib: int,
+    critical_memory_mib: int,
+    weights: tuple[str, ...],
+    max_batches: int,
+    max_throttle_ms: int,
+    max_recoveries: int,
+    max_soft_errors: int,
+    metrics_port: int | None,
+    promote_root: tuple[str, ...],
+    config: Path | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run a storage node on this machine's drives until interrupted.
+
+    The store is made on the drives if they are empty. Clients connect to grpc://HOST:PORT. When a line says where the
+    node serves, it is ready. SIGINT (Ctrl-C) and SIGTERM let running calls finish, for a few seconds, and end it with
+    exit code 0.
+    """
+    from storage_node.ops.run import run_node
+    from storage_node.store.errors import InvalidRequest
+
+    chosen = _config(
+        {
+            "host": host, "port": port, "advertise": advertise, "durability": durability,
+            "read_threads": read_threads, "memory_mib": memory_mib << 20,
+            "critical_memory_mib": critical_memory_mib << 20, "weights": _weights(weights),
+            "max_batches": max_batches, "max_throttle_ms": max_throttle_ms / 1000, "max_recoveries": max_recoveries,
+            "max_soft_errors": max_soft_errors, "metrics_port": metrics_port,
+            "promote_root": tuple(map(os.path.abspath, promote_root)),
+        },
+        given_settings(config, assignments, of_cluster=False) or {},
+    )  # fmt: skip
+
+    def announce(node: NodeServer) -> None:
+        described = {"url": node.url, "pid": os.getpid(), "drives": [str(drive) for drive in drives]}
+        text = f"serving {', '.join(map(str, drives))} at {node.url}"
+        if chosen.advertise:
+            described["advertised"] = f"grpc://{node.endpoint}"
+            text += f", for others {described['advertised']}"
+        if node.metrics_port is not None:
+            described["metrics_url"] = f"http://{chosen.host}:{node.metrics_port}/metrics"
+            text += f", metrics at {described['metrics_url']}"
+        click.echo(json.dumps(described) if as_json else text)
+        if not chosen.host.startswith(_LOOPBACK):
+            note("anyone who can reach this address can read, change and delete what is stored")
+
+    _require_address(chosen.host.strip("[]"), chosen.port)
+    if chosen.metrics_port is not None:
+        _require_address(chosen.host.strip("[]"), chosen.metrics_port)
+    try:
+        run_node(drives, chosen, announce)
+    except InvalidRequest as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _config(options: dict[str, Any], settings: dict[str, Any]) -> ServerConfig:
+    """Options of the command line count most, then `settings`, then defaults."""
+    from storage_node.config import ServerConfig
+    from storage_node.settings import WrongSetting, configured, merged
+
+    context = click.get_current_context()
+    typed = {
+        _FIELDS.get(name, name): value for name, value in options.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }  # fmt: skip
+    try:
+        chosen = configured(ServerConfig(), merged(merged({}, settings), typed))
+    except WrongSetting as error:
+        raise click.UsageError(str(error)) from error
+    bare = chosen.host
+    return replace(chosen, host=f"[{bare}]") if ":" in bare and not bare.startswith("[") else chosen
+
+
+def _weights(given: tuple[str, ...]) -> dict[str, float]:
+    weights = {}
+    for one in given:
+        name, _, weight = one.rpartition("=")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            message = f"{one!r}: need NAME=WEIGHT, as in team-a=2"
+            raise click.BadParameter(message, param_hint="'--tenant-weight'") from None
+    return weights
+
+
+def _require_address(host: str, port: int) -> None:
+    """Find out here whether this address can be listened on: gRPC would bury the reason in lines of its log."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+        raise click.ClickException(f"cannot listen on {host}, port {port}: {reason}") from error

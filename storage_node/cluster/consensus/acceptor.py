@@ -1,0 +1,102 @@
+"""One node's part in agreeing on the map: what it has promised and accepted, and what it may answer. Pure functions.
+
+Version n + 1 of the map is decided by the nodes of version n, as one instance of Paxos each (Lamport, "Paxos Made
+Simple", 2001), with the compare-and-set of CASPaxos (Rystsov, 2018) in the proposer's hands. One promise covers all
+versions. A node votes for version n + 1 only when it knows n to be committed, so that whoever is told of an undecided
+map can learn the one before it; a node that belongs to no cluster yet may accept any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+
+BallotOrder: TypeAlias = tuple[int, bytes]
+
+
+class Refused(ValueError):
+    """A request that this node must not answer, whatever its ballot: it is meant for another node or cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptorState:
+    """What has to last. Messages in it are never changed."""
+
+    promise: pb.Ballot | None = None
+    """No proposal with a lower ballot is accepted any more."""
+    accepted: pb.ClusterMap | None = None
+    """Newer than `committed`, and undecided as far as this node knows."""
+    committed: pb.ClusterMap | None = None
+
+    @property
+    def newest(self) -> pb.ClusterMap | None:
+        return self.accepted or self.committed
+
+
+def ballot_order(ballot: pb.Ballot | None) -> BallotOrder:
+    return (ballot.number, ballot.proposer) if ballot is not None else (0, b"")
+
+
+def prepare(state: AcceptorState, request: pb.PrepareRequest) -> tuple[AcceptorState, pb.PrepareResponse]:
+    """Raises Refused."""
+    _require_cluster(state.committed, request.cluster_uuid)
+    if state.committed is None and request.cluster_uuid:
+        _require_cluster(state.accepted, request.cluster_uuid)
+    promised = ballot_order(request.ballot) >= ballot_order(state.promise)
+    if promised:
+        state = replace(state, promise=request.ballot)
+    return state, pb.PrepareResponse(promised=promised, promise=state.promise, accepted=state.newest)
+
+
+def accept(state: AcceptorState, request: pb.AcceptRequest) -> tuple[AcceptorState, pb.AcceptResponse]:
+    """Raises Refused."""
+    map_ = request.map
+    _require_cluster(state.committed, map_.cluster_uuid)
+    if state.accepted is not None and not map_.version == state.accepted.version == 1:
+        # Of two clusters that are being made, the one with the higher ballot gets its way.
+        _require_cluster(state.accepted, map_.cluster_uuid)
+    accepted = ballot_order(map_.ballot) >= ballot_order(state.promise) and _is_next(state, map_)
+    if accepted:
+        state = replace(state, promise=map_.ballot, accepted=map_)
+    return state, pb.AcceptResponse(accepted=accepted, promise=state.promise)
+
+
+def learn(state: AcceptorState, map_: pb.ClusterMap) -> AcceptorState:
+    """Take a committed map; an older one than the node knows changes nothing. Raises Refused."""
+    _require_cluster(state.committed, map_.cluster_uuid)
+    if state.committed is not None and map_.version <= state.committed.version:
+        return state
+    accepted = state.accepted
+    if accepted is not None and (accepted.version <= map_.version or accepted.cluster_uuid != map_.cluster_uuid):
+        accepted = None
+    promise = max(state.promise, map_.ballot, key=ballot_order) if state.promise is not None else map_.ballot
+    return AcceptorState(promise, accepted, map_)
+
+
+def merged(states: list[AcceptorState]) -> AcceptorState:
+    """What a node is bound to that finds these states on its drives: the highest of each."""
+    promises = [state.promise for state in states if state.promise is not None]
+    committed = [state.committed for state in states if state.committed is not None]
+    newest = max(committed, key=lambda map_: map_.version, default=None)
+    known_version = newest.version if newest is not None else 0
+    accepted = [
+        state.accepted for state in states if state.accepted is not None and state.accepted.version > known_version
+    ]
+    return AcceptorState(
+        max(promises, key=ballot_order, default=None),
+        max(accepted, key=lambda map_: (map_.version, ballot_order(map_.ballot)), default=None),
+        newest,
+    )
+
+
+def _is_next(state: AcceptorState, map_: pb.ClusterMap) -> bool:
+    if state.accepted is not None and map_.version < state.accepted.version:
+        return False
+    return state.committed is None or map_.version == state.committed.version + 1
+
+
+def _require_cluster(known: pb.ClusterMap | None, cluster_uuid: bytes) -> None:
+    if known is not None and known.cluster_uuid != cluster_uuid:
+        raise Refused(f"this node belongs to cluster {known.cluster_uuid.hex()}")

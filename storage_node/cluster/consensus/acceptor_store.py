@@ -1,0 +1,217 @@
+"""A node's vote and its map, lasting: `cluster.json` on every drive, written and synced before an answer goes out.
+
+A change counts when more than half of the drives have it. So the highest state on as many drives as leave no majority
+without one is all that was ever answered; a node that finds fewer at its start serves the map that it knows, and does
+not vote. While a drive is on its way out, more than half of those that stay must have it as well; before a drive comes
+or goes, all have. See FORMAT.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus import acceptor
+from storage_node.cluster.consensus.acceptor import AcceptorState
+from storage_node.store import store_record as records
+from storage_node.store.checked_json import seal, unseal
+from storage_node.store.drive.identity import CLUSTER_FILE_NAME
+from storage_node.store.errors import DriveFailed, FormatError, StoreError
+from storage_node.store.files.object_files import drive_error
+from storage_node.store.store import Store
+
+FORMAT_VERSION = 1
+Response = TypeVar("Response", pb.PrepareResponse, pb.AcceptResponse)
+T = TypeVar("T")
+
+
+class Keeper:
+    """The acceptor of one node. Thread-safe; every method returns when its effect would survive a power cut."""
+
+    def __init__(self, store_uuid: str, roots: list[Path | None]) -> None:
+        """`roots`: the store's drives, None for one that is missing.
+
+        Raises FormatError when what was kept is damaged on every drive that could be read.
+        """
+        self._store_uuid = store_uuid
+        self._lock = threading.Lock()
+        self._use(roots)
+        found: dict[Path, AcceptorState | None] = {}
+        faults: list[str] = []
+        for root in self._roots:
+            try:
+                found[root] = _read(root, store_uuid)
+            except (FormatError, OSError) as error:
+                faults.append(str(error))
+        states = [state for state in found.values() if state is not None]
+        if faults and not states:
+            raise FormatError(
+                f"what this node has agreed to in its cluster is lost: {'; '.join(faults)}. While all other nodes "
+                "are up, take this one out of the cluster; then remove the file, start it, and add it again"
+            )
+        self.state = acceptor.merged(states)
+        """Replaced, never changed."""
+        self._heard = set(found)
+        self.may_vote = self._knows_all()
+        if states:
+            self._spread([root for root in self._roots if found.get(root) != self.state])
+
+    @classmethod
+    def of_store(cls, store: Store) -> Keeper:
+        return cls(store.store_uuid, roots_of(store))
+
+    def _use(self, roots: Sequence[Path | None], leaving: Collection[Path] = ()) -> None:
+        self._roots = [root for root in roots if root is not None]
+        self._all = len(roots)
+        self._staying = [root for root in self._roots if root not in leaving]
+        self._all_staying = len(roots) - len(self._roots) + len(self._staying)
+
+    def _knows_all(self) -> bool:
+        """Whether as many drives were read as leave no majority without one of them. Where nothing stands on any, one
+        that is missing may be the only one that had something."""
+        known = len(self._heard.intersection(self._roots)) >= self._all - self._all // 2
+        return known and (self.state != AcceptorState() or len(self._roots) == self._all)
+
+    def follow(self, roots: Sequence[Path | None], leaving: Collection[Path] = ()) -> None:
+        """The store has these drives now, of which some are to leave it; one that comes back is heard first.
+
+        Returns when all that can be written have what this node has agreed to.
+        """
+        with self._lock:
+            self._use(roots, leaving)
+            for root in set(self._roots) - self._heard:
+                with contextlib.suppress(FormatError, OSError):
+                    found = _read(root, self._store_uuid)
+                    self.state = acceptor.merged([self.state, found]) if found is not None else self.state
+                    self._heard.add(root)
+            self.may_vote = self.may_vote or self._knows_all()
+            self._spread(self._roots)
+
+    def change_drives(self, change: Callable[[], T], after: Callable[[], Sequence[Path | None]]) -> T:
+        """Run a change of which drives the store has; `after` tells them. No vote is given meanwhile.
+
+        Raises DriveFailed, and changes nothing, when it would let this node forget what it has agreed to; what `change`
+        raises.
+        """
+        with self._lock:
+            if not self.may_vote and self.state != AcceptorState():
+                raise DriveFailed(
+                    "so many drives are missing that this node does not know what it has agreed to; bring them back, "
+                    "or take the node out of the cluster and add it again with empty drives"
+                )
+            if self.state != AcceptorState() and (failed := self._spread(self._roots)):
+                raise failed
+            result = change()
+            self._use(after())
+            self._heard.update(self._roots)
+            self._spread(self._roots)
+            return result
+
+    def _spread(self, roots: Sequence[Path]) -> StoreError | None:
+        """Write the state to these drives, as far as possible; the last problem."""
+        problem: StoreError | None = None
+        for root in roots if self.state != AcceptorState() else ():
+            try:
+                self._write(root, self.state)
+            except StoreError as error:  # a full drive must open to be emptied; every answer needs a majority anyway
+                problem = error
+        return problem
+
+    def prepare(self, request: pb.PrepareRequest) -> pb.PrepareResponse:
+        """Raises Refused, StoreError."""
+        return self._answer(lambda state: acceptor.prepare(state, request), request.node_uuid)
+
+    def accept(self, request: pb.AcceptRequest) -> pb.AcceptResponse:
+        """Raises Refused, StoreError."""
+        return self._answer(lambda state: acceptor.accept(state, request), request.node_uuid)
+
+    def learn(self, map_: pb.ClusterMap) -> None:
+        """One drive is enough: a committed map that was forgotten is learned again. Raises Refused, StoreError."""
+        with self._lock:
+            self._keep(acceptor.learn(self.state, map_), everywhere=False)
+
+    def _answer(self, vote: Callable[[AcceptorState], tuple[AcceptorState, Response]], meant_for: bytes) -> Response:
+        if meant_for and meant_for.hex() != self._store_uuid:
+            raise acceptor.Refused(f"this is node {self._store_uuid}, not {meant_for.hex()}")
+        if not self.may_vote:
+            raise DriveFailed("too many drives are missing to know what this node has agreed to; it does not vote")
+        with self._lock:
+            state, response = vote(self.state)
+            self._keep(state)
+            return response
+
+    def _keep(self, state: AcceptorState, *, everywhere: bool = True) -> None:
+        if state is self.state:
+            return
+        written: set[Path] = set()
+        problem: StoreError | None = None
+        for root in self._roots:
+            try:
+                self._write(root, state)
+                written.add(root)
+            except StoreError as error:
+                problem = error
+        enough = 2 * len(written) > self._all and 2 * len(written & set(self._staying)) > self._all_staying
+        if not (enough if everywhere else written):
+            raise problem or DriveFailed(
+                f"only {len(written)} of {self._all} drives can be written; a majority is needed"
+            )
+        self.state = state
+
+    def _write(self, root: Path, state: AcceptorState) -> None:
+        try:
+            records.write_atomically(root / CLUSTER_FILE_NAME, encode(self._store_uuid, state))
+        except OSError as error:
+            raise drive_error(error, root, "writing what the node has agreed to in its cluster") from error
+
+
+def roots_of(store: Store) -> list[Path | None]:
+    """None for drives that are missing."""
+    return [drive.root if drive is not None else None for drive in store.drives]
+
+
+def encode(store_uuid: str, state: AcceptorState) -> bytes:
+    def text(message: pb.ClusterMap | pb.Ballot | None) -> str | None:
+        return None if message is None else base64.b64encode(message.SerializeToString(deterministic=True)).decode()
+
+    fields = {
+        "store_uuid": store_uuid,
+        "promise": text(state.promise),
+        "accepted": text(state.accepted),
+        "committed": text(state.committed),
+    }
+    return seal("cluster", FORMAT_VERSION, fields)
+
+
+def decode(data: bytes, source: Path, store_uuid: str) -> AcceptorState:
+    """Raises FormatError on anything that `encode` did not write for this store."""
+    try:
+        fields = unseal("cluster", FORMAT_VERSION, data, source)
+        if fields["store_uuid"] != store_uuid:
+            raise FormatError(f"{source}: written by the node with store {fields['store_uuid']}")
+        promise, accepted, committed = (
+            None if fields[name] is None else base64.b64decode(fields[name], validate=True)
+            for name in ("promise", "accepted", "committed")
+        )
+        return AcceptorState(
+            None if promise is None else pb.Ballot.FromString(promise),
+            None if accepted is None else pb.ClusterMap.FromString(accepted),
+            None if committed is None else pb.ClusterMap.FromString(committed),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, DecodeError) as error:
+        raise FormatError(f"{source}: not what a node keeps of its cluster: {error}") from error
+
+
+def _read(root: Path, store_uuid: str) -> AcceptorState | None:
+    path = root / CLUSTER_FILE_NAME
+    try:
+        return decode(path.read_bytes(), path, store_uuid)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,192 @@
+"""Changing the cluster's map, from anywhere that reaches its nodes: `change_map`.
+
+There is no leader: whoever wants a change is its proposer, and ballots keep proposers apart; see `proposer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire import ais_cluster_pb2_grpc as rpc
+from storage_node.cluster.consensus.effects import Answers, Ask, Edit, Failure, Pause, Request, Response, Steps
+from storage_node.cluster.consensus.proposer import Proposer
+
+CALL_TIMEOUT_S = 5.0
+LEARN_TIMEOUT_S = 30.0
+"""Learning deletes a bucket's objects."""
+_OPTIONS = (
+    # Connections of its own: one that other code has found broken would wait before it is tried again.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+def change_map(endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0) -> pb.ClusterMap:
+    """Replace the map by what `edit` makes of it, and return when all nodes that answer know it.
+
+    `edit` gets a copy of the committed map, which it may change, or None when the nodes belong to no cluster; it may be
+    called several times, each time with a newer map. What it raises ends the change. When it returns the map as it was
+    nothing is changed. See `edits`.
+
+    Args:
+        endpoints: host:port of at least one node of the cluster that is up; to make a cluster, of all its nodes.
+        timeout_s: for the whole change. A call that is under way when it ends may take 5 s longer.
+
+    Returns the map with the change; newer, when another one has followed. `version` and `change` are kept by this
+    function.
+
+    Raises:
+        NoMajority: too few nodes answer; it says which ones did not.
+        Contended: other changes came first until the end of the time.
+        OutcomeUnknown: the answers that would say whether the change was made are lost.
+        OtherCluster: a node belongs to another cluster.
+        ValueError: the edit has made a map that cannot be.
+    """
+    proposer = Proposer(endpoints, edit, time.monotonic)
+    with Channels() as channels:
+        return drive(proposer.run(timeout_s), channels)
+
+
+async def change_map_async(endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0) -> pb.ClusterMap:
+    """As `change_map`, on an event loop. Cancelled, the change may have been made."""
+    proposer = Proposer(endpoints, edit, time.monotonic)
+    async with AsyncChannels() as channels:
+        steps = proposer.run(timeout_s)
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    await asyncio.sleep(step.duration_s)
+                    step = steps.send({})
+                else:
+                    step = steps.send(await channels.ask(step))
+        except StopIteration as done:
+            made: pb.ClusterMap = done.value
+            return made
+
+
+def drive(steps: Steps, channels: Channels) -> pb.ClusterMap:
+    """Do what a proposer says until it is done."""
+    try:
+        step = next(steps)
+        while True:
+            if isinstance(step, Pause):
+                time.sleep(step.duration_s)
+                step = steps.send({})
+            else:
+                step = steps.send(channels.ask(step))
+    except StopIteration as done:
+        made: pb.ClusterMap = done.value
+        return made
+
+
+class Channels:
+    """Connections to nodes by endpoint, for one thread."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def ask(self, ask: Ask) -> Answers:
+        """Send all requests at once and gather the answers; those not needed any more are not waited for."""
+        answered: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        answers: dict[str, Response | Failure] = {}
+        for endpoint, request in ask.requests.items():
+            if endpoint not in self._channels:
+                self._channels[endpoint] = grpc.insecure_channel(endpoint, options=_OPTIONS)
+            call = _method(self._channels[endpoint], request).future(request, timeout=_timeout_s(request))
+            call.add_done_callback(lambda call, endpoint=endpoint: answered.put((endpoint, call)))
+        while len(answers) < len(ask.requests) and not ask.enough(answers):
+            endpoint, call = answered.get(timeout=2 * LEARN_TIMEOUT_S)
+            try:
+                answers[endpoint] = call.result()
+            except grpc.RpcError as error:
+                answers[endpoint] = _failure(error)
+            except grpc.FutureCancelledError:
+                answers[endpoint] = Failure("cancelled")
+        return answers
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+    def __enter__(self) -> Channels:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncChannels:
+    """Connections to nodes by endpoint, on one event loop."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def ask(self, ask: Ask) -> Answers:
+        """As `Channels.ask`."""
+        answers: dict[str, Response | Failure] = {}
+        calls = {asyncio.ensure_future(self.call(endpoint, request)): endpoint
+                 for endpoint, request in ask.requests.items()}  # fmt: skip
+        left = set(calls)
+        try:
+            while left and not ask.enough(answers):
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                answers.update({calls[call]: call.result() for call in done})
+        finally:
+            for call in left:
+                call.cancel()
+        return answers
+
+    async def call(self, endpoint: str, request: Request) -> Response | Failure:
+        if endpoint not in self._channels:
+            self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+        try:
+            response: Response = await _method(self._channels[endpoint], request)(request, timeout=_timeout_s(request))
+            return response
+        except grpc.RpcError as error:
+            return _failure(error)
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+    async def __aenter__(self) -> AsyncChannels:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _method(channel: Any, request: Request) -> Any:
+    stub = rpc.ClusterStub(channel)
+    return {
+        pb.GetMapRequest: stub.GetMap,
+        pb.LearnRequest: stub.Learn,
+        pb.PrepareRequest: stub.Prepare,
+        pb.AcceptRequest: stub.Accept,
+    }[type(request)]
+
+
+def _timeout_s(request: Request) -> float:
+    return LEARN_TIMEOUT_S if isinstance(request, pb.LearnRequest) else CALL_TIMEOUT_S
+
+
+def _failure(error: Any) -> Failure:
+    return Failure(f"{error.code().name.lower().replace('_', ' ')}: {error.details()}")

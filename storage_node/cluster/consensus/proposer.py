@@ -1,0 +1,354 @@
+"""A change of the map, from asking who is there to telling everyone: a compare-and-set over a majority of the nodes.
+
+No I/O: `Proposer.run` is a generator that yields what to send (`Ask`) and when to wait (`Pause`), and is sent the
+answers, so that the same code runs over threads, on an event loop, and in a simulated network. One attempt:
+
+    survey     GetMap from the endpoints given and those of the newest map found, the base. Who lags is told it.
+    prepare    a fresh ballot, promised by a majority of the base's nodes. If one of them has accepted a next version,
+               that one may have been committed: it is proposed again as it is, and the attempt begins anew on it.
+    edit       the caller's function makes the next version of the base.
+    accept     by a majority of the base's nodes and a majority of the new map's: committed.
+    learn      everyone who answers is told.
+
+Without a base a cluster is made: all the nodes given have to promise and to accept.
+
+A map carries the ids of its latest changes. A proposer whose attempt broke looks there first, so that a change is made
+once, even when another proposer finished it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.acceptor import BallotOrder, ballot_order
+from storage_node.cluster.consensus.effects import Answers, Ask, Edit, Failure, Pause, Steps
+from storage_node.cluster.consensus.errors import Contended, NoMajority, OtherCluster, OutcomeUnknown
+from storage_node.cluster.consensus.rules import check_map, half_made
+
+__all__ = ["Edit", "Proposer"]
+
+CHANGES_KEPT = 64
+"""Ids of changes that a map carries."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class _Again(Exception):
+    """The attempt was overtaken, or what it began with is out of date."""
+
+
+@dataclass
+class _Node:
+    """One that has said who it is."""
+
+    endpoint: str
+    version: int = 0
+
+
+@dataclass
+class Proposer:
+    """One change; run it once.
+
+    Args:
+        endpoints: host:port of some nodes of the cluster, or of all nodes of one to be made.
+        edit: see `change_map`.
+        clock: monotonic seconds.
+    """
+
+    endpoints: Sequence[str]
+    edit: Edit
+    clock: Callable[[], float]
+    draw: Callable[[], bytes] = field(default=lambda: os.urandom(16))
+    jitter: random.Random = field(default_factory=random.Random)
+    maybe_made: bool = False
+    """Whether a proposal was sent whose fate is not known."""
+
+    def __post_init__(self) -> None:
+        self.endpoints = list(dict.fromkeys(self.endpoints))
+        if not self.endpoints:
+            raise ValueError("a change of the map needs the endpoint (host:port) of at least one node")
+        self._change_id = self.draw()
+        self._unsure_version = 0
+        self._highest_ballot = 0
+        self._nodes: dict[bytes, _Node] = {}
+        self._silent: dict[str, str] = {}
+
+    def run(self, timeout_s: float) -> Steps:
+        """Returns the map that holds the change. Raises what `change_map` raises."""
+        deadline = self.clock() + timeout_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            problem: Exception
+            try:
+                return (yield from self._attempt())
+            except _Again as overtaken:
+                problem = Contended(f"not within {timeout_s:g} s: other changes of the map came first ({overtaken})")
+            except NoMajority as error:
+                problem = error
+            wait_s = self.jitter.uniform(0.2, 1.0) * pause_s
+            if self.clock() + wait_s >= deadline:
+                if self.maybe_made:
+                    raise OutcomeUnknown(f"{problem}; the change may have been made, or may yet be") from problem
+                raise problem
+            yield Pause(wait_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    # -- one attempt
+
+    def _attempt(self) -> Steps:
+        base = yield from self._survey()
+        concerned = {node.uuid for node in base.node} if base is not None else set()
+        if base is None:
+            base = yield from self._make()
+        while not self._is_in(base):
+            made = yield from self._advance(base)
+            if made is None:
+                break
+            base = made
+            concerned |= {node.uuid for node in base.node}
+        # Also those that are no longer part of it.
+        yield from self._teach(base, concerned | {node.uuid for node in base.node})
+        return base
+
+    def _is_in(self, base: pb.ClusterMap) -> bool:
+        """Whether this committed map holds the change. Raises OutcomeUnknown."""
+        if self._change_id in base.change:
+            return True
+        if self._unsure_version and base.version >= self._unsure_version:
+            if base.version - self._unsure_version >= CHANGES_KEPT:
+                raise OutcomeUnknown("so many changes were made meanwhile that the fate of this one cannot be told")
+            self._unsure_version, self.maybe_made = 0, False
+        return False
+
+    def _survey(self) -> Generator[Ask | Pause, Answers, pb.ClusterMap | None]:
+        """Ask everyone for the newest map, those named in it too."""
+        self._nodes, self._silent = {}, {}
+        newest: pb.ClusterMap | None = None
+        asked: set[str] = set()
+        todo = set(self.endpoints)
+        while todo:
+            maps = yield from self._meet(todo)
+            asked |= todo
+            for endpoint, map_ in maps.items():
+                if newest is not None and map_.cluster_uuid != newest.cluster_uuid:
+                    if endpoint in self.endpoints:
+                        raise OtherCluster(
+                            f"{endpoint} is of cluster {map_.cluster_uuid.hex()}, not of {newest.cluster_uuid.hex()}"
+                        )
+                elif newest is None or map_.version > newest.version:
+                    newest = map_
+            todo = {node.endpoint for node in newest.node} - asked if newest is not None else set()
+        return newest
+
+    def _meet(self, endpoints: Iterable[str]) -> Generator[Ask | Pause, Answers, dict[str, pb.ClusterMap]]:
+        """Find out who is at these endpoints; the maps that they know."""
+        maps: dict[str, pb.ClusterMap] = {}
+        answers = yield Ask({endpoint: pb.GetMapRequest() for endpoint in sorted(endpoints)})
+        for endpoint, answer in answers.items():
+            if not isinstance(answer, pb.GetMapResponse):
+                self._silent[endpoint] = answer.reason if isinstance(answer, Failure) else "a wrong answer"
+                continue
+            if answer.HasField("map"):
+                maps[endpoint] = answer.map
+            self._nodes.setdefault(answer.node_uuid, _Node(endpoint, answer.map.version))
+        return maps
+
+    def _advance(self, base: pb.ClusterMap) -> Generator[Ask | Pause, Answers, pb.ClusterMap | None]:
+        """Commit the version after `base`: one that somebody else has begun, or the edit's. None for no change."""
+        old = {node.uuid for node in base.node}
+        yield from self._teach(base, old)
+        ballot = self._fresh_ballot(base)
+        voters = {uuid for uuid in old if uuid in self._nodes and self._nodes[uuid].version >= base.version}
+        promised, begun = yield from self._prepare(base.cluster_uuid, ballot, voters, old)
+        self._require_majority(promised, base, "promised")
+        for map_ in begun:
+            if map_.cluster_uuid != base.cluster_uuid or map_.version > base.version + 1:
+                raise _Again("the map has moved on")
+        undecided = [map_ for map_ in begun if map_.version == base.version + 1]
+        new = pb.ClusterMap()
+        if undecided:
+            new.CopyFrom(max(undecided, key=lambda map_: ballot_order(map_.ballot)))
+        else:
+            new.CopyFrom(base)
+            new.CopyFrom(self.edit(new))
+            new.version = base.version
+            new.ballot.CopyFrom(base.ballot)
+            if new == base:
+                return None
+            check_map(new, base)
+            new.version += 1
+            new.change.append(self._change_id)
+            del new.change[:-CHANGES_KEPT]
+        added = [node for node in new.node if node.uuid not in old]
+        promised |= yield from self._invite(added, base, ballot, required=not undecided)
+        self._require_majority(promised, new, "can be reached")
+        new.ballot.CopyFrom(ballot)
+        yield from self._accept(new, promised | voters, [base, new])
+        return new
+
+    # -- a new cluster
+
+    def _make(self) -> Steps:
+        """Commit the first version, with the promises and votes of all nodes given."""
+        if self._silent:
+            raise NoMajority(
+                "a cluster is made of nodes that all answer, and these do not: "
+                + "; ".join(f"{endpoint} ({reason})" for endpoint, reason in sorted(self._silent.items())),
+                sorted(self._silent),
+            )
+        given = set(self._nodes)
+        ballot = self._fresh_ballot(None)
+        promised, begun_by = yield from self._prepare_each(b"", ballot, given, lambda promised: promised == given)
+        if promised != given:
+            raise _Again("not all nodes have promised")
+        new = half_made(begun_by, given)
+        if new is None:
+            new = pb.ClusterMap()
+            new.CopyFrom(self.edit(None))
+            if {node.uuid for node in new.node} != given:
+                raise ValueError("a new cluster is made of exactly the nodes at the endpoints given")
+            check_map(new, None)
+            new.version = 1
+            del new.change[:]
+            new.change.append(self._change_id)
+        new.ballot.CopyFrom(ballot)
+        yield from self._accept(new, given, [new], everyone=True)
+        return new
+
+    # -- rounds
+
+    def _fresh_ballot(self, base: pb.ClusterMap | None) -> pb.Ballot:
+        self._highest_ballot = max(self._highest_ballot, base.ballot.number if base is not None else 0) + 1
+        return pb.Ballot(number=self._highest_ballot, proposer=self.draw())
+
+    def _prepare(
+        self, cluster_uuid: bytes, ballot: pb.Ballot, voters: set[bytes], old: set[bytes]
+    ) -> Generator[Ask | Pause, Answers, tuple[set[bytes], list[pb.ClusterMap]]]:
+        promised, begun_by = yield from self._prepare_each(
+            cluster_uuid, ballot, voters, lambda promised: len(promised) * 2 > len(old)
+        )
+        return promised, list(begun_by.values())
+
+    def _prepare_each(
+        self, cluster_uuid: bytes, ballot: pb.Ballot, voters: set[bytes], enough: Callable[[set[bytes]], bool]
+    ) -> Generator[Ask | Pause, Answers, tuple[set[bytes], dict[bytes, pb.ClusterMap]]]:
+        """Who has promised, and what those have accepted. Raises _Again when outbid before `enough` did."""
+        at = {self._nodes[uuid].endpoint: uuid for uuid in sorted(voters)}
+
+        def promises(answers: Answers) -> set[bytes]:
+            return {
+                at[endpoint]
+                for endpoint, answer in answers.items()
+                if isinstance(answer, pb.PrepareResponse) and answer.promised
+            }
+
+        answers = yield Ask(
+            {
+                endpoint: pb.PrepareRequest(cluster_uuid=cluster_uuid, ballot=ballot, node_uuid=uuid)
+                for endpoint, uuid in at.items()
+            },
+            lambda answers: enough(promises(answers)),
+        )
+        promised = promises(answers)
+        self._note(answers, ballot_order(ballot), decided=enough(promised))
+        return promised, {
+            at[endpoint]: answer.accepted
+            for endpoint, answer in answers.items()
+            if isinstance(answer, pb.PrepareResponse) and answer.promised and answer.HasField("accepted")
+        }
+
+    def _invite(
+        self, added: Sequence[pb.MapNode], base: pb.ClusterMap, ballot: pb.Ballot, *, required: bool
+    ) -> Generator[Ask | Pause, Answers, set[bytes]]:
+        """Those of a map's new nodes that can take part in it. Raises NoMajority when one `required` cannot."""
+        strangers = {node.endpoint for node in added if node.uuid not in self._nodes}
+        if strangers:
+            for endpoint, map_ in (yield from self._meet(strangers)).items():
+                if map_.cluster_uuid != base.cluster_uuid and required:
+                    raise OtherCluster(f"{endpoint} belongs to cluster {map_.cluster_uuid.hex()} already")
+        here = {node.uuid for node in added} & set(self._nodes)
+        # One that was part of the cluster before has to know what has happened since, or it cannot accept.
+        yield from self._teach(base, {uuid for uuid in here if self._nodes[uuid].version > 0})
+        promised: set[bytes] = set()
+        if here:
+            promised, _ = yield from self._prepare_each(
+                base.cluster_uuid, ballot, here, lambda promised: promised == here
+            )
+        if missing := [node.endpoint for node in added if required and node.uuid not in promised]:
+            reasons = (
+                f"{endpoint} ({self._silent.get(endpoint, 'another node answers there')})" for endpoint in missing
+            )
+            raise NoMajority(f"a node that joins has to answer, and these do not: {'; '.join(reasons)}", missing)
+        return promised
+
+    def _accept(
+        self, new: pb.ClusterMap, voters: set[bytes], maps: Sequence[pb.ClusterMap], *, everyone: bool = False
+    ) -> Generator[Ask | Pause, Answers, None]:
+        """Returns when `new` is committed: accepted by a majority of each of these maps' nodes. Raises _Again."""
+        at = {self._nodes[uuid].endpoint: uuid for uuid in sorted(voters)}
+
+        def committed(answers: Answers) -> bool:
+            accepted = {
+                at[endpoint]
+                for endpoint, answer in answers.items()
+                if isinstance(answer, pb.AcceptResponse) and answer.accepted
+            }
+            if everyone:
+                return accepted == voters
+            return all(2 * sum(node.uuid in accepted for node in map_.node) > len(map_.node) for map_ in maps)
+
+        if self._change_id in new.change:
+            self._unsure_version, self.maybe_made = self._unsure_version or new.version, True
+        answers = yield Ask(
+            {endpoint: pb.AcceptRequest(map=new, node_uuid=uuid) for endpoint, uuid in at.items()}, committed
+        )
+        self._note(answers, ballot_order(new.ballot), decided=committed(answers))
+        if not committed(answers):
+            raise self._no_majority(maps[-1], "accepted the change")
+
+    def _teach(self, map_: pb.ClusterMap, uuids: set[bytes]) -> Generator[Ask | Pause, Answers, None]:
+        """Tell these nodes, where they have answered so far, of a committed map that they do not know."""
+        behind = {
+            self._nodes[uuid].endpoint: self._nodes[uuid]
+            for uuid in sorted(uuids)
+            if uuid in self._nodes and self._nodes[uuid].version < map_.version
+        }
+        if behind:
+            answers = yield Ask({endpoint: pb.LearnRequest(map=map_) for endpoint in behind})
+            for endpoint, answer in answers.items():
+                if isinstance(answer, pb.LearnResponse):
+                    behind[endpoint].version = answer.version
+                elif isinstance(answer, Failure):
+                    self._silent[endpoint] = answer.reason
+
+    def _note(self, answers: Answers, ballot: BallotOrder, *, decided: bool) -> None:
+        """Remember ballots and silence. Raises _Again when another proposer was faster."""
+        outbid = False
+        for endpoint, answer in answers.items():
+            if isinstance(answer, pb.PrepareResponse | pb.AcceptResponse):
+                self._highest_ballot = max(self._highest_ballot, answer.promise.number)
+                said_no = not (answer.promised if isinstance(answer, pb.PrepareResponse) else answer.accepted)
+                outbid = outbid or said_no
+            elif isinstance(answer, Failure):
+                self._silent[endpoint] = answer.reason
+        if outbid and not decided:
+            raise _Again("a higher ballot")
+
+    def _require_majority(self, found: set[bytes], map_: pb.ClusterMap, done: str) -> None:
+        if 2 * sum(node.uuid in found for node in map_.node) <= len(map_.node):
+            raise self._no_majority(map_, done)
+
+    def _no_majority(self, map_: pb.ClusterMap, done: str) -> NoMajority:
+        silent = {}
+        for node in map_.node:
+            endpoint = self._nodes[node.uuid].endpoint if node.uuid in self._nodes else node.endpoint
+            if node.uuid not in self._nodes or endpoint in self._silent:
+                silent[endpoint] = self._silent.get(endpoint, "another node answers there")
+        return NoMajority(
+            f"fewer than a majority of the {len(map_.node)} nodes {done}; no answer from "
+            + ("; ".join(f"{endpoint} ({reason})" for endpoint, reason in sorted(silent.items())) or "some in time"),
+            sorted(silent),
+        )

@@ -1,0 +1,79 @@
+"""When a drive has failed too often, and when it may be given up: decided from numbers and answers, without I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire.cluster_map import ClusterView, sure_copies
+
+
+class ErrorWindow:
+    """I/O errors of one drive: how many of them are recent.
+
+    Args:
+        limit: so many within the window are too many.
+        window_s: how long one counts.
+    """
+
+    def __init__(self, limit: int, window_s: float, *, total: int = 0) -> None:
+        self._limit = limit
+        self._window_s = window_s
+        self._total = total
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def note(self, now_s: float, total: int) -> bool:
+        """Take in the drive's count, which only grows; whether it has failed too often."""
+        if total > self._total:
+            self._recent.append((now_s, total - self._total))
+            self._total = total
+        return self.recent(now_s) >= self._limit
+
+    def recent(self, now_s: float) -> int:
+        while self._recent and self._recent[0][0] <= now_s - self._window_s:
+            self._recent.popleft()
+        return sum(count for _, count in self._recent)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """What another node of the map said of itself; None where it did not answer."""
+
+    endpoint: str
+    drives: pb.ListDrivesResponse | None
+    progress: wire.ProgressResponse | None
+
+
+_USED = (pb.DriveCondition.ACTIVE, pb.DriveCondition.RETIRING, pb.DriveCondition.FAILING)
+
+
+def why_kept(view: ClusterView | None, neighbours: Sequence[Neighbour], own_buckets: Collection[str]) -> str:
+    """Why a drive of this node is not to be given up, though it does not work; empty when it may be.
+
+    It may be when another copy of whatever can have been on it is known to be on a node that works.
+
+    Args:
+        view: the map; None when the node is in none.
+        neighbours: all other nodes of the map.
+        own_buckets: buckets that the node has outside the map, and so nowhere else.
+    """
+    if view is None or len(view.nodes) < 2:
+        return "this node is in no cluster: what is on the drive is nowhere else"
+    if own_buckets:
+        return f"bucket {min(own_buckets)!r} is this node's alone: what is on the drive of it is nowhere else"
+    hosts = len({node.host for node in view.nodes})
+    single = sorted(bucket.name for bucket in view.buckets.values() if min(sure_copies(bucket), hosts) < 2)
+    if single:
+        return f"bucket {single[0]!r} keeps one copy of each object: what is on the drive of it is nowhere else"
+    for node in neighbours:
+        if node.drives is None or node.progress is None:
+            return f"{node.endpoint} does not answer: it may have the only other copies"
+        broken = [drive.path or drive.uuid for drive in node.drives.drive if drive.state not in _USED]
+        if broken:
+            return f"{node.endpoint} does without its drive {broken[0]}, which may have the only other copies"
+        if node.drives.refilling or node.progress.doubtful_bucket or node.progress.doubtful_names:
+            return f"{node.endpoint} is still bringing its own copies up to date"
+    return ""

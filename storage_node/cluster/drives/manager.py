@@ -1,0 +1,373 @@
+"""A node's drives while it serves: added, retired, given up, disabled and enabled; watched; objects moved between them.
+
+A drive that fails too often is disabled: what is on it is answered as unavailable, which sends readers to the other
+copies. When it stays so for `drive_grace_s`, and other nodes have a copy of whatever can have been on it, it is given
+up: what was on it belongs to the node's other drives from then on, and comes back from those nodes.
+
+One change at a time. Belongs to the node's event loop; whatever waits for a drive runs on reader threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire import ais_cluster_pb2_grpc
+from storage_node.background import keep_going
+from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.consensus.acceptor_store import Keeper, roots_of
+from storage_node.cluster.drives.health import ErrorWindow, Neighbour, why_kept
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.repair.repair import Repair
+from storage_node.cluster.repair.transfers import Throttle
+from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S, CopyLost, reporting
+from storage_node.store.drive import identity as identities
+from storage_node.store.drive.drive import Drive
+from storage_node.store.errors import InvalidRequest, StoreError
+from storage_node.store.pool.status import DriveState
+
+WATCH_INTERVAL_S = 0.25
+KEPT_INTERVAL_S = 5.0
+"""Between two questions to the other nodes whether a drive may be given up."""
+MOVE_OBJECTS, MOVE_BYTES, MOVE_S = 64, 8 << 20, 0.25
+"""Of one step, which moves no more than may be moved in this time: as long as it takes, the node does not stop."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class DriveCounts:
+    """Since the node began; plain numbers, read from anywhere."""
+
+    objects_moved: int = 0
+    bytes_moved: int = 0
+    objects_left: int = 0
+    """To be moved, roughly."""
+    disabled: int = 0
+    """Drives that failed too often."""
+    given_up: int = 0
+
+
+@dataclass(slots=True)
+class _Away:
+    """A drive that the node does without."""
+
+    since_s: float
+    path: str = ""
+    by_hand: bool = False
+    disabled: bool = False
+    asked_at_s: float = float("-inf")
+    kept_because: str = ""
+
+
+class DriveCare:
+    def __init__(self, service: BatchService, membership: Membership, keeper: Keeper, repair: Repair) -> None:
+        self._service = service
+        self._store = service.store
+        self._config = service.config
+        self._membership = membership
+        self._keeper = keeper
+        self._repair = repair
+        self._channels = Channels()
+        self._changing = asyncio.Lock()
+        self._windows: dict[str, tuple[Drive, ErrorWindow]] = {}
+        self._away: dict[str, _Away] = {}
+        self._throttle = Throttle(self._config.drive_move_bytes_per_s)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changes: set[asyncio.Task[Any]] = set()
+        self.counts = DriveCounts()
+
+    def start(self) -> None:
+        self._look()
+        steps = {"looking after drives": self._watch, "moving objects between drives": self._move}
+        self._tasks = [asyncio.create_task(keep_going(name, step)) for name, step in steps.items()]
+
+    async def stop(self) -> None:
+        """A step of moving, or a change, that has begun is finished."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._changes, return_exceptions=True)
+        await self._channels.close()
+
+    # -- changes; all raise StoreError, InvalidRequest among them
+
+    async def add(self, path: str) -> None:
+        """An empty or new folder becomes a drive."""
+        folder = Path(path)
+        if not folder.is_absolute():
+            raise InvalidRequest(f"{path!r}: need the absolute path of a folder on the node's machine")
+        await self._in_turn(self._change(lambda: self._store.add_drive(folder)))
+        log.warning("drive %s was added: objects move to it in the background", folder)
+
+    async def retire(self, uuid: str) -> None:
+        self._known(uuid)
+        await self._in_turn(self._change(lambda: self._store.retire_drive(uuid)))
+        log.warning("drive %s retires: its objects move to the other drives", self._name(uuid))
+
+    async def reinstate(self, uuid: str) -> None:
+        self._known(uuid)
+        await self._in_turn(self._change(lambda: self._store.reinstate_drive(uuid)))
+
+    async def forget(self, uuid: str, *, lost: bool) -> None:
+        """Give a drive up that does not work. `lost`: whatever may be lost with it."""
+        if self._known(uuid) is not None:
+            raise InvalidRequest(
+                f"drive {self._name(uuid)} works: retire it, and nothing has to be made again; or disable it first"
+            )
+        if not lost and (reason := await self._why_kept()):
+            raise InvalidRequest(f"drive {self._name(uuid)} is kept: {reason}")
+        await self._in_turn(self._give_up(uuid))
+
+    async def disable(self, uuid: str) -> None:
+        if self._known(uuid) is None:
+            self._away[uuid].by_hand = True
+            return
+        await self._in_turn(self._disable(uuid, "disabled by hand", by_hand=True))
+
+    async def enable(self, uuid: str, path: str = "") -> None:
+        """Use it again, as soon as its copies have been compared with those of other nodes."""
+        if self._known(uuid) is None:
+            await self._in_turn(self._enable(uuid, Path(path) if path else None))
+
+    async def take_in(self, path: Path) -> None:
+        """A drive has appeared: use it if it was missing. One that was disabled stays so. Raises OSError, too."""
+        identity = await self._service.read(identities.read, path)
+        self._look()
+        away = self._away.get(identity.drive_uuid) if identity is not None else None
+        if identity is not None and away is not None and not away.disabled:
+            await self._in_turn(self._enable(identity.drive_uuid, path))
+
+    # -- how it is
+
+    async def report(self) -> pb.ListDrivesResponse:
+        """Raises StoreClosed."""
+        states = await self._service.read(self._store.states)
+        self._look()
+        now, counts, grace_s = time.monotonic(), self.counts, self._config.drive_grace_s
+        response = pb.ListDrivesResponse(
+            moving=self._store.moving, objects_left=counts.objects_left, objects_moved=counts.objects_moved,
+            bytes_moved=counts.bytes_moved, refilling=self.refilling,
+        )  # fmt: skip
+        for state in states:
+            away = self._away.get(state.uuid)
+            one = response.drive.add(
+                uuid=state.uuid, path=state.path or (away.path if away is not None else ""),
+                problem=state.problem or "", state=pb.DriveCondition.State.Value(self.state(state).upper()),
+                objects_estimate=state.objects_estimate,
+                free_bytes=state.free_bytes, size_bytes=state.size_bytes, io_errors=state.io_errors,
+                bad_checksums=state.checksum_errors,
+            )  # fmt: skip
+            if one.state == pb.DriveCondition.FAILING:
+                one.problem = one.problem or state.last_io_error
+            if away is not None:
+                one.kept_because = "disabled by hand" if away.by_hand else away.kept_because
+                if grace_s and not away.by_hand:
+                    one.forgotten_in_s = max(0.0, away.since_s + grace_s - now)
+        return response
+
+    @property
+    def refilling(self) -> bool:
+        """Whether what was on a drive that was given up is still to be found, or fetched."""
+        doubts = self._store.doubts
+        return bool(doubts.buckets_with_gaps() or doubts.count())
+
+    def state(self, found: DriveState) -> str:
+        """As `DriveState.status`, or "failing"."""
+        window = self._windows.get(found.uuid)
+        if found.status == "active" and window is not None and window[1].recent(time.monotonic()):
+            return "failing"
+        return found.status
+
+    # -- one after another
+
+    async def _in_turn(self, change: Coroutine[Any, Any, T]) -> T:
+        """To its end, also when nobody waits for it any more."""
+
+        async def run() -> T:
+            async with self._changing:
+                try:
+                    return await change
+                finally:
+                    self._look()
+
+        task = asyncio.create_task(run())
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def _change(self, change: Callable[[], object]) -> None:
+        await self._service.read(self._keeper.change_drives, change, lambda: roots_of(self._store))
+        await self._follow()
+
+    async def _follow(self) -> None:
+        """Have the node's vote kept on the drives that there are now."""
+        retiring = self._store.record.retiring
+        leaving = [drive.root for uuid, drive in self._drives().items() if drive is not None and uuid in retiring]
+        await self._service.read(self._keeper.follow, roots_of(self._store), leaving)
+
+    async def _disable(self, uuid: str, reason: str, *, by_hand: bool) -> None:
+        drive = self._known(uuid)
+        if drive is None:
+            return
+        path = str(drive.root)
+        await self._service.read(self._store.disable_drive, uuid, reason)
+        self._away[uuid] = _Away(time.monotonic(), path, by_hand=by_hand, disabled=True)
+        await self._follow()
+        log.error("drive %s is disabled: %s", path, reason)
+
+    async def _enable(self, uuid: str, path: Path | None) -> None:
+        self._repair.compare_again()  # it may have missed writes
+        try:
+            await self._service.read(self._store.enable_drive, uuid, path)
+            await self._follow()
+        finally:
+            self._repair.compare_again()  # what has been compared meanwhile was without it
+        log.warning("drive %s is in use again", path or uuid)
+
+    async def _give_up(self, uuid: str) -> None:
+        name, moving = self._name(uuid), self._store.moving
+        self._doubt_what_is_lost(moving)
+        try:
+            await self._change(lambda: self._store.forget_drive(uuid))
+        finally:
+            self._doubt_what_is_lost(moving)
+        self.counts.given_up += 1
+        log.error("drive %s was given up: what was on it is fetched from other nodes", name)
+
+    def _doubt_what_is_lost(self, moving: bool) -> None:
+        if moving:  # what it had may be on another drive, too, in an older version
+            self._repair.compare_again()
+        self._repair.refill()
+
+    def _known(self, uuid: str) -> Drive | None:
+        """The drive; None for one that the node does without. Raises InvalidRequest."""
+        self._look()
+        drives = self._drives()
+        if uuid not in drives:
+            raise InvalidRequest(f"this node has no drive {uuid}")
+        return drives[uuid]
+
+    def _drives(self) -> dict[str, Drive | None]:
+        """Of the store, by uuid; None for those that it does without."""
+        live = {drive.identity.drive_uuid: drive for drive in self._store.drives if drive is not None}
+        return {uuid: live.get(uuid) for uuid in self._store.record.drives}
+
+    def _name(self, uuid: str) -> str:
+        drive, away = self._drives().get(uuid), self._away.get(uuid)
+        if drive is not None:
+            return str(drive.root)
+        return away.path if away is not None and away.path else uuid
+
+    # -- watching
+
+    def _look(self) -> None:
+        """Take note of which drives there are."""
+        now, drives = time.monotonic(), self._drives()
+        for uuid, drive in drives.items():
+            if drive is None:
+                self._windows.pop(uuid, None)
+                self._away.setdefault(uuid, _Away(now))
+                continue
+            self._away.pop(uuid, None)
+            if uuid not in self._windows or self._windows[uuid][0] is not drive:
+                window = ErrorWindow(self._config.drive_errors, self._config.drive_error_window_s)
+                self._windows[uuid] = drive, window
+        for gone in ({*self._windows, *self._away}) - set(drives):
+            self._windows.pop(gone, None)
+            self._away.pop(gone, None)
+
+    async def _watch(self) -> None:
+        said: dict[str, str] = {}
+        while True:
+            self._look()
+            now = time.monotonic()
+            for uuid, (drive, window) in list(self._windows.items()):
+                if window.note(now, drive.io_errors):
+                    reason = (
+                        f"{window.recent(now)} I/O errors within {self._config.drive_error_window_s:g} s, "
+                        f"the last one: {drive.last_io_error}"
+                    )
+                    try:
+                        await self._in_turn(self._disable(uuid, reason, by_hand=False))
+                        self.counts.disabled += 1
+                    except StoreError as error:
+                        if said.get(uuid) != str(error):
+                            log.error("drive %s fails, and is not disabled: %s", drive.root, error)
+                        said[uuid] = str(error)
+            for uuid, away in list(self._away.items()):
+                await self._perhaps_give_up(uuid, away)
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _perhaps_give_up(self, uuid: str, away: _Away) -> None:
+        now, grace_s = time.monotonic(), self._config.drive_grace_s
+        if not grace_s or away.by_hand or now < away.since_s + grace_s or now < away.asked_at_s + KEPT_INTERVAL_S:
+            return
+        away.asked_at_s = now
+        before = away.kept_because
+        try:
+            away.kept_because = await self._why_kept()
+            if not away.kept_because:
+                await self._in_turn(self._give_up(uuid))
+        except StoreError as error:
+            away.kept_because = str(error)
+        if away.kept_because and away.kept_because != before:
+            log.warning("drive %s is not given up: %s", self._name(uuid), away.kept_because)
+
+    async def _why_kept(self) -> str:
+        view = self._membership.view
+        others = [] if view is None else [node for node in view.nodes if node.uuid != self._membership.node_uuid]
+        neighbours = await asyncio.gather(*(self._ask(node.endpoint) for node in others))
+        own = set(self._store.buckets()) - set(view.buckets if view is not None else ())
+        return why_kept(view, neighbours, own)
+
+    async def _ask(self, endpoint: str) -> Neighbour:
+        try:
+            with reporting(self._channels, endpoint):
+                stub = ais_cluster_pb2_grpc.DrivesStub(self._channels.to(endpoint))
+                drives = await stub.ListDrives(
+                    pb.ListDrivesRequest(), timeout=REACH_TIMEOUT_S, wait_for_ready=True
+                )
+            return Neighbour(endpoint, drives, await self._repair.progress_of(endpoint))
+        except CopyLost:
+            return Neighbour(endpoint, None, None)
+
+    # -- moving
+
+    async def _move(self) -> None:
+        """Objects to the drives that they belong on, step by step."""
+        pause_s, said = FIRST_PAUSE_S, ""
+        step_bytes = max(1, min(MOVE_BYTES, int(MOVE_S * self._config.drive_move_bytes_per_s)))
+        while True:
+            if not self._store.moving:
+                self.counts.objects_left = 0
+                await asyncio.sleep(WATCH_INTERVAL_S)
+                continue
+            try:
+                record = self._store.record
+                moved = await self._service.read(self._store.move_some, MOVE_OBJECTS, step_bytes)
+                self.counts.objects_moved += moved.objects
+                self.counts.bytes_moved += moved.bytes
+                self.counts.objects_left = moved.left_estimate
+                if self._store.record.drives != record.drives:
+                    await self._in_turn(self._follow())
+                    log.warning("a drive that retired has nothing left, and is this node's no longer")
+                if moved.problem and moved.problem != said:
+                    log.warning("some objects cannot be moved between drives for now: %s", moved.problem)
+                said = moved.problem or ""
+                stuck = self._store.moving and not moved.objects
+            except StoreError as error:
+                if str(error) != said:
+                    log.warning("objects cannot be moved between drives for now: %s", error)
+                said, stuck = str(error), True
+            else:
+                await self._throttle.spend(moved.bytes)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if stuck else FIRST_PAUSE_S
+            await asyncio.sleep(pause_s if stuck else 0)

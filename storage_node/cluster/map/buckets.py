@@ -1,0 +1,213 @@
+"""Buckets of a cluster, asked for at any of its nodes: made and deleted in the map, and so on every node.
+
+When a call returns, all nodes that answer know. A bucket is looked through and deleted in two steps: an object that is
+put between them goes with its bucket. Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire import ais_objects_pb2_grpc as rpc
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.cluster.consensus.change import change_map_async
+from storage_node.cluster.consensus.effects import Edit
+from storage_node.cluster.consensus.errors import NodesSilent
+from storage_node.cluster.map import mutations as edits
+from storage_node.cluster.map.membership import Membership
+from storage_node.store.errors import (
+    BucketExists,
+    BucketNotEmpty,
+    BucketNotFound,
+    InvalidRequest,
+    SnapshotNotFound,
+    SnapshotReadOnly,
+    StoreError,
+)
+from storage_node.store.names import SNAPSHOT_MARK, check_bucket_name
+
+CHANGE_TIMEOUT_S = 20.0
+LIST_TIMEOUT_S = 10.0
+_PAGE_SIZE = 10_000
+
+
+class ClusterBuckets:
+    def __init__(self, membership: Membership | None) -> None:
+        self._membership = membership
+
+    @property
+    def view(self) -> ClusterView | None:
+        """None while the node belongs to no cluster and has its buckets to itself."""
+        return self._membership.view if self._membership is not None else None
+
+    def get(self, view: ClusterView, name: str) -> pb.Bucket:
+        """Raises BucketNotFound."""
+        found = view.to_read(name)
+        if found is None:
+            raise _not_found(name, view)
+        return described(found)
+
+    async def create(self, view: ClusterView, request: pb.CreateBucketRequest) -> pb.Bucket:
+        """Raises InvalidName, InvalidRequest, BucketExists, ChangeFailed."""
+        name, exist_ok = request.name, request.exist_ok
+        check_bucket_name(name)
+        if exist_ok and name in view.buckets:
+            return described(view.buckets[name])
+        make = edits.create_bucket(
+            name, request.copies or 1, request.min_copies or 1, reframe=request.reframe
+        )
+
+        def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
+            if _find(map_, name) is None:
+                return make(map_)
+            if not exist_ok or map_ is None:
+                raise BucketExists(f"bucket {name!r} exists; pass exist_ok=True to use it")
+            return map_
+
+        found = _find(await _change(view, edit), name)
+        if found is None:
+            raise BucketNotFound(f"bucket {name!r} was made, and deleted by somebody else at once")
+        return described(found)
+
+    async def set(self, view: ClusterView, request: pb.SetBucketRequest) -> pb.Bucket:
+        """Raises BucketNotFound, InvalidRequest, ChangeFailed."""
+        name = request.name
+        meant = view.buckets.get(name) or _find(await _change(view, edits.unchanged), name)
+        if meant is None:
+            raise _not_to_change(name, view)
+        change = edits.set_bucket(name, *asked_for(request))
+
+        def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
+            found = _find(map_, name)
+            if found is None or found.uuid != meant.uuid:
+                raise _not_found(name)
+            return change(map_)
+
+        found = _find(await _change(view, edit), name)
+        if found is None:
+            raise _not_found(name)
+        return described(found)
+
+    async def delete(self, view: ClusterView, name: str, *, force: bool) -> int:
+        """How many objects went with it.
+
+        Raises BucketNotFound, BucketNotEmpty, NodesSilent, ChangeFailed.
+        """
+        meant = view.buckets.get(name) or _find(await _change(view, edits.unchanged), name)
+        if meant is None:
+            raise _not_to_change(name, view)
+        async with _Listing(view, name) as listing:
+            if not force:
+                await listing.require_empty()
+            deleted = await listing.count() if force else 0
+        remove = edits.delete_bucket(name)
+
+        def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
+            found = _find(map_, name)
+            if found is None or found.uuid != meant.uuid:
+                raise _not_found(name)
+            return remove(map_)
+
+        await _change(view, edit)
+        return deleted
+
+
+class _Listing:
+    """One bucket, on each node for itself."""
+
+    def __init__(self, view: ClusterView, name: str) -> None:
+        self._name = name
+        self._channels = {node.endpoint: grpc.aio.insecure_channel(node.endpoint) for node in view.nodes}
+
+    async def _page(self, endpoint: str, start_after: str, page_size: int) -> pb.ListResponse | str:
+        """Or why there is none."""
+        request = pb.ListRequest(bucket=self._name, start_after=start_after, page_size=page_size)
+        try:
+            page: pb.ListResponse = await rpc.ObjectsStub(self._channels[endpoint]).List(
+                request, timeout=LIST_TIMEOUT_S
+            )
+            return page
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.NOT_FOUND:
+                return pb.ListResponse()  # it has not learned of the bucket yet
+            return f"{endpoint} ({error.code().name.lower().replace('_', ' ')}: {error.details()})"
+
+    async def require_empty(self) -> None:
+        """Raises BucketNotEmpty, NodesSilent."""
+        pages = await asyncio.gather(*(self._page(endpoint, "", 1) for endpoint in self._channels))
+        if any(isinstance(page, pb.ListResponse) and page.object for page in pages):
+            raise BucketNotEmpty(f"bucket {self._name!r} holds objects; pass force=True to delete them with it")
+        if silent := [page for page in pages if isinstance(page, str)]:
+            raise NodesSilent(
+                f"bucket {self._name!r} may hold objects on nodes that do not answer: {'; '.join(silent)}; pass "
+                "force=True to delete them with it"
+            )
+
+    async def count(self) -> int:
+        """Different names on all nodes that answer."""
+        start_after, total = "", 0
+        while True:
+            pages = await asyncio.gather(
+                *(self._page(endpoint, start_after, _PAGE_SIZE) for endpoint in self._channels)
+            )
+            listed = [page for page in pages if isinstance(page, pb.ListResponse)]
+            # Up to the first end of a page that has a next one, all nodes have said everything.
+            ends = [page.object[-1].name.encode() for page in listed if page.more]
+            names = {found.name.encode() for page in listed for found in page.object}
+            total += sum(1 for name in names if not ends or name <= min(ends))
+            if not ends:
+                return total
+            start_after = min(ends).decode()
+
+    async def __aenter__(self) -> _Listing:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+
+async def _change(view: ClusterView, edit: Edit) -> cluster_pb.ClusterMap:
+    try:
+        return await change_map_async([node.endpoint for node in view.nodes], edit, timeout_s=CHANGE_TIMEOUT_S)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+
+
+def _find(map_: cluster_pb.ClusterMap | None, name: str) -> cluster_pb.MapBucket | None:
+    buckets = map_.bucket if map_ is not None else ()
+    return next((bucket for bucket in buckets if bucket.name == name), None)
+
+
+def _not_found(name: str, view: ClusterView | None = None) -> BucketNotFound:
+    of, mark, snapshot = name.partition(SNAPSHOT_MARK)
+    if mark and view is not None and of in view.buckets:
+        return SnapshotNotFound(f"bucket {of!r} has no snapshot {snapshot!r}")
+    return BucketNotFound(f"bucket {name!r} does not exist; create_bucket makes it")
+
+
+def _not_to_change(name: str, view: ClusterView) -> StoreError:
+    if name in view.pinned:
+        return SnapshotReadOnly(f"{name!r} is a snapshot, which never changes; change the bucket itself")
+    return _not_found(name, view)
+
+
+def described(bucket: cluster_pb.MapBucket) -> pb.Bucket:
+    return pb.Bucket(
+        name=bucket.name, uuid=bucket.uuid, copies=bucket.copies, min_copies=max(1, bucket.min_copies),
+        reframe=bucket.reframe, settling=bool(bucket.former_copies),
+    )  # fmt: skip
+
+
+def asked_for(request: pb.SetBucketRequest) -> tuple[int | None, int | None, bool | None]:
+    """Copies, min_copies, reframe; None for what is to stay."""
+    return (
+        request.copies if request.HasField("copies") else None,
+        request.min_copies if request.HasField("min_copies") else None,
+        request.reframe if request.HasField("reframe") else None,
+    )

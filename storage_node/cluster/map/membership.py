@@ -1,0 +1,48 @@
+"""What one node knows of its cluster: the newest committed map, and its own place in it. Thread-safe."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.cluster.map.lease import MapInUse
+
+
+class Membership:
+    """Holds the map of one node; `view` is None while the node belongs to no cluster."""
+
+    def __init__(self, node_uuid: bytes, view: ClusterView | None = None) -> None:
+        self.node_uuid = node_uuid
+        self.view = view
+        """Replaced, never changed: take it once and work with that."""
+        self.in_use = MapInUse(self)
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[ClusterView], None]] = []
+
+    @property
+    def position(self) -> int | None:
+        """This node's position in the map; None when it is in none."""
+        view = self.view
+        return None if view is None else view.position.get(self.node_uuid)
+
+    def learn(self, map_: pb.ClusterMap) -> int:
+        """Take a committed map if it is newer; returns the version that is known now. Raises ValueError."""
+        view = ClusterView(map_)
+        with self._lock:
+            if self.view is not None and view.map.cluster_uuid != self.view.map.cluster_uuid:
+                raise ValueError("the map of another cluster")
+            if self.view is None or view.version > self.view.version:
+                # Listeners first: whoever sees the new map finds its buckets.
+                for listener in self._listeners:
+                    listener(view)
+                self.view = view
+            return self.view.version
+
+    def on_change(self, listener: Callable[[ClusterView], None]) -> None:
+        """Call `listener` with every new map, one at a time, before it is used; its errors refuse the map.
+
+        Listeners are called in the order in which they were added, none after one that has failed.
+        """
+        self._listeners.append(listener)

@@ -1,0 +1,284 @@
+"""What is done to a cluster's map: one function for each change, to be passed to `change_map`. Pure.
+
+Each takes its arguments and returns an edit, which takes the committed map. An edit raises ValueError, with what to do
+about it, where the change makes no sense for that map; done already, it returns the map as it is.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.effects import Edit
+from storage_node.cluster.replication.replica_set import TooFewCopies
+from storage_node.store.errors import BucketHasSnapshots
+from storage_node.store.names import check_bucket_name
+
+__all__ = [
+    "add_node", "begin_leave", "create_bucket", "create_cluster", "delete_bucket", "finish_join", "finish_leave",
+    "remove_node", "set_bucket", "set_endpoint",
+]  # fmt: skip
+
+_FIRST_NUMBERS = 1 << 16
+"""Below it are the numbers of the nodes that a cluster was made of, above it those of later ones."""
+
+
+def create_cluster(nodes: Sequence[pb.MapNode]) -> Edit:
+    """A cluster of these nodes; they need uuid, host and endpoint. A weight of 0 becomes 1."""
+    copies = [_copy(node) for node in nodes]
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        if not copies:
+            raise ValueError("a cluster needs at least one node")
+        if len(copies) >= _FIRST_NUMBERS:
+            raise ValueError(f"{len(copies)} nodes: begin with fewer than {_FIRST_NUMBERS}, and add the others")
+        if map_ is not None:
+            if {node.uuid for node in map_.node} == {node.uuid for node in copies}:
+                return map_
+            raise ValueError(
+                f"one of the nodes belongs to cluster {map_.cluster_uuid.hex()} already; add nodes to that one, or "
+                "begin with empty drives"
+            )
+        map_ = pb.ClusterMap(cluster_uuid=uuid.uuid4().bytes)
+        for number, node in enumerate(copies, 1):
+            _add(map_, node, pb.MapNode.ACTIVE, number)
+        return map_
+
+    return edit
+
+
+def add_node(node: pb.MapNode) -> Edit:
+    """Let a node join; it needs uuid, host and endpoint. It owns objects at once, and has them after finish_join."""
+    copy = _copy(node)
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        map_ = _require(map_)
+        known = _find(map_, copy.uuid)
+        if known is not None and known.state != pb.MapNode.LEAVING and known.endpoint == copy.endpoint:
+            return map_
+        if known is not None:
+            raise ValueError(
+                f"node {copy.uuid.hex()} is {_state(known)} in the cluster, at {known.endpoint}; "
+                + ("let it finish leaving first" if known.state == pb.MapNode.LEAVING else "set its endpoint instead")
+            )
+        # Versions do not repeat, and so numbers do not, not even those of nodes that are gone.
+        _add(map_, copy, pb.MapNode.JOINING, _FIRST_NUMBERS + map_.version)
+        return map_
+
+    return edit
+
+
+def finish_join(node_uuid: bytes) -> Edit:
+    """A node that joins has all its objects."""
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        node = _require_node(map_ := _require(map_), node_uuid)
+        if node.state == pb.MapNode.LEAVING:
+            raise ValueError(f"node {node_uuid.hex()} is leaving; it cannot finish joining")
+        node.state = pb.MapNode.ACTIVE
+        return map_
+
+    return edit
+
+
+def begin_leave(node_uuid: bytes) -> Edit:
+    """A node hands over its objects: it owns none from now on. One that was only joining leaves too."""
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        node = _require_node(map_ := _require(map_), node_uuid)
+        node.state = pb.MapNode.LEAVING
+        _require_hosts(map_, f"node {node_uuid.hex()} cannot leave")
+        return map_
+
+    return edit
+
+
+def finish_leave(node_uuid: bytes) -> Edit:
+    """A node that leaves has handed over all its objects, and goes."""
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        map_ = _require(map_)
+        node = _find(map_, node_uuid)
+        if node is None:
+            return map_
+        if node.state != pb.MapNode.LEAVING:
+            raise ValueError(
+                f"node {node_uuid.hex()} is {_state(node)}; let it begin to leave first, or remove it if it is lost"
+            )
+        map_.node.remove(node)
+        return map_
+
+    return edit
+
+
+def remove_node(node_uuid: bytes) -> Edit:
+    """Take out a node that is lost, with the copies that it has."""
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        map_ = _require(map_)
+        node = _find(map_, node_uuid)
+        if node is None:
+            return map_
+        map_.node.remove(node)
+        _require_hosts(map_, f"node {node_uuid.hex()} cannot be removed")
+        return map_
+
+    return edit
+
+
+def set_endpoint(node_uuid: bytes, endpoint: str) -> Edit:
+    """A node came back elsewhere. Another node that had this endpoint keeps it in the map until it says where it is."""
+    _require_endpoint(endpoint)
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        _require_node(map_ := _require(map_), node_uuid).endpoint = endpoint
+        return map_
+
+    return edit
+
+
+def create_bucket(name: str, copies: int = 1, min_copies: int = 1, *, reframe: bool = False) -> Edit:
+    """A new bucket. Raises InvalidName at once."""
+    check_bucket_name(name)
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        map_ = _require(map_)
+        if any(bucket.name == name for bucket in map_.bucket):
+            raise ValueError(f"bucket {name!r} exists; choose another name, or use it")
+        require_copies(map_, copies, min_copies)
+        map_.bucket.add(name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=min_copies, reframe=reframe)
+        return map_
+
+    return edit
+
+
+def set_bucket(name: str, copies: int | None, min_copies: int | None, reframe: bool | None) -> Edit:
+    """Change what is not None. Another number of copies is there when `finish_changes` says so, see docs/cluster.md.
+
+    It raises TooFewCopies, to be tried again, while a snapshot of the bucket is being made: its owners are looking
+    through what it sees.
+    """
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        map_ = _require(map_)
+        found = next((bucket for bucket in map_.bucket if bucket.name == name), None)
+        if found is None:
+            raise ValueError(f"bucket {name!r} does not exist; create_bucket makes it")
+        before = found.copies, max(1, found.min_copies)
+        wanted = before[0] if copies is None else copies, before[1] if min_copies is None else min_copies
+        if wanted != before:
+            require_copies(map_, *wanted)
+            if wanted[0] != before[0]:
+                if any(one.maker for one in found.snapshot):
+                    raise TooFewCopies(f"a snapshot of bucket {name!r} is being made; change its copies after that")
+                found.former_copies[:] = list(dict.fromkeys([*found.former_copies, before[0]]))
+            found.copies, found.min_copies = wanted
+        if reframe is not None:
+            found.reframe = reframe
+        return map_
+
+    return edit
+
+
+def delete_bucket(name: str) -> Edit:
+    """A bucket goes, with all its objects."""
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        map_ = _require(map_)
+        found = next((bucket for bucket in map_.bucket if bucket.name == name), None)
+        if found is None:
+            raise ValueError(f"bucket {name!r} does not exist; it may have been deleted already")
+        if found.snapshot:
+            named = ", ".join(one.name for one in found.snapshot)
+            raise BucketHasSnapshots(f"bucket {name!r} has snapshots, {named}: delete them first")
+        map_.bucket.remove(found)
+        return map_
+
+    return edit
+
+
+def require_copies(map_: pb.ClusterMap, copies: int, min_copies: int) -> None:
+    """Raises ValueError for a bucket that this cluster cannot have."""
+    hosts = owning_hosts(map_)
+    if not 1 <= copies <= hosts:
+        raise ValueError(
+            f"copies={copies}: need 1 to {hosts}, as the cluster has {hosts} hosts that take objects and copies go to "
+            "different ones; add hosts for more"
+        )
+    if not 1 <= min_copies <= copies:
+        raise ValueError(f"min_copies={min_copies}: need 1 to copies={copies}")
+
+
+def owning_hosts(map_: pb.ClusterMap) -> int:
+    """How many hosts take objects."""
+    return len({node.host for node in map_.node if node.state != pb.MapNode.LEAVING})
+
+
+def _copy(node: pb.MapNode) -> pb.MapNode:
+    if len(node.uuid) != 16:
+        raise ValueError(f"a node has a uuid of 16 bytes, not {len(node.uuid)}: ask it with GetMap")
+    if not node.host:
+        raise ValueError(f"node {node.uuid.hex()} needs the name of its host: copies go to different hosts")
+    _require_endpoint(node.endpoint)
+    copy = pb.MapNode()
+    copy.CopyFrom(node)
+    copy.weight = node.weight or 1.0
+    return copy
+
+
+def _add(map_: pb.ClusterMap, node: pb.MapNode, state: pb.MapNode.State, number: int) -> None:
+    for other in map_.node:
+        if other.uuid == node.uuid:
+            raise ValueError(f"node {node.uuid.hex()} is given twice; two drives that are copies of one look like that")
+        if other.endpoint == node.endpoint:
+            raise ValueError(f"endpoint {node.endpoint} is that of node {other.uuid.hex()}; remove that one first")
+    added = map_.node.add()
+    added.CopyFrom(node)
+    added.state, added.number = state, number
+
+
+def unchanged(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+    """An edit that tells the newest map, and sees to it that it counts."""
+    if map_ is None:
+        raise ValueError("the nodes of this node's cluster belong to none")
+    return map_
+
+
+def _require(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+    if map_ is None:
+        raise ValueError("these nodes belong to no cluster yet; create one first")
+    return map_
+
+
+def _find(map_: pb.ClusterMap, node_uuid: bytes) -> pb.MapNode | None:
+    return next((node for node in map_.node if node.uuid == node_uuid), None)
+
+
+def _require_node(map_: pb.ClusterMap, node_uuid: bytes) -> pb.MapNode:
+    node = _find(map_, node_uuid)
+    if node is None:
+        raise ValueError(f"no node {node_uuid.hex()} in the cluster; add it first")
+    return node
+
+
+def _require_hosts(map_: pb.ClusterMap, problem: str) -> None:
+    hosts = owning_hosts(map_)
+    if hosts == 0:
+        raise ValueError(f"{problem}: no node would be left that takes objects; add another one first")
+    for bucket in map_.bucket:
+        if bucket.copies > hosts:
+            raise ValueError(
+                f"{problem}: bucket {bucket.name!r} has {bucket.copies} copies, and {hosts} hosts would be left; add a "
+                "host first"
+            )
+
+
+def _require_endpoint(endpoint: str) -> None:
+    host, colon, port = endpoint.rpartition(":")
+    if not host or not colon or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"endpoint {endpoint!r} is not host:port, as in 10.0.0.5:7480")
+
+
+def _state(node: pb.MapNode) -> str:
+    return str(pb.MapNode.State.Name(node.state)).lower()

@@ -1,0 +1,107 @@
+"""What is done to a cluster's map for snapshots: edits, as those in `edits`. Pure.
+
+The map alone says which snapshots there are. One that is being made is in it as well, so that every node keeps what it
+sees, and so that whoever finds it abandoned can take it out again.
+"""
+
+from __future__ import annotations
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.effects import Edit
+from storage_node.cluster.replication.replica_set import TooFewCopies
+from storage_node.store.errors import BucketNotFound, SnapshotExists, SnapshotNotFound, Unsupported
+
+
+class MapChanged(TooFewCopies):
+    """Nodes may have come that do not hold."""
+
+
+def begin_snapshot(bucket_uuid: bytes, snapshot: pb.MapSnapshot, base_version: int) -> Edit:
+    """`base_version`: of the map all of whose nodes hold the bucket. Raises MapChanged when there is a newer one."""
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        map_, bucket = _bucket(map_, bucket_uuid)
+        if any(one == snapshot for one in bucket.snapshot):
+            return map_
+        require_settled(map_, bucket)
+        require_new(bucket, snapshot.name)
+        if map_.version != base_version:
+            raise MapChanged("the map of the cluster has changed meanwhile; try again")
+        bucket.snapshot.append(snapshot)
+        return map_
+
+    return edit
+
+
+def finish_snapshot(bucket_uuid: bytes, made: pb.MapSnapshot, nodes: frozenset[bytes]) -> Edit:
+    """It is made. `nodes`: uuids of those that have it; others cannot have come meanwhile."""
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        map_, bucket = _bucket(map_, bucket_uuid)
+        for one in bucket.snapshot:
+            if (one.name, one.cut, one.created_ns) == (made.name, made.cut, made.created_ns):
+                if one.maker and (frozenset(node.uuid for node in map_.node) != nodes or _is_changing(map_)):
+                    raise TooFewCopies("nodes came or went while the snapshot was made; try again")
+                one.CopyFrom(made)
+                return map_
+        raise TooFewCopies("making the snapshot took so long that another node took it for abandoned; try again")
+
+    return edit
+
+
+def delete_snapshot(bucket_uuid: bytes, name: str) -> Edit:
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        map_, bucket = _bucket(map_, bucket_uuid)
+        found = find_snapshot(bucket, name)
+        if found is None or found.maker:
+            raise SnapshotNotFound(f"bucket {bucket.name!r} has no snapshot {name!r}")
+        bucket.snapshot.remove(found)
+        return map_
+
+    return edit
+
+
+def abandon_snapshot(bucket_uuid: bytes, making: pb.MapSnapshot) -> Edit:
+    """Take out one that is not made, if it is still there."""
+
+    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+        if map_ is None:
+            raise ValueError("the nodes of this node's cluster belong to none")
+        for bucket in map_.bucket:
+            if bucket.uuid == bucket_uuid and making in bucket.snapshot:
+                bucket.snapshot.remove(making)
+        return map_
+
+    return edit
+
+
+def find_snapshot(bucket: pb.MapBucket, name: str) -> pb.MapSnapshot | None:
+    return next((one for one in bucket.snapshot if one.name == name), None)
+
+
+def require_new(bucket: pb.MapBucket, name: str) -> None:
+    """Raises SnapshotExists."""
+    if (found := find_snapshot(bucket, name)) is not None:
+        how = "is making a snapshot" if found.maker else "has a snapshot"
+        raise SnapshotExists(f"bucket {bucket.name!r} {how} {name!r} already")
+
+
+def require_settled(map_: pb.ClusterMap, bucket: pb.MapBucket) -> None:
+    """Raises Unsupported."""
+    if _is_changing(map_):
+        raise Unsupported("nodes are joining or leaving; make the snapshot when that is over")
+    if bucket.former_copies:
+        raise Unsupported(
+            f"bucket {bucket.name!r} is being changed to copies={bucket.copies}; make the snapshot when that is over"
+        )
+
+
+def _is_changing(map_: pb.ClusterMap) -> bool:
+    return any(node.state != pb.MapNode.ACTIVE for node in map_.node)
+
+
+def _bucket(map_: pb.ClusterMap | None, bucket_uuid: bytes) -> tuple[pb.ClusterMap, pb.MapBucket]:
+    found = next((bucket for bucket in map_.bucket if bucket.uuid == bucket_uuid), None) if map_ is not None else None
+    if map_ is None or found is None:
+        raise BucketNotFound("the bucket has been deleted meanwhile")
+    return map_, found

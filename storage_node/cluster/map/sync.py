@@ -1,0 +1,134 @@
+"""A node keeps up with its cluster: it asks its peers for a newer map, and sees to what nobody else does.
+
+A node that missed a Learn, because it was down or cut off, finds the map within seconds of its return. A change whose
+proposer died half-way is finished. A node that came back at another address says so in the map.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.acceptor_store import Keeper
+from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
+from storage_node.cluster.consensus.errors import ChangeFailed
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.map.mutations import set_endpoint
+from storage_node.services.cluster import ClusterService
+from storage_node.store.errors import StoreError
+
+INTERVAL_S, LONGEST_INTERVAL_S = 2.0, 15.0
+PEERS_ASKED = 3
+"""Each time; news spread from node to node. All of them at the start."""
+CHANGE_TIMEOUT_S = 10.0
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Belongs to the node's event loop."""
+
+    def __init__(self, cluster: ClusterService, membership: Membership, keeper: Keeper, endpoint: str) -> None:
+        """`endpoint`: host:port of this node as others reach it; empty when that is not known."""
+        self._cluster = cluster
+        self._membership = membership
+        self._keeper = keeper
+        self._endpoint = endpoint
+        self._undecided: pb.ClusterMap | None = None
+        self._said = ""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        moved = self._has_moved()
+        asked = 0
+        interval_s = INTERVAL_S
+        async with AsyncChannels() as channels:
+            while True:
+                peers = self._peers()
+                random.shuffle(peers)
+                answered = await self._ask(channels, peers[: PEERS_ASKED if asked else None])
+                asked += 1
+                if moved:
+                    moved = not await self._publish()
+                await self._finish()
+                interval_s = INTERVAL_S if answered or not peers else min(2 * interval_s, LONGEST_INTERVAL_S)
+                await asyncio.sleep(interval_s * random.uniform(0.75, 1.25))
+
+    def _peers(self) -> list[str]:
+        """Of a node that belongs to no cluster: those with which it was to make or join one."""
+        map_ = self._map()
+        nodes: Iterable[pb.MapNode] = map_.node if map_ is not None else ()
+        return [node.endpoint for node in nodes if node.uuid != self._membership.node_uuid]
+
+    def _map(self) -> pb.ClusterMap | None:
+        view = self._membership.view
+        return view.map if view is not None else self._keeper.state.accepted
+
+    async def _ask(self, channels: AsyncChannels, peers: list[str]) -> bool:
+        """Learn the newest map that these peers have; whether one has answered."""
+        view = self._membership.view
+        request = pb.GetMapRequest(known_version=view.version if view is not None else 0)
+        answers = await asyncio.gather(*(channels.call(peer, request) for peer in peers))
+        found = [answer for answer in answers if isinstance(answer, pb.GetMapResponse)]
+        maps = [answer.map for answer in found if answer.HasField("map") and self._concerns(answer.map)]
+        if maps:
+            try:
+                await self._cluster.learn(max(maps, key=lambda map_: map_.version))
+            except (StoreError, ValueError) as error:
+                self._say(f"a newer map of the cluster cannot be used: {error}")
+        return bool(found)
+
+    def _concerns(self, map_: pb.ClusterMap) -> bool:
+        view = self._membership.view
+        if view is not None:
+            return view.map.cluster_uuid == map_.cluster_uuid
+        return any(node.uuid == self._membership.node_uuid for node in map_.node)
+
+    def _has_moved(self) -> bool:
+        view, position = self._membership.view, self._membership.position
+        return (
+            view is not None
+            and position is not None
+            and bool(self._endpoint)
+            and view.nodes[position].endpoint != self._endpoint
+        )
+
+    async def _publish(self) -> bool:
+        """Have the map say where this node is; whether it does."""
+        if not self._has_moved():
+            return True
+        try:
+            await change_map_async(
+                [self._endpoint, *self._peers()],
+                set_endpoint(self._membership.node_uuid, self._endpoint),
+                timeout_s=CHANGE_TIMEOUT_S,
+            )
+        except (ChangeFailed, ValueError) as error:
+            self._say(f"the cluster's map cannot be told that this node is at {self._endpoint}: {error}")
+            return False
+        return True
+
+    async def _finish(self) -> None:
+        """See to it that a change which was accepted here, and still is not decided, comes to an end."""
+        accepted, before = self._keeper.state.accepted, self._undecided
+        self._undecided = accepted
+        if accepted is None or accepted is not before or not self._endpoint:
+            return  # its proposer may yet be at work
+        try:
+            await change_map_async([self._endpoint, *self._peers()], _unchanged, timeout_s=CHANGE_TIMEOUT_S)
+        except (ChangeFailed, ValueError) as error:
+            self._say(f"a change of the cluster's map that was begun is not decided: {error}")
+
+    def _say(self, problem: str) -> None:
+        """Once."""
+        if problem != self._said:
+            log.warning("%s", problem)
+        self._said = problem
+
+
+def _unchanged(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+    if map_ is None:
+        raise ValueError("the making of a cluster did not reach all its nodes; make it again")
+    return map_

@@ -1,0 +1,318 @@
+"""A node that comes back finds out what it missed, before it answers reads of what has several copies.
+
+First it tells every other node that it is back, and from then on it takes part in their writes, or is told of those
+that it takes no part in. Then it goes through what the others have. What it has older, or not at all, stays in doubt,
+name by name, until the newer version has arrived; all the rest is served as soon as the comparison is done. Other
+nodes' silence holds it up for `reconcile_patience_s` at most: after that it serves what it has, and says so.
+
+A node that has given a drive up serves what it has on the others, and finds out what it lacks in the same way. Silence
+of other nodes only means that it goes on finding out.
+
+Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.cluster_map import ClusterView, most_copies
+from storage_node.batch.session import BatchService
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
+from storage_node.cluster.repair.plan import UNKNOWN, State, batches, compare, owned_by
+from storage_node.cluster.repair.transfers import GROUP_BYTES, GROUP_NAMES, RepairCounts, chunks
+from storage_node.cluster.replication.copy_stream import CopyLost
+from storage_node.store.errors import BucketNotFound, DriveFailed, StoreError
+from storage_node.store.format import Version
+from storage_node.store.stale_replicas import Doubt
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
+LONGEST_RETRY_S = 5.0
+RESOLVE_INTERVAL_S = 0.25
+MAX_MISSING = 100_000
+"""Names that this node lacks and remembers as such. While there are more, whatever it lacks in that bucket is in doubt,
+and it compares again when it has those."""
+GIVEN_UP_S = 30.0
+"""A write that was announced and cannot be found anywhere after this time has not come to pass."""
+_HIGHEST = Version(2**32, 0)
+log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    def __init__(
+        self, service: BatchService, membership: Membership, peers: RepairPeers, counts: RepairCounts,
+        endpoint: Callable[[], str],
+    ) -> None:  # fmt: skip
+        """`endpoint`: host:port of this node as others reach it; empty when that is not known."""
+        self._service = service
+        self._store = service.store
+        self._membership = membership
+        self._peers = peers
+        self._counts = counts
+        self._endpoint = endpoint
+        self._missing = 0
+        self._asked = 0
+        self._filled: set[bytes] = set()
+        """Nodes whose objects have been compared, since a drive was given up, with what is left here."""
+        self._retry_s, self._pause_s = 0.0, FIRST_PAUSE_S
+
+    def doubt_everything(self) -> None:
+        """Of what has several copies. Also while a comparison is under way: it has to be made anew."""
+        self._asked += 1
+        view = self._membership.view
+        if view is not None and len(view.nodes) > 1:
+            self._store.doubts.doubt_buckets(bucket.uuid for bucket in copied_buckets(view))
+
+    def doubt_gaps(self) -> None:
+        """What this node lacks it may have lost with a drive. To be called before that and, again, afterwards."""
+        self._asked += 1
+        self._filled.clear()
+        view = self._membership.view
+        if view is not None and len(view.nodes) > 1:
+            self._store.doubts.doubt_gaps(bucket.uuid for bucket in copied_buckets(view))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if self._store.doubts.buckets():
+                await self._return()
+            elif self._store.doubts.buckets_with_gaps():
+                await self._fill_gaps()
+            if self._store.doubts.any:
+                try:
+                    await self.resolve()
+                except StoreError as error:
+                    log.warning("copies that may be old are not brought up to date for now: %s", error)
+            await asyncio.sleep(RESOLVE_INTERVAL_S)
+
+    # -- coming back
+
+    async def _return(self) -> None:
+        """Compare this node with all others; afterwards no bucket is in doubt as a whole."""
+        began_s, asked = time.monotonic(), self._asked
+        deadline_s = began_s + self._service.config.reconcile_patience_s
+        view, silent = await self._announce(deadline_s)
+        if view is None:
+            return
+        buckets = copied_buckets(view)
+        left = {node.uuid: node.endpoint for node in self._others(view) if node.endpoint not in silent}
+        pause_s = FIRST_PAUSE_S
+        while left:
+            for uuid, endpoint in list(left.items()):
+                try:
+                    for bucket in buckets:
+                        await self._compare_existing(view, bucket, endpoint)
+                    del left[uuid]
+                except (CopyLost, StoreError) as error:
+                    log.info("comparing with %s: %s", endpoint, error)
+            if left and time.monotonic() > deadline_s:
+                silent = sorted([*silent, *left.values()])
+                break
+            if left:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        if self._asked != asked:
+            return
+        self._counts.silent = tuple(silent)
+        if silent:
+            log.warning(
+                "this node serves copies that may be old: %s did not answer for %g s, and may have newer ones",
+                ", ".join(silent), time.monotonic() - began_s,
+            )  # fmt: skip
+        for bucket_uuid in self._store.doubts.buckets():
+            self._store.doubts.trust_bucket(bucket_uuid)
+
+    async def _announce(self, deadline_s: float) -> tuple[ClusterView | None, list[str]]:
+        """Tell the others; the map by which to compare, and who was silent until the end of the time."""
+        pause_s = FIRST_PAUSE_S
+        told: dict[bytes, int] = {}
+        while True:
+            view = self._membership.view
+            if view is None or self._membership.position is None:
+                return None, []  # taken out of the map: nobody should read here, and nobody is to be compared with
+            silent: list[str] = []
+            for node in self._others(view):
+                if node.uuid not in told:
+                    try:
+                        told[node.uuid] = await self._peers.returned(
+                            node.endpoint, self._membership.node_uuid, self._endpoint()
+                        )
+                    except CopyLost:
+                        silent.append(node.endpoint)
+            late = time.monotonic() > deadline_s
+            behind = view.version < max(told.values(), default=0)
+            if (not silent and not behind and self._membership.view is view) or late:
+                return view, silent
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _fill_gaps(self) -> None:
+        """Compare with the next node what this one lacks; when all have had their turn, nothing is in doubt as lacking
+        but the names that are known by then. Names are fetched between one node and the next."""
+        view, asked = self._membership.view, self._asked
+        here = self._membership.position
+        if view is None or here is None or self._missing >= MAX_MISSING or time.monotonic() < self._retry_s:
+            return
+        doubts, gaps = self._store.doubts, self._store.doubts.buckets_with_gaps()
+        # While this node joins, readers ask the former owners as well.
+        joining = view.nodes[here].state == pb.MapNode.JOINING
+        left = [node for node in self._others(view) if node.uuid not in self._filled and not joining]
+        for node in left:
+            try:
+                for bucket in copied_buckets(view):
+                    if bucket.uuid in gaps:
+                        await self._compare_existing(view, bucket, node.endpoint)
+            except (CopyLost, StoreError) as error:
+                log.info("looking for what was lost with a drive at %s: %s", node.endpoint, error)
+                continue
+            if self._missing < MAX_MISSING and self._asked == asked:
+                self._filled.add(node.uuid)
+                self._pause_s = FIRST_PAUSE_S
+            return
+        if left:
+            self._retry_s = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
+        elif self._membership.view is view and self._asked == asked:
+            for bucket_uuid in gaps:
+                doubts.trust_gaps(bucket_uuid)
+
+    def _others(self, view: ClusterView) -> list[pb.MapNode]:
+        return [node for node in view.nodes if node.uuid != self._membership.node_uuid]
+
+    async def _compare_existing(self, view: ClusterView, bucket: pb.MapBucket, endpoint: str) -> None:
+        try:
+            await self._compare(view, bucket, endpoint)
+        except BucketNotFound:
+            return  # deleted meanwhile
+        except CopyLost as lost:
+            if not isinstance(lost.refusal, BucketNotFound):
+                raise  # otherwise it has nothing of this bucket
+
+    async def _compare(self, view: ClusterView, bucket: pb.MapBucket, endpoint: str) -> None:
+        """Learn which names the node has newer. Raises CopyLost, StoreError."""
+        here = view.position[self._membership.node_uuid]
+        joining = view.nodes[here].state == pb.MapNode.JOINING
+        after, more = "", True
+        while more:
+            theirs, more = await self._peers.versions(endpoint, bucket, after)
+            if not theirs:
+                return
+            after = theirs[-1][0]
+            names = [name for name, _ in theirs]
+            owned = await self._service.read(owned_by, view, bucket, names, here)
+            mine = await self._service.read(self._states, bucket.name, names)
+            found = compare(theirs, mine, owned)
+            for name, state in found.bury.items():
+                await self._service.read(self._bury, bucket.name, name, state.version)
+            wanted: dict[str, Version] = {}
+            for name, state in found.fetch.items():
+                if mine[name] is None:
+                    if joining:
+                        continue  # repair brings it
+                    if self._missing >= MAX_MISSING:
+                        self._filled.clear()
+                        self._store.doubts.doubt_gaps([bucket.uuid])
+                        continue
+                    self._missing += 1
+                wanted[name] = state.version
+            if wanted:
+                self._store.doubts.doubt_names(bucket.uuid, wanted)
+
+    def _bury(self, bucket: str, name: str, version: Version) -> None:
+        self._store.delete(bucket, name, version, keep_tombstone=True)
+
+    def _states(self, bucket: str, names: Sequence[str]) -> dict[str, State | None]:
+        found: dict[str, State | None] = {}
+        for name in names:
+            try:
+                record = self._store.newest(bucket, [name])[0]
+            except DriveFailed:
+                found[name] = UNKNOWN
+                continue
+            found[name] = record and State(record.version, record.is_tombstone, record.size_bytes)
+        return found
+
+    # -- fetching
+
+    async def resolve(self) -> None:
+        """Bring names that are in doubt up to date, as far as that is possible now. Raises StoreError."""
+        view = self._membership.view
+        if view is None:
+            return
+        doubts = self._store.doubts
+        for bucket_uuid in doubts.bucket_uuids():
+            bucket = view.bucket_with_uuid(bucket_uuid)
+            if bucket is None or self._store.find_bucket(bucket.name) is None:
+                doubts.forget_bucket(bucket_uuid)
+                continue
+            for names in chunks(list(doubts.names(bucket_uuid)), PAGE_NAMES):
+                await self._resolve(view, bucket, names)
+        if not doubts.count():
+            self._missing = 0
+
+    async def _resolve(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> None:
+        found = await self._service.read(self._still_older, bucket, names)
+        left = {name: mine for name, mine in found.items() if mine is not UNKNOWN}  # nothing can be put on its drive
+        here = self._membership.position
+        owned = await self._service.read(owned_by, view, bucket, names, here) if here is not None else set()
+        for name in [name for name, mine in left.items() if name not in owned]:
+            # It belongs to others by now: a pass drops the old copy when they have the new one.
+            if left[name] is None:
+                self._store.doubts.trust_name(bucket.uuid, name, _HIGHEST)
+                del left[name]
+        if not left:
+            return
+        others = [at for at, node in enumerate(view.nodes) if node.uuid != self._membership.node_uuid]
+        answers, _ = await self._peers.newest(view, bucket, {node: list(left) for node in others})
+        sources: dict[int, list[tuple[str, State]]] = {}
+        doubts = self._store.doubts.names(bucket.uuid)
+        for name, mine in left.items():
+            known = {node: answers.get(node, {}).get(name, UNKNOWN) for node in others}
+            best_node, best = None, mine
+            for node, state in known.items():
+                if state is not None and state is not UNKNOWN and (best is None or state.version > best.version):
+                    best_node, best = node, state
+            if best_node is not None and best is not None and name in owned:
+                sources.setdefault(best_node, []).append((name, best))
+            elif best_node is None and name in doubts and all(state is not UNKNOWN for state in known.values()):
+                self._give_up(bucket, name, doubts[name])
+        for node, wanted in sources.items():
+            try:
+                await self._fetch(view.nodes[node].endpoint, bucket, wanted)
+            except CopyLost as lost:
+                log.info("newer versions of %d names cannot be fetched for now: %s", len(wanted), lost)
+
+    def _give_up(self, bucket: pb.MapBucket, name: str, doubt: Doubt) -> None:
+        """No node has what was announced."""
+        if time.monotonic() - doubt.since_s > GIVEN_UP_S:
+            self._store.doubts.trust_name(bucket.uuid, name, doubt.version)
+
+    async def _fetch(self, endpoint: str, bucket: pb.MapBucket, wanted: Sequence[tuple[str, State]]) -> None:
+        names, sizes = [name for name, _ in wanted], [state.size_bytes for _, state in wanted]
+        for group in batches(names, sizes, most_names=GROUP_NAMES, most_bytes=4 * GROUP_BYTES):
+            part = [names[at] for at in group]
+            await self._peers.push(endpoint, bucket, part, self._membership.node_uuid)
+            left = await self._service.read(self._still_older, bucket, part)
+            self._counts.names_fetched += len(part) - len(left)
+            self._counts.bytes_fetched += sum(sizes[at] for at in group if names[at] not in left)
+
+    def _still_older(self, bucket: pb.MapBucket, names: Sequence[str]) -> dict[str, State | None]:
+        """What this node has of those names that are still in doubt; the others are not any more."""
+        left: dict[str, State | None] = {}
+        for name, state in self._states(bucket.name, names).items():
+            wanted = self._store.doubts.wanted(bucket.uuid, name)
+            if wanted is None:
+                continue
+            if state is not None and state is not UNKNOWN and state.version >= wanted:
+                self._store.doubts.trust_name(bucket.uuid, name, state.version)
+            else:
+                left[name] = state
+        return left
+
+
+def copied_buckets(view: ClusterView) -> list[pb.MapBucket]:
+    return [bucket for bucket in view.buckets.values() if most_copies(bucket) > 1]

@@ -1,0 +1,60 @@
+"""The end of a change of the map: when all nodes have found nothing to move under it, whoever sees that finishes it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.cluster.consensus.change import change_map_async
+from storage_node.cluster.consensus.errors import ChangeFailed
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.repair.peers import RepairPeers
+from storage_node.cluster.repair.plan import finish_changes
+from storage_node.cluster.replication.copy_stream import CopyLost
+
+BUSY_INTERVAL_S = 0.5
+"""Between the passes of a node that has something to do."""
+CHANGE_TIMEOUT_S = 10.0
+log = logging.getLogger(__name__)
+
+
+async def _progress_of_others(
+    view: ClusterView, membership: Membership, peers: RepairPeers
+) -> Sequence[wire.ProgressResponse]:
+    """Of all others; one that does not answer acts by no map."""
+
+    async def ask(endpoint: str) -> wire.ProgressResponse:
+        try:
+            return await peers.progress(endpoint)
+        except CopyLost:
+            return wire.ProgressResponse()
+
+    others = [node.endpoint for node in view.nodes if node.uuid != membership.node_uuid]
+    return await asyncio.gather(*map(ask, others))
+
+
+async def all_act_by(view: ClusterView, membership: Membership, peers: RepairPeers) -> bool:
+    """Whether nothing comes to any node any more by an older map."""
+    answers = await _progress_of_others(view, membership, peers)
+    mine = membership.in_use.version
+    return mine == view.version and all(answer.map_version == view.version for answer in answers)
+
+
+async def finish(view: ClusterView, membership: Membership, peers: RepairPeers) -> None:
+    """If all nodes are clean under this map, nobody needs to join or leave any more."""
+    answers = await _progress_of_others(view, membership, peers)
+    if any(answer.clean_version != view.version or answer.map_version != view.version for answer in answers):
+        return
+    await asyncio.sleep(random.uniform(0, BUSY_INTERVAL_S))  # all of them find out at the same time
+    if membership.view is not view:
+        return
+    try:
+        await change_map_async(
+            [node.endpoint for node in view.nodes], finish_changes(view.version), timeout_s=CHANGE_TIMEOUT_S
+        )
+    except (ChangeFailed, ValueError) as error:
+        log.info("the change of the map cannot be finished for now: %s", error)

@@ -1,0 +1,366 @@
+"""Every node sees to it that what it has is where the map wants it: missing copies, objects that move, tombstones.
+
+A pass goes through all names on this node's drives and compares them with what their other owners have; see
+`repair_plan` for what follows. Nothing is remembered but on the drives: a node that starts begins a new pass. When the
+map is changing and all nodes have found nothing to do under it, whoever sees that finishes the change.
+
+Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.background import keep_going
+from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.repair.catch_up import Reconciler, copied_buckets
+from storage_node.cluster.repair.finish_change import BUSY_INTERVAL_S, all_act_by, finish
+from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers, reach
+from storage_node.cluster.repair.plan import (
+    Page,
+    State,
+    Work,
+    batches,
+    page_of,
+    plan,
+    questions,
+)
+from storage_node.cluster.repair.transfers import GROUP_NAMES, RepairCounts, Transfers, chunks
+from storage_node.cluster.replication import replica
+from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S, CopyLost
+from storage_node.cluster.replication.replica import from_wire
+from storage_node.store.drive.drive import Drive
+from storage_node.store.errors import BucketNotFound, StoreError
+from storage_node.store.format import Record
+
+SETTLE_S = 0.25
+"""Copies that differ may be those of a write that is just being committed: looked at again after this time."""
+_FEW = 64
+"""So many differences in a page may be that; more are pushed at once."""
+LONGEST_RETRY_S = 5.0
+POLL_S = 0.1
+RETURN_S = 2.0
+AWAKE_S = REACH_TIMEOUT_S - 0.5
+"""Others write without a node that keeps silent for REACH_TIMEOUT_S."""
+_TAKEN_AT_ONCE = 64
+_MOST_BYTES_BETWEEN_CHECKS = 64 << 20
+"""Of what is pushed before the map is looked at again."""
+log = logging.getLogger(__name__)
+
+
+class Repair:
+    def __init__(
+        self, service: BatchService, membership: Membership, writes: Replication, endpoint: Callable[[], str]
+    ) -> None:
+        """Args:
+            writes: those that this node coordinates.
+            endpoint: host:port of this node as others reach it; empty when that is not known.
+        """
+        self._service = service
+        self._store = service.store
+        self._membership = membership
+        self._writes = writes
+        self._endpoint = endpoint
+        self.counts = RepairCounts()
+        channels = Channels()  # writes do not wait behind what is moved
+        self._peers = RepairPeers(channels)
+        self.transfers = Transfers(service, channels, self.counts)
+        self._reconciler = Reconciler(service, membership, self._peers, self.counts, endpoint)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._wake = asyncio.Event()
+        self._store.is_owner = self._owns
+        self.retained_in_place: Callable[[ClusterView], Awaitable[bool]] = _nothing_retained
+        """The part of a pass that goes through what is retained for snapshots, see `snapshot_repair`."""
+
+    def _owns(self, bucket_uuid: bytes, name: str) -> bool:
+        """By the newest map; a former owner may not have been told of all that came after, nor a new one of what came
+        before."""
+        view, position = self._membership.view, self._membership.position
+        bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
+        return view is None or bucket is None or position in view.sure_owners(bucket, name)
+
+    def prepare(self) -> None:
+        """Before anything is served."""
+        self._reconciler.doubt_everything()
+
+    def start(self) -> None:
+        steps = {
+            "comparing copies after a return": self._reconciler.run, "making copies equal": self._run,
+            "noticing a standstill": self._stay_awake,
+        }  # fmt: skip
+        self._tasks = [asyncio.create_task(keep_going(name, step)) for name, step in steps.items()]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._peers.close()
+
+    def wake(self) -> None:
+        """Begin the next pass now."""
+        self._wake.set()
+
+    def compare_again(self) -> None:
+        """A drive comes back: copies on it may be old. To be called before and after that."""
+        self._reconciler.doubt_everything()
+        self.counts.clean_version = 0
+
+    def refill(self) -> None:
+        """A drive is given up: what was on it has to come from other nodes. To be called before and after that."""
+        self._reconciler.doubt_gaps()
+        self.counts.clean_version = 0
+
+    async def progress_of(self, endpoint: str) -> wire.ProgressResponse:
+        """Raises CopyLost."""
+        return await self._peers.progress(endpoint)
+
+    async def _stay_awake(self) -> None:
+        """A process that was stopped for so long that others may have written without it has been away."""
+        while True:
+            view = self._membership.view
+            guarded = copied_buckets(view) if view is not None and len(view.nodes) > 1 else []
+            if not self._store.doubts.awake(AWAKE_S, [bucket.uuid for bucket in guarded]):
+                log.warning("this node stood still for more than %g s: its copies are compared with others", AWAKE_S)
+            await asyncio.sleep(POLL_S)
+
+    # -- passes
+
+    async def _run(self) -> None:
+        retry_s = BUSY_INTERVAL_S
+        while True:
+            view = self._membership.view
+            wait_s = self._service.config.repair_interval_s
+            self._wake.clear()
+            if view is not None and self._membership.position is not None:
+                before = self._done()
+                try:
+                    clean, counted = await self._pass(view)
+                except StoreError as error:
+                    log.warning("a pass of repair ended early: %s", error)
+                    clean = counted = False
+                gets_on = clean or counted or self._done() != before
+                retry_s = BUSY_INTERVAL_S if gets_on else min(2 * retry_s, LONGEST_RETRY_S)
+                if not clean or view.is_changing:
+                    wait_s = min(wait_s, retry_s)
+                if counted and view.is_changing:
+                    await finish(view, self._membership, self._peers)
+            await self._wait(view, wait_s)
+
+    def _done(self) -> tuple[int, ...]:
+        counts = self.counts
+        return counts.objects_pushed, counts.tombstones_pushed, counts.copies_dropped
+
+    async def _wait(self, view: ClusterView | None, wait_s: float) -> None:
+        """Until the time is over, the map is another one, or somebody has called `wake`."""
+        until_s = time.monotonic() + wait_s
+        while time.monotonic() < until_s and self._membership.view is view and not self._wake.is_set():
+            await asyncio.sleep(POLL_S)
+
+    async def _pass(self, view: ClusterView) -> tuple[bool, bool]:
+        """Go through everything on this node's drives. Raises StoreError.
+
+        Returns whether there was nothing to do, and whether this node need not keep a change of the map from being
+        finished. Clients that go on writing must not keep it from that: another owner may always have something newer
+        of what this node owns, or have told it so.
+        """
+        counted = not view.is_changing or await all_act_by(view, self._membership, self._peers)
+        in_place, record, drives = self._all_in_place(), self._store.record, self._store.drives
+        clean = True
+        counts = self.counts
+        counts.names_seen = 0
+        for bucket, drive in itertools.product(view.buckets.values(), drives):
+            after = ""
+            while drive is not None and (held := await self._service.read(_held, drive, bucket.uuid, after)):
+                if self._membership.view is not view:
+                    return False, False  # another map, another pass
+                after = held[-1][0]
+                try:
+                    work = await self._mend(view, bucket, held)
+                except BucketNotFound:
+                    break
+                clean, counted = clean and work.is_clean, counted and work.nothing_moves
+                counts.names_seen += len(held)
+        retained = await self.retained_in_place(view)
+        clean, counted = clean and retained, counted and retained
+        counts.passes += 1
+        counts.names_before = counts.names_seen
+        in_place = in_place and self._all_in_place() and self._store.record is record
+        counted = counted and in_place and not self._store.doubts.buckets() and self._membership.view is view
+        if counted:
+            counts.clean_version = view.version
+        return clean and in_place, counted
+
+    def _all_in_place(self) -> bool:
+        """Whether going through all drives, one by one, comes past all objects: none is away, none moves."""
+        return all(drive is not None for drive in self._store.drives) and not self._store.moving
+
+    async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]) -> Work:
+        """Do what one page asks for; what that was."""
+        page, work = await self._plan(view, bucket, held)
+        sizes = {name: state.size_bytes for name, state in zip(page.names, page.states, strict=True)}
+        differing = {*itertools.chain.from_iterable(work.push.values()), *work.older_here}
+        if differing and len(differing) <= _FEW:
+            await asyncio.sleep(SETTLE_S)
+            names = [name for name in page.names if name in differing]
+            again = await self._service.read(self._records, bucket.name, names)
+            if again:
+                _, still = await self._plan(view, bucket, again)
+                work.push, work.older_here, work.unknown = still.push, still.older_here, work.unknown + still.unknown
+                work.drop += still.drop
+                work.forget += still.forget
+            else:
+                work.push, work.older_here = {}, {}
+        if work.older_here:
+            await self._service.read(self._doubt, bucket, {name: state for name, (_, state) in work.older_here.items()})
+        await asyncio.gather(*(self._push(view, node, bucket, names, sizes) for node, names in work.push.items()))
+        await self._take_away(view, bucket, await self._surely_forgotten(view, bucket, held, work))
+        return work
+
+    async def _surely_forgotten(
+        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]], work: Work
+    ) -> Work:
+        """Without tombstones that something was left for when all nodes were asked once more.
+
+        An old copy on its way from one node to another may escape those who ask both at the same time: it comes where
+        they have looked, and goes where they look next.
+        """
+        if work.forget:
+            names = {name for name, _ in work.forget}
+            _, again = await self._plan(view, bucket, [one for one in held if one[0] in names])
+            work.forget = [one for one in work.forget if one in again.forget]
+        return work
+
+    async def _plan(
+        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]
+    ) -> tuple[Page, Work]:
+        here, nodes = view.position[self._membership.node_uuid], len(view.nodes)
+
+        def place() -> Page:
+            grace_s = self._service.config.tombstone_grace_s
+            return page_of(view, bucket, held, now_ns=time.time_ns(), grace_s=grace_s)
+
+        page = await self._service.read(place)
+        answers, by_this_map = await self._peers.newest(view, bucket, questions(page, here, nodes))
+        return page, plan(page, here, nodes, answers, by_this_map)
+
+    def _records(self, bucket: str, names: Sequence[str]) -> list[tuple[str, Record]]:
+        records = zip(names, self._store.newest(bucket, names), strict=True)
+        return [(name, record) for name, record in records if record is not None]
+
+    async def _push(
+        self, view: ClusterView, node: int, bucket: pb.MapBucket, names: Sequence[str], sizes: Mapping[str, int]
+    ) -> None:
+        groups = batches(
+            names, [sizes[name] for name in names], most_names=GROUP_NAMES, most_bytes=_MOST_BYTES_BETWEEN_CHECKS
+        )
+        try:
+            for group in groups:
+                if self._membership.view is not view:
+                    return  # they may belong elsewhere
+                await self.transfers.push(view.nodes[node].endpoint, bucket, [names[at] for at in group])
+        except (CopyLost, StoreError) as error:
+            log.info("%d names cannot be copied to %s for now: %s", len(names), view.nodes[node].endpoint, error)
+
+    def _doubt(self, bucket: pb.MapBucket, names: Mapping[str, State]) -> None:
+        """Another owner has these newer: not to be read here until they have come."""
+        mine = dict(self._records(bucket.name, list(names)))
+        self._store.doubts.doubt_names(
+            bucket.uuid,
+            {name: state.version for name, state in names.items()
+             if name not in mine or mine[name].version < state.version},
+        )  # fmt: skip
+
+    async def _take_away(self, view: ClusterView, bucket: pb.MapBucket, work: Work) -> None:
+        """Only while the map is the one by which that was decided, and without holding up a new one for long."""
+        in_use = self._membership.in_use
+        steps = [*((self._drop, *one) for one in work.drop), *((self._forget, *one) for one in work.forget)]
+        for part in chunks(steps, _TAKEN_AT_ONCE):
+            if not in_use.begin(view):
+                return
+            free = self.transfers.let_go(bucket, [name for _, name, _ in part])
+            try:
+                await self._service.read(self._do, bucket, [one for one in part if one[1] in free])
+            finally:  # cancelled or not, by now nothing is running
+                self.transfers.gone(bucket, free)
+                in_use.end(view.version)
+
+    def _do(self, bucket: pb.MapBucket, steps: Sequence[tuple[Callable[[str, str, State], None], str, State]]) -> None:
+        replica.require_bucket(self._store, bucket.name, bucket.uuid)
+        for step, name, state in steps:
+            step(bucket.name, name, state)
+
+    def _drop(self, bucket: str, name: str, state: State) -> None:
+        if state.is_tombstone:
+            self._store.forget_tombstone(bucket, name, state.version)
+        else:
+            self._store.delete(bucket, name, state.version)
+        self.counts.copies_dropped += 1
+
+    def _forget(self, bucket: str, name: str, state: State) -> None:
+        self.counts.tombstones_forgotten += self._store.forget_tombstone(bucket, name, state.version)
+
+    # -- what other nodes ask
+
+    def missed(self, request: wire.MissedRequest) -> wire.MissedResponse:
+        """Others are about to commit these without this node. Raises BucketNotFound."""
+        replica.require_bucket(self._store, request.bucket.name, request.bucket.uuid)
+        names = zip(request.name, map(from_wire, request.version), strict=True)
+        self._store.doubts.doubt_names(request.bucket.uuid, dict(names))
+        return wire.MissedResponse(map_version=self._membership.view.version if self._membership.view else 0)
+
+    async def returned(self, request: wire.ReturnedRequest) -> wire.ReturnedResponse:
+        """Take the node on again as one that can be written to. Raises CopyLost."""
+        view = self._membership.view
+        at = view.position.get(request.node_uuid) if view is not None else None
+        if view is None or at is None:
+            return wire.ReturnedResponse(map_version=view.version if view is not None else 0)
+        endpoint = view.nodes[at].endpoint
+        if request.endpoint and endpoint != request.endpoint:
+            raise CopyLost(f"the map has {endpoint} for the node at {request.endpoint}")
+        await reach(self._writes.channels, endpoint)
+        await reach(self._peers.channels, endpoint)
+        # Those that begin to commit from now on find the node there; the others are done when it begins to compare.
+        await self._writes.settle()
+        # Others have stood in for it: what they have goes where it belongs, after it has fetched what it needs first.
+        asyncio.get_running_loop().call_later(RETURN_S, self.wake)
+        return wire.ReturnedResponse(map_version=view.version)
+
+    async def push(self, request: wire.PushRequest) -> wire.PushResponse:
+        """Send what the caller asks for. Raises CopyLost, StoreError."""
+        await self._service.read(replica.require_bucket, self._store, request.bucket.name, request.bucket.uuid)
+        view = self._membership.view
+        at = view.position.get(request.node_uuid) if view is not None else None
+        bucket = view.bucket_with_uuid(request.bucket.uuid) if view is not None else None
+        if view is None or at is None or bucket is None:
+            raise BucketNotFound("the map has no such node or bucket")
+        done = await self.transfers.push(view.nodes[at].endpoint, bucket, list(request.name))
+        return wire.PushResponse(objects=done)
+
+    def progress(self) -> wire.ProgressResponse:
+        view, counts, doubts = self._membership.view, self.counts, self._store.doubts
+        whole = doubts.buckets()
+        return wire.ProgressResponse(
+            map_version=self._membership.in_use.version, clean_version=counts.clean_version,
+            names_seen=counts.names_seen, names_before=counts.names_before, doubtful_names=doubts.count(),
+            doubtful_bucket=[] if view is None else [name for name, one in view.buckets.items() if one.uuid in whole],
+            silent=counts.silent, objects_pushed=counts.objects_pushed, bytes_pushed=counts.bytes_pushed,
+            names_fetched=counts.names_fetched,
+        )  # fmt: skip
+
+
+async def _nothing_retained(view: ClusterView) -> bool:
+    return True
+
+
+def _held(drive: Drive, bucket_uuid: bytes, after: str) -> list[tuple[str, Record]]:
+    return list(itertools.islice(drive.scan_all(bucket_uuid, "", after), PAGE_NAMES))

@@ -1,0 +1,229 @@
+"""Objects that a node reads to write others from them: from its own drives, or from whichever node has them.
+
+What is read has been compared with its stored checksums by the node that has it. One version is read throughout: where
+a node fails, or its copy is damaged, the next holder goes on from the last byte. Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import grpc.aio
+
+from ais_loader.wire import ais_compose_pb2 as wire
+from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire import ais_objects_pb2_grpc
+from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, CopyLost, reporting
+from storage_node.cluster.replication.replica_set import TooFewCopies
+from storage_node.store.checksum import crc32c
+from storage_node.store.errors import (
+    BucketNotFound,
+    CorruptObject,
+    DriveFailed,
+    InvalidRequest,
+    ObjectDeleted,
+    ObjectNotFound,
+    RangeError,
+    StoreError,
+)
+from storage_node.store.format import Record
+from storage_node.store.read.object_reader import ObjectReader, open_object
+
+
+class Stream(Protocol):
+    """A range of an object from one node."""
+
+    info: pb.ObjectInfo
+    length: int
+
+    async def open(self, request: pb.GetRequest) -> None: ...
+    async def next(self) -> bytes:
+        """Empty at the end. Raises CopyLost, StoreError, as `open` does."""
+
+    async def close(self) -> None: ...
+
+
+def object_info(bucket: str, name: str, record: Record) -> pb.ObjectInfo:
+    return pb.ObjectInfo(
+        bucket=bucket, name=name, size_bytes=record.size_bytes, version=str(record.version), checksum=record.checksum,
+        modified_ns=record.modified_ns, metadata=record.metadata,
+    )  # fmt: skip
+
+
+class LocalStream:
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+        self._reader: ObjectReader | None = None
+
+    async def open(self, request: pb.GetRequest) -> None:
+        def opened() -> ObjectReader:
+            return open_object(
+                self._service.store, request.bucket, request.name, start=request.start,
+                length=request.length if request.HasField("length") else None, version=request.version, verify=True,
+            )  # fmt: skip
+
+        reader = self._reader = await self._service.read(opened)
+        self.length = reader.length
+        self.info = object_info(request.bucket, request.name, reader.record)
+
+    async def next(self) -> bytes:
+        assert self._reader is not None
+        return await self._service.read(next, self._reader, b"")
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+
+class RemoteStream:
+    def __init__(self, endpoint: str, channels: Channels) -> None:
+        self._endpoint = endpoint
+        self._channels = channels
+        self._call: Any = None
+
+    async def open(self, request: pb.GetRequest) -> None:
+        self._call = ais_objects_pb2_grpc.ObjectsStub(self._channels.to(self._endpoint)).Get(request)
+        message = await self._read()
+        if message is None or not message.HasField("header"):
+            raise CopyLost(f"{self._endpoint}: it sent no header")
+        self.info, self.length = message.header.info, message.header.length
+
+    async def next(self) -> bytes:
+        message = await self._read()
+        return b"" if message is None else message.data
+
+    async def _read(self) -> pb.GetResponse | None:
+        with reporting(self._channels, self._endpoint):
+            async with asyncio.timeout(STEP_TIMEOUT_S):
+                message = await self._call.read()
+        self._channels.answered(self._endpoint)
+        return None if message is grpc.aio.EOF else message
+
+    async def close(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+
+class Source:
+    """One range on its way in. Close it."""
+
+    def __init__(self, wanted: wire.ComposeRange, streams: Iterator[Stream]) -> None:
+        self._label = f"{wanted.bucket}/{wanted.name}"
+        self._request = pb.GetRequest(
+            bucket=wanted.bucket, name=wanted.name, start=wanted.start, version=wanted.version, verify_range=True,
+            length=wanted.length if wanted.HasField("length") else None,
+        )  # fmt: skip
+        self._streams = streams
+        self._stream: Stream | None = None
+        self._problems: list[StoreError] = []
+        self._left = 0
+        self._is_whole = False
+        self.checksum = self.size_bytes = 0
+        """CRC-32C and size of what `next` has returned."""
+        self.info = pb.ObjectInfo()
+        """Of the object, once `open` has returned."""
+
+    async def open(self) -> None:
+        """Raises StoreError."""
+        await self._open_next()
+        assert self._stream is not None
+        self.info, self._left = self._stream.info, self._stream.length
+        self._is_whole = not self._request.start and self._left == self.info.size_bytes
+        self._request.version = self.info.version
+
+    async def next(self) -> bytes:
+        """The next piece; empty at the end. Raises StoreError."""
+        while self._left:
+            assert self._stream is not None
+            try:
+                chunk = await self._stream.next()
+                if not chunk or len(chunk) > self._left:
+                    raise CopyLost(f"{self._label}: a node's answer has another length than it announced")
+            except (CopyLost, StoreError) as error:
+                self._note(error)
+                self._request.length = self._left
+                await self._open_next()
+                continue
+            self._left -= len(chunk)
+            self._request.start += len(chunk)
+            self.size_bytes += len(chunk)
+            self.checksum = crc32c(chunk, self.checksum)
+            return chunk
+        if self._is_whole and self.checksum != self.info.checksum:
+            raise CorruptObject(f"{self._label}: what was read does not match the stored checksum")
+        return b""
+
+    async def _open_next(self) -> None:
+        await self.close()
+        for stream in self._streams:
+            self._stream = stream
+            try:
+                await stream.open(self._request)
+                return
+            except (CopyLost, StoreError) as error:
+                self._note(error)
+                await self.close()
+        raise self._worst()
+
+    def _note(self, error: CopyLost | StoreError) -> None:
+        """Raises what any holder would say."""
+        if isinstance(error, CopyLost):
+            refusal = error.refusal
+            # One of no class of its own is that of a node that cannot say now: its copy may be old, or it is stopping.
+            if refusal is None or type(refusal) is StoreError:
+                refusal = TooFewCopies(f"{self._label} cannot be read now: {error}")
+            error = refusal
+        if isinstance(error, (RangeError, InvalidRequest)):
+            raise error
+        self._problems.append(error)
+
+    def _worst(self) -> StoreError:
+        """A copy that cannot be asked may be there: that outranks one that is not."""
+        for kind in (CorruptObject, ObjectDeleted, DriveFailed):
+            for problem in self._problems:
+                if isinstance(problem, kind):
+                    return problem
+        for problem in self._problems:
+            if not isinstance(problem, (ObjectNotFound, BucketNotFound)):
+                return problem
+        return self._problems[0] if self._problems else TooFewCopies(f"{self._label}: the map has no node for it")
+
+    async def close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.close()
+
+
+class Sources:
+    def __init__(self, service: BatchService, writes: Replication) -> None:
+        self._service = service
+        self._writes = writes
+
+    async def open(self, wanted: wire.ComposeRange) -> Source:
+        """Raises StoreError."""
+        source = Source(wanted, self._streams(wanted))
+        try:
+            await source.open()
+        except BaseException:
+            await source.close()
+            raise
+        return source
+
+    def _streams(self, wanted: wire.ComposeRange) -> Iterator[Stream]:
+        """One for each node that may have it, best first: this one, then those that have answered lately."""
+        target = self._writes.target_to_read(wanted.bucket)
+        if target is None:
+            yield LocalStream(self._service)
+            return
+        channels = self._writes.channels
+        holders = target.view.holders(target.bucket, [wanted.name])[0]
+        if target.position in holders:
+            yield LocalStream(self._service)
+        others = [target.endpoint(node) for node in holders if node != target.position]
+        for endpoint in sorted(others, key=channels.avoided):
+            yield RemoteStream(endpoint, channels)

@@ -1,0 +1,252 @@
+"""Copies on their way from this node to another: objects with their bytes, metadata and version, and tombstones.
+
+What arrives counts there only if it is newer. The other node checks length and checksum before it commits. Belongs to
+the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire import ais_replica_pb2_grpc
+from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.repair.plan import batches
+from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, RemoteCopy, refused, reporting
+from storage_node.cluster.replication.replica import to_wire
+from storage_node.store.errors import ObjectNotFound, StoreError
+from storage_node.store.format import Record
+from storage_node.store.read.object_reader import ObjectReader, open_object
+
+SMALL_BYTES = 256 << 10
+"""Larger objects are streamed, each by a write of its own."""
+GROUP_BYTES, GROUP_NAMES = 4 << 20, 256
+_TOMBSTONES_AT_ONCE = 16
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RepairCounts:
+    """Since the node began; plain numbers, read from anywhere."""
+
+    objects_pushed: int = 0
+    bytes_pushed: int = 0
+    tombstones_pushed: int = 0
+    failed_pushes: int = 0
+    names_fetched: int = 0
+    """That this node had older, or not at all, and asked another node for."""
+    bytes_fetched: int = 0
+    copies_dropped: int = 0
+    """That belong to other nodes, and are there."""
+    tombstones_forgotten: int = 0
+    passes: int = 0
+    names_seen: int = 0
+    """Of the pass that is under way."""
+    names_before: int = 0
+    """Of the pass before."""
+    clean_version: int = 0
+    """The newest map under which a pass has found nothing to do."""
+    silent: tuple[str, ...] = ()
+    """Nodes with which this one could not compare itself before it served, because they did not answer."""
+
+
+class Throttle:
+    """At most so many bytes a second, whoever sends them."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0
+
+    async def spend(self, size_bytes: int) -> None:
+        now = time.monotonic()
+        begin_s = max(now, self._free_at_s)
+        self._free_at_s = begin_s + size_bytes / self._bytes_per_s
+        if begin_s > now:
+            await asyncio.sleep(begin_s - now)
+
+
+class Transfers:
+    def __init__(self, service: BatchService, channels: Channels, counts: RepairCounts) -> None:
+        self._service = service
+        self._channels = channels
+        self._counts = counts
+        self._throttle = Throttle(service.config.repair_bytes_per_s)
+        self._slots = asyncio.Semaphore(service.config.repair_transfers)
+        self._sending: Counter[tuple[bytes, str]] = Counter()
+        self._going: set[tuple[bytes, str]] = set()
+
+    def let_go(self, bucket: cluster_pb.MapBucket, names: Collection[str]) -> set[str]:
+        """Those that are not on their way to another node: they may be taken away here, and are not sent until `gone`.
+
+        An old copy that arrives somewhere after its source has gone might outlast the tombstone above it: nobody who
+        asks all nodes what they have would see it.
+        """
+        free = {name for name in names if (bucket.uuid, name) not in self._sending}
+        self._going.update((bucket.uuid, name) for name in free)
+        return free
+
+    def gone(self, bucket: cluster_pb.MapBucket, names: Collection[str]) -> None:
+        """What `let_go` returned has been taken away, or will not be."""
+        self._going.difference_update((bucket.uuid, name) for name in names)
+
+    async def push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
+        """Have the node take over what this one has of these names; how many it has now. Raises CopyLost, StoreError.
+
+        Raises when the node or this one's bucket is gone; a single name that fails is counted, and left for later.
+        """
+        async with self._slots:
+            names = [name for name in names if (bucket.uuid, name) not in self._going]
+            self._sending.update((bucket.uuid, name) for name in names)
+            try:
+                return await self._push(endpoint, bucket, names)
+            finally:
+                self._sending -= Counter((bucket.uuid, name) for name in names)
+
+    async def _push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
+        found = await self._service.read(self._records, bucket.name, bucket.uuid, list(names))
+        graves = [(name, record) for name, record in found if record.is_tombstone]
+        objects = [(name, record) for name, record in found if not record.is_tombstone]
+        small = [name for name, record in objects if record.size_bytes <= SMALL_BYTES]
+        large = [name for name, record in objects if record.size_bytes > SMALL_BYTES]
+        sizes = [record.size_bytes for _, record in objects if record.size_bytes <= SMALL_BYTES]
+        done = 0
+        for at in range(0, len(graves), _TOMBSTONES_AT_ONCE):
+            part = graves[at : at + _TOMBSTONES_AT_ONCE]
+            await _all(*(self._bury(endpoint, bucket, name, record) for name, record in part))
+            done += len(part)
+            self._counts.tombstones_pushed += len(part)
+        for group in batches(small, sizes, most_names=GROUP_NAMES, most_bytes=GROUP_BYTES):
+            done += await self._push_group(endpoint, bucket, [small[at] for at in group])
+        for name in large:
+            done += await self._push_large(endpoint, bucket, name)
+        return done
+
+    def _records(self, bucket: str, bucket_uuid: bytes, names: Sequence[str]) -> list[tuple[str, Record]]:
+        records = zip(names, self._service.store.newest(bucket, names), strict=True)
+        wanted = self._service.store.doubts.wanted
+        return [
+            (name, record) for name, record in records
+            # What is known to be old is not spread: it may come where nobody has been told of the newer one.
+            if record is not None and ((newer := wanted(bucket_uuid, name)) is None or newer <= record.version)
+        ]  # fmt: skip
+
+    async def _bury(self, endpoint: str, bucket: cluster_pb.MapBucket, name: str, record: Record) -> None:
+        request = wire.BuryRequest(
+            bucket=bucket_ref(bucket), name=name, version=to_wire(record.version), is_copy=True
+        )
+        with reporting(self._channels, endpoint):
+            await ais_replica_pb2_grpc.ReplicaStub(self._channels.to(endpoint)).Bury(request, timeout=STEP_TIMEOUT_S)
+
+    # -- small objects
+
+    async def _push_group(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
+        objects, records = await self._service.read(self._read_small, bucket.name, names)
+        if not objects:
+            return 0
+        await self._throttle.spend(sum(len(small.data) for small in objects))
+        group = wire.WriteGroup(object=objects)
+        group.bucket_uuid[bucket.name] = bucket.uuid
+        copy = RemoteCopy(0, endpoint, self._channels)
+        try:
+            staged = (await copy.begin(wire.WriteRequest(group=group))).staged
+            return await self._commit(copy, staged, records)
+        finally:
+            await copy.close()
+
+    def _read_small(self, bucket: str, names: Sequence[str]) -> tuple[list[pb.SmallObject], list[Record]]:
+        objects: list[pb.SmallObject] = []
+        records: list[Record] = []
+        for name in names:
+            try:
+                with contextlib.closing(open_object(self._service.store, bucket, name)) as reader:
+                    data = b"".join(reader)
+                    record = reader.record
+            except StoreError as error:
+                self._failed(name, error)
+                continue
+            objects.append(pb.SmallObject(
+                bucket=bucket, name=name, data=data, metadata=record.metadata, checksum=record.checksum
+            ))  # fmt: skip
+            records.append(record)
+        return objects, records
+
+    async def _commit(self, copy: RemoteCopy, staged: wire.Staged, records: Sequence[Record]) -> int:
+        """Commit what has been staged under the versions that it has here; how many the node has now."""
+        commit = wire.WriteCommit(object=[
+            wire.CommitObject(version=to_wire(record.version), modified_ns=record.modified_ns) for record in records
+        ], is_copy=True)  # fmt: skip
+        for one in staged.object:
+            if one.HasField("error"):
+                self._failed("an object", refused("the other node", one.error))
+        committed = (await copy.ask(wire.WriteRequest(commit=commit), STEP_TIMEOUT_S)).committed
+        done = [record for one, record in zip(committed.object, records, strict=True) if not one.HasField("error")]
+        self._counts.objects_pushed += len(done)
+        self._counts.bytes_pushed += sum(record.size_bytes for record in done)
+        return len(done)
+
+    # -- large objects
+
+    async def _push_large(self, endpoint: str, bucket: cluster_pb.MapBucket, name: str) -> int:
+        read = self._service.read
+        try:
+            reader: ObjectReader = await read(open_object, self._service.store, bucket.name, name)
+        except StoreError as error:
+            self._failed(name, error)
+            return 0
+        copy = RemoteCopy(0, endpoint, self._channels)
+        record = reader.record
+        try:
+            header = pb.PutHeader(
+                bucket=bucket.name, name=name, metadata=record.metadata, size_bytes=record.size_bytes,
+                checksum=record.checksum,
+            )  # fmt: skip
+            begun = await copy.begin(
+                wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=bucket.uuid))
+            )
+            if begun.HasField("staged"):
+                raise refused(endpoint, begun.staged.object[0].error)
+            while chunk := await read(next, reader, b""):
+                await self._throttle.spend(len(chunk))
+                await copy.send(wire.WriteRequest(data=chunk), STEP_TIMEOUT_S)
+            end = pb.PutEnd(size_bytes=record.size_bytes, checksum=record.checksum)
+            staged = (await copy.ask(wire.WriteRequest(end=end), STEP_TIMEOUT_S)).staged
+            return await self._commit(copy, staged, [record])
+        except StoreError as error:
+            self._failed(name, error)
+            return 0
+        finally:
+            reader.close()
+            await copy.close()
+
+    def _failed(self, name: str, error: Exception) -> None:
+        if isinstance(error, ObjectNotFound):
+            return  # deleted meanwhile
+        self._counts.failed_pushes += 1
+        log.warning("%s cannot be copied to another node for now: %s", name, error)
+
+
+def bucket_ref(bucket: cluster_pb.MapBucket) -> wire.BucketRef:
+    return wire.BucketRef(name=bucket.name, uuid=bucket.uuid)
+
+
+async def _all(*steps: Awaitable[None]) -> None:
+    """Wait for all of them, whatever becomes of one; then raise the first error."""
+    for result in await asyncio.gather(*steps, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]

@@ -1,0 +1,207 @@
+"""How much a bucket of a cluster holds: every name once, with its newest version, wherever its copies are.
+
+All nodes are gone through side by side, in name order, as far as all of them have said everything; of each name the
+newest version that any of them has is what counts, be it a tombstone. So copies, objects that are on their way to
+another node, and copies that have not heard of a deletion yet, count as they are read: once, or not at all. Nothing but
+a few pages of each node and the sums is held.
+
+The nodes are not looked at in one moment. An object that goes from a node that has not been looked at yet to one that
+already has would be missing: so every part of the names is looked at twice, on all nodes before any is looked at again.
+What was there all the time is in one of the two.
+
+Belongs to the node's event loop; pages are read and merged on reader threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+from ais_loader.wire import ais_contents_pb2 as pb
+from ais_loader.wire import ais_contents_pb2_grpc
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire.cluster_map import sure_copies
+from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.replication.copy_stream import CopyLost, reporting
+from storage_node.cluster.replication.replica import require_bucket
+from storage_node.cluster.replication.replica_client import outcome
+from storage_node.cluster.replication.replica_set import Target
+from storage_node.store.errors import BucketNotFound, SnapshotNotFound, StoreError
+from storage_node.store.names import PARTS_PREFIX
+from storage_node.store.store import Store
+from storage_node.store.summary import Tally
+
+PAGE_NAMES = 5000
+PAGE_TIMEOUT_S = 30.0
+AGAIN_TIMEOUT_S = 3.0
+
+
+class Part(NamedTuple):
+    """Rows of a page."""
+
+    page: pb.ListNamesResponse
+    rows: slice
+
+
+class _Feed:
+    """What one node has, in name order."""
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.page = pb.ListNamesResponse()
+        self.names: list[str] = []
+        self.at = 0
+        """The first row that has not been merged."""
+        self.next: str | None = ""
+        """Where the next page begins; None when there is none."""
+        self.lost: CopyLost | None = None
+
+    @property
+    def empty(self) -> bool:
+        return self.at == len(self.names)
+
+    def take(self, page: pb.ListNamesResponse) -> None:
+        self.page, self.names, self.at = page, list(page.name), 0
+        self.next = page.next or None
+
+    def up_to(self, end: str) -> Part:
+        """What has not been taken yet up to this name; "": all."""
+        # By code points, which is the order of the bytes of their UTF-8 form.
+        stop = bisect_right(self.names, end, self.at) if end else len(self.names)
+        part, self.at = Part(self.page, slice(self.at, stop)), stop
+        return part
+
+
+class Summing:
+    """One summary."""
+
+    def __init__(self, service: BatchService, channels: Channels, target: Target, prefix: str, tally: Tally) -> None:
+        self._service = service
+        self._channels = channels
+        self._target = target
+        self._prefix = prefix
+        self._tally = tally
+        self._feeds = [_Feed(node) for node in range(len(target.view.nodes))]
+        self._after = ""
+        """What has been counted ends with this name."""
+
+    async def run(self) -> AsyncIterator[int]:
+        """Count; yields how many names have been counted, again and again. Raises InvalidRequest."""
+        while True:
+            while hungry := [feed for feed in self._feeds if feed.empty and feed.next is not None]:
+                await asyncio.gather(*(self._feed(feed) for feed in hungry))
+            full = [feed for feed in self._feeds if not feed.empty]
+            # Up to the first end of a page that has a next one, all nodes have said everything.
+            end = min((feed.names[-1] for feed in full if feed.next is not None), default="")
+            parts = [feed.up_to(end) for feed in full]
+            # A node of which there was nothing to say may have something by now.
+            again = await asyncio.gather(*(self._again(feed, self._after, end) for feed in self._feeds))
+            parts += [Part(page, slice(None)) for pages in again for page in pages]
+            await self._service.read(merge, parts, self._tally)
+            self._after = end
+            yield self._tally.objects
+            if not end:
+                return
+
+    def summary(self) -> pb.Summary:
+        """After `run`."""
+        nodes = self._target.view.nodes
+        lost = [feed for feed in self._feeds if feed.lost is not None]
+        summary = summary_of(self._tally)
+        summary.silent.extend(f"{nodes[feed.node].endpoint} ({feed.lost})" for feed in lost)
+        summary.incomplete = len({nodes[feed.node].host for feed in lost}) >= sure_copies(self._target.bucket)
+        return summary
+
+    async def _feed(self, feed: _Feed) -> None:
+        page = await self._page(feed, feed.next or "", "")
+        if page is not None:
+            feed.take(page)
+
+    async def _again(self, feed: _Feed, after: str, end: str) -> list[pb.ListNamesResponse]:
+        """All that the node has between these names now."""
+        pages: list[pb.ListNamesResponse] = []
+        at: str | None = after
+        while at is not None and feed.lost is None and (page := await self._page(feed, at, end)) is not None:
+            pages.append(page)
+            at = page.next or None
+        return pages
+
+    async def _page(self, feed: _Feed, after: str, until: str) -> pb.ListNamesResponse | None:
+        """None, and `feed` has an end, when the node does not answer."""
+        bucket = wire.BucketRef(name=self._target.bucket.name, uuid=self._target.bucket.uuid)
+        request = pb.ListNamesRequest(
+            bucket=bucket, prefix=self._prefix, start_after=after, limit=PAGE_NAMES, until=until
+        )
+        page = await outcome(self._ask(feed, request))
+        if isinstance(page, CopyLost) and page.refusal is None:
+            page = await outcome(self._ask(feed, request, again=True))
+        if not isinstance(page, CopyLost):
+            return page
+        feed.next = None
+        # One that has not learned of a bucket yet has nothing of it; of a snapshot it has what it had.
+        if not isinstance(page.refusal, BucketNotFound) or isinstance(page.refusal, SnapshotNotFound):
+            feed.lost = page
+        return None
+
+    async def _ask(
+        self, feed: _Feed, request: pb.ListNamesRequest, *, again: bool = False
+    ) -> pb.ListNamesResponse:
+        """`again`: the node did not answer, and is given a moment to be reached. Raises CopyLost."""
+        if feed.node == self._target.position:
+            try:
+                return await self._service.read(names_page, self._service.store, request)
+            except StoreError as error:
+                raise CopyLost(str(error), error) from error
+        endpoint = self._target.endpoint(feed.node)
+        stub = ais_contents_pb2_grpc.ContentsReplicaStub(self._channels.to(endpoint))
+        with reporting(self._channels, endpoint):
+            page: pb.ListNamesResponse = await stub.ListNames(
+                request, timeout=AGAIN_TIMEOUT_S if again else PAGE_TIMEOUT_S, wait_for_ready=again
+            )
+        return page
+
+
+def merge(parts: Sequence[Part], tally: Tally) -> None:
+    """Count the names of these parts, in which they may occur several times."""
+    newest: dict[str, tuple[tuple[int, int, int], int]] = {}
+    for page, rows in parts:
+        versions = zip(page.epoch[rows], page.counter[rows], page.node[rows], strict=True)
+        sizes = (
+            -1 if dead else size for size, dead in zip(page.size_bytes[rows], page.is_tombstone[rows], strict=True)
+        )
+        for name, version, size in zip(page.name[rows], versions, sizes, strict=True):
+            known = newest.get(name)
+            if known is None or known[0] < version:
+                newest[name] = version, size
+    tally.add((name, size) for name, (_, size) in newest.items() if size >= 0)
+
+
+def summary_of(tally: Tally) -> pb.Summary:
+    folders = [
+        pb.PrefixSummary(prefix=name, objects=objects, size_bytes=size_bytes)
+        for name, (objects, size_bytes) in sorted(tally.folders.items())
+    ]
+    return pb.Summary(objects=tally.objects, size_bytes=tally.size_bytes, prefix=folders)
+
+
+def names_page(store: Store, request: pb.ListNamesRequest) -> pb.ListNamesResponse:
+    """This node's part. Parts of uploads do not count, as in lists. Raises StoreError."""
+    require_bucket(store, request.bucket.name, request.bucket.uuid)
+    limit = min(request.limit or PAGE_NAMES, PAGE_NAMES)
+    page = pb.ListNamesResponse()
+    hidden = not request.prefix.startswith("/")
+    found = list(store.versions(request.bucket.name, request.start_after, limit, request.prefix))
+    wanted = [one for one in found if not request.until or one.name <= request.until]
+    shown = [one for one in wanted if not (hidden and one.name.startswith(PARTS_PREFIX))]
+    page.name.extend(one.name for one in shown)
+    page.size_bytes.extend(0 if one.is_tombstone else one.size_bytes for one in shown)
+    page.is_tombstone.extend(one.is_tombstone for one in shown)
+    page.epoch.extend(one.version.epoch for one in shown)
+    page.counter.extend(one.version.counter for one in shown)
+    page.node.extend(one.version.node for one in shown)
+    if len(wanted) == limit:
+        page.next = found[-1].name
+    return page

@@ -1,0 +1,202 @@
+"""Writes on conditions: the first owner of a name decides about all of them, and looks at what there is while no other
+write of the name that it coordinates goes on.
+
+It decides by the newest map, which it must know as its own: a node that is not the first owner says who is. What there
+is, is the newest that it or another owner has. A node that is up to date has all that was acknowledged, so its own
+answer would do; the others are asked because another node may have coordinated a write that this one took no part in.
+While nodes join or leave, or while this node's own copy is in doubt, that is not enough, and it asks all nodes of the
+map: each has to answer, and by this map, so that no former first owner goes on deciding by an older one.
+
+See docs/cluster.md for what is guaranteed. Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire import ais_cluster_pb2_grpc as cluster_rpc
+from ais_loader.wire import ais_replica_pb2 as wire
+from storage_node.batch.local_batch import StaleMap
+from storage_node.cluster.replication.copy_stream import CopyLost
+from storage_node.cluster.replication.replica import from_wire
+from storage_node.cluster.replication.replica_client import Nodes, outcome
+from storage_node.cluster.replication.replica_set import Target, TooFewCopies
+from storage_node.store.drive.preconditions import Condition
+from storage_node.store.errors import StoreError
+from storage_node.store.format import Record, Version
+
+LEARN_TIMEOUT_S = 5.0
+NOTHING = Version(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """What there is of one name."""
+
+    newest: Record | None
+    """On any node; of another node's only what its catalog tells of it."""
+    here: Record | None
+    clock: int
+
+    @property
+    def version(self) -> Version:
+        return self.newest.version if self.newest is not None else NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A condition that holds, or what an earlier try of the same write has stored (`landed`)."""
+
+    there: There
+    landed: Record | None = None
+
+
+async def decide(
+    nodes: Nodes, target: Target, wanted: Sequence[tuple[str, Condition]]
+) -> list[Decided | StoreError]:
+    """Whether these conditions hold of these names; in order. The caller holds the names, and the map in use."""
+    faults = [misplaced(nodes, target, name) for name, _ in wanted]
+    names = [name for (name, _), fault in zip(wanted, faults, strict=True) if fault is None]
+    found = iter(await _there(nodes, target, names) if names else [])
+    decided: list[Decided | StoreError] = []
+    for (name, condition), misfit in zip(wanted, faults, strict=True):
+        there = misfit or next(found)
+        if isinstance(there, StoreError):
+            decided.append(there)
+            continue
+        fault = condition.fault(f"{target.bucket.name}/{name}", there.newest)
+        if fault is None:
+            decided.append(Decided(there))
+            continue
+        landed = nodes.service.store.landed(target.bucket.uuid, name, condition.write_id, there.here)
+        if landed is None:
+            decided.append(fault)
+        elif landed.version == there.version:
+            decided.append(Decided(there))  # its own earlier try, which may not be on enough nodes: once more
+        else:
+            decided.append(Decided(there, landed))
+    return decided
+
+
+def misplaced(nodes: Nodes, target: Target, name: str) -> StoreError | None:
+    """What is wrong with this node's deciding about a name; None when it is the one that does."""
+    membership = nodes.service.membership
+    if membership is not None and membership.view is not target.view:
+        return _stale(f"{target.bucket.name}/{name}")
+    first = target.view.owners(target.bucket, name)[:1]
+    if first != [target.position]:
+        where = target.endpoint(first[0]) if first else "nobody"
+        return StaleMap(
+            f"{target.bucket.name}/{name}: by map {target.view.version} {where} decides about writes on conditions"
+        )
+    return None
+
+
+def _stale(label: str) -> StaleMap:
+    return StaleMap(f"{label}: the map of the cluster is a newer one by now; nothing was changed, try again")
+
+
+async def _there(nodes: Nodes, target: Target, names: Sequence[str]) -> list[There | StoreError]:
+    """What there is of these names, of which this node is the first owner."""
+    store = nodes.service.store
+    uuid = target.bucket.uuid
+
+    def look() -> list[tuple[Record | None, bool] | StoreError]:
+        found: list[tuple[Record | None, bool] | StoreError] = []
+        for name in names:
+            try:
+                here = store.newest_entry(uuid, name)
+                there = here if here is not None and not here.is_tombstone else None
+                found.append((here, store.doubts.any and store.in_doubt(uuid, name, there)))
+            except StoreError as error:
+                found.append(error)
+        return found
+
+    own = await nodes.service.read(look)
+    asked: dict[int, list[int]] = {}
+    all_nodes, avoided = range(len(target.view.nodes)), nodes.avoided(target)
+    strict: set[int] = set()
+    for at, (name, here) in enumerate(zip(names, own, strict=True)):
+        if isinstance(here, StoreError):
+            continue
+        if here[1] or target.view.former is not None:
+            strict.add(at)
+        others = all_nodes if at in strict else target.view.concerned(target.bucket, [name])[0]
+        for node in others:
+            if node != target.position and (at in strict or not avoided(node)):
+                asked.setdefault(node, []).append(at)
+
+    async def ask(node: int, positions: list[int]) -> tuple[int, wire.NewestResponse | CopyLost]:
+        wanted = [names[at] for at in positions]
+        answer = await outcome(nodes.newest(target, node, wanted, allow_unknown=True))
+        if strict.intersection(positions) and not isinstance(answer, CopyLost) and _is_behind(answer, target):
+            await _teach(nodes, target, node)
+            answer = await outcome(nodes.newest(target, node, wanted, allow_unknown=True))
+        return node, answer
+
+    answers = dict(await asyncio.gather(*(ask(node, positions) for node, positions in asked.items())))
+    for node, answer in answers.items():
+        if not isinstance(answer, CopyLost) and answer.map_version > target.view.version:
+            nodes.heard_of_map(target.endpoint(node), answer.map_version)
+            await nodes.keep_up()
+            return [_stale(f"{target.bucket.name}/{name}") for name in names]
+    states: list[list[wire.ObjectState]] = [[] for _ in names]
+    silent: list[list[str]] = [[] for _ in names]
+    clock = 0
+    for node, positions in asked.items():
+        answer = answers[node]
+        if isinstance(answer, CopyLost) or _is_behind(answer, target):
+            problem = str(answer) if isinstance(answer, CopyLost) else f"{target.endpoint(node)}: acts by an older map"
+            for at in positions:
+                silent[at].append(problem)
+        if not isinstance(answer, CopyLost):
+            clock = max(clock, answer.clock)
+            for at, state in zip(positions, answer.object, strict=True):
+                states[at].append(state)
+                if state.unknown:
+                    silent[at].append(f"{target.endpoint(node)}: its drive fails")
+    return [
+        _joined(f"{target.bucket.name}/{names[at]}", here, states[at], silent[at] if at in strict else [], clock)
+        for at, here in enumerate(own)
+    ]
+
+
+def _is_behind(answer: wire.NewestResponse, target: Target) -> bool:
+    return answer.map_version < target.view.version
+
+
+async def _teach(nodes: Nodes, target: Target, node: int) -> None:
+    """Tell a node this map. It may go on acting by an older one for as long as it has something under way by that."""
+    stub = cluster_rpc.ClusterStub(nodes.channels.to(target.endpoint(node)))
+    try:
+        await stub.Learn(cluster_pb.LearnRequest(map=target.view.map), timeout=LEARN_TIMEOUT_S)
+    except grpc.aio.AioRpcError:
+        return  # its next answer says by which map it acts
+
+
+def _joined(
+    label: str, here: tuple[Record | None, bool] | StoreError, states: Iterable[wire.ObjectState],
+    silent: Sequence[str], clock: int,
+) -> There | StoreError:  # fmt: skip
+    if isinstance(here, StoreError):
+        return here
+    if silent:
+        return TooFewCopies(
+            f"{label}: whether the condition holds cannot be told now, while the map changes or this node compares its "
+            f"copies, and all nodes have to be asked ({'; '.join(silent)}); nothing was changed"
+        )
+    newest = here[0]
+    for state in states:
+        if state.HasField("version"):
+            version = from_wire(state.version)
+            if newest is None or newest.version < version:
+                newest = Record(
+                    version.epoch, version.counter, version.node, state.size_bytes, state.checksum, 0, 0,
+                    b"" if state.is_tombstone else b"elsewhere", b"",
+                )  # fmt: skip
+    return There(newest, here[0], clock)

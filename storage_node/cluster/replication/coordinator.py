@@ -1,0 +1,381 @@
+"""Writes of several copies: the node that a client writes to coordinates them.
+
+The bytes are staged by the owners while they stream in; each owner says the newest version that it has of the name; the
+version chosen is above them all, and then all commit. A failure before that leaves nothing visible. Copies end equal
+whatever comes in between, because a commit changes nothing where something newer is: of two writers of one name the
+higher version wins everywhere, and a coordinator that dies between two commits leaves the old object on one node and
+the new one on another, for repair to equalise.
+
+Nothing is held on one node while another is waited for, but staged files. Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.replication.ahead import Ahead
+from storage_node.cluster.replication.commit import Commits, Result, Staged, landed_info
+from storage_node.cluster.replication.commit_gate import CommitGate
+from storage_node.cluster.replication.conditional import decide, misplaced
+from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, Copy, CopyLost, refused
+from storage_node.cluster.replication.delete_many import Deletions
+from storage_node.cluster.replication.fan_out import map_version, tell_absent, tell_missed, tell_of_commits
+from storage_node.cluster.replication.listing_filter import Listed, not_deleted
+from storage_node.cluster.replication.replica import HeldWrite, from_wire, to_wire
+from storage_node.cluster.replication.replica_client import Nodes, close_all, outcome
+from storage_node.cluster.replication.replica_set import Candidates, Target, TooFewCopies
+from storage_node.store.drive.preconditions import Condition, condition_of
+from storage_node.store.errors import InvalidRequest, ObjectNotFound, StoreError
+from storage_node.store.format import Version
+from storage_node.store.names import check_object_name, object_name_fault
+from storage_node.store.store import not_found_message
+from storage_node.store.upload import checked_metadata
+
+_LOOK_BEFORE_BYTES = 1 << 20
+"""Of an object to be stored on a condition: from this size on its condition is looked at before its bytes come, too."""
+
+
+class Replication:
+    """Coordinates the writes that come to this node."""
+
+    def __init__(self, service: BatchService, membership: Membership) -> None:
+        self._service = service
+        self._membership = membership
+        self.channels = self._channels = Channels()
+        self._nodes = Nodes(service, self._channels)
+        self._ahead = Ahead()
+        self._commits = Commits(self._nodes, self._ahead)
+        self._deletions = Deletions(self._nodes, self._ahead, self._commits)
+
+    @property
+    def gate(self) -> CommitGate:
+        return self._commits.gate
+
+    async def settle(self) -> None:
+        """Wait until commits and deletions that have begun are done; each has a deadline."""
+        await self._commits.settle()
+
+    async def close(self) -> None:
+        """Commits that have begun are finished first."""
+        await self._commits.settle()
+        await self._nodes.telling.close()
+        await self._channels.close()
+
+    def target(self, bucket: str) -> Target | None:
+        """Where writes into this bucket go; None when it is no bucket of a cluster.
+
+        Raises TooFewCopies when this node has been taken out of the map.
+        """
+        view = self._membership.view
+        return self._in(view, view.buckets.get(bucket)) if view is not None else None
+
+    def target_to_read(self, bucket: str) -> Target | None:
+        """As `target`, of a snapshot too."""
+        view = self._membership.view
+        return self._in(view, view.to_read(bucket)) if view is not None else None
+
+    def _in(self, view: ClusterView, bucket: cluster_pb.MapBucket | None) -> Target | None:
+        if bucket is None:
+            return None
+        position = view.position.get(self._membership.node_uuid)
+        if position is None:
+            raise TooFewCopies("this node is no longer part of the cluster; ask another one")
+        return Target(view, bucket, position)
+
+    async def not_deleted(self, bucket: str, found: Listed) -> Listed:
+        """Of the objects that this node has, those that it may list."""
+        try:
+            target = self.target(bucket)  # of a snapshot nobody lists what is not his
+        except TooFewCopies:
+            return found
+        return found if target is None else await not_deleted(self._nodes, target, found)
+
+    # -- one object
+
+    async def put(
+        self, target: Target, header: pb.PutHeader, messages: AsyncIterator[pb.PutRequest],
+        held: HeldWrite | None = None,
+    ) -> pb.ObjectInfo:  # fmt: skip
+        """Store an object whose header has come already. Raises StoreError.
+
+        `held`: takes this node's own copy in, if it is an owner.
+        """
+        check_object_name(header.name)
+        staged = Staged(target, header.name, target.rankings([header.name])[0])
+        staged.metadata = checked_metadata(dict(header.metadata))
+        staged.condition = condition_of(header)
+        if staged.condition is not None and (done := await self._decided(target, header, staged.condition)) is not None:
+            return done
+        copies: list[Copy] = []
+        try:
+            await self._open(staged, header, copies, held)
+            async for message in messages:
+                part = message.WhichOneof("part")
+                if part == "data":
+                    await self._forward(staged, wire.WriteRequest(data=message.data))
+                elif part == "end":
+                    await self._end(staged, message.end)
+                    break
+                else:
+                    raise InvalidRequest(f"a message of a PUT that is neither data nor end: {part}")
+            else:
+                raise InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
+        except BaseException:
+            await close_all(copies)
+            raise
+        result = (await self._commits.commit([staged], copies))[0]
+        if isinstance(result, StoreError):
+            raise result
+        return result
+
+    async def _decided(self, target: Target, header: pb.PutHeader, condition: Condition) -> pb.ObjectInfo | None:
+        """Look beforehand, where many bytes may come in vain; what an earlier try has stored. Raises StoreError."""
+        if (misfit := misplaced(self._nodes, target, header.name)) is not None:
+            raise misfit
+        if header.HasField("size_bytes") and header.size_bytes < _LOOK_BEFORE_BYTES:
+            return None
+        decided = (await decide(self._nodes, target, [(header.name, condition)]))[0]
+        if isinstance(decided, StoreError):
+            raise decided
+        return landed_info(target, header.name, decided.landed) if decided.landed is not None else None
+
+    async def _open(
+        self, staged: Staged, header: pb.PutHeader, copies: list[Copy], held: HeldWrite | None
+    ) -> None:
+        """Find nodes that take the object on, the next ones in place of those that do not; all land in `copies`."""
+        target = staged.target
+        request = wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=target.bucket.uuid))
+
+        async def ask(node: int) -> None:
+            copy = self._nodes.copy(target, node, held)
+            copies.append(copy)
+            answer = await outcome(copy.begin(request))
+            if isinstance(answer, CopyLost):
+                staged.lose(answer)
+            elif answer.HasField("staged"):
+                staged.lose(refused(target.endpoint(node), answer.staged.object[0].error))
+            else:
+                staged.taking.append(node)
+                staged.copies.append((copy, 0))
+
+        while nodes := staged.next_nodes(self._nodes.avoided(target)):
+            await asyncio.gather(*(ask(node) for node in nodes))
+        staged.require()
+
+    async def _forward(self, staged: Staged, request: wire.WriteRequest) -> None:
+        """A node that is lost now has no successor: the bytes that went by are gone. Repair makes its copy."""
+        before, staged.copies, staged.taking = staged.copies, [], []
+        sent = await asyncio.gather(*(outcome(copy.send(request, STEP_TIMEOUT_S)) for copy, _ in before))
+        for (copy, place), result in zip(before, sent, strict=True):
+            if isinstance(result, CopyLost):
+                staged.lose(result)
+            else:
+                staged.copies.append((copy, place))
+                staged.taking.append(copy.node)
+        staged.require()
+
+    async def _end(self, staged: Staged, end: pb.PutEnd) -> None:
+        before, staged.copies, staged.taking = staged.copies, [], []
+        request = wire.WriteRequest(end=end)
+        answers = await asyncio.gather(*(outcome(copy.ask(request, STEP_TIMEOUT_S)) for copy, _ in before))
+        for (copy, place), answer in zip(before, answers, strict=True):
+            staged.take(copy, place, answer)
+        staged.require()
+
+    # -- many small objects
+
+    async def put_many(
+        self, request: pb.PutManyRequest, put_here: Callable[[pb.PutManyRequest], Awaitable[pb.PutManyResponse]]
+    ) -> pb.PutManyResponse:
+        """Store a group; `put_here` takes what belongs to no bucket of the cluster."""
+        found: dict[str, Target | None] = {}
+        try:
+            for name in {small.bucket for small in request.object}:
+                found[name] = self.target(name)
+        except TooFewCopies as error:
+            return pb.PutManyResponse(result=[_result(error) for _ in request.object])
+        targets = [found[small.bucket] for small in request.object]
+        there = [(small, target) for small, target in zip(request.object, targets, strict=True) if target is not None]
+        if not there:
+            return await put_here(request)
+        stored = iter(await self._put_group([small for small, _ in there], [target for _, target in there]))
+        here = [small for small, target in zip(request.object, targets, strict=True) if target is None]
+        kept = iter((await put_here(pb.PutManyRequest(object=here))).result if here else [])
+        return pb.PutManyResponse(
+            result=[next(kept) if target is None else _result(next(stored)) for target in targets]
+        )
+
+    async def _put_group(self, objects: Sequence[pb.SmallObject], targets: Sequence[Target]) -> list[Result]:
+        """Store small objects with one message to each node; one result each, in order."""
+        entries = [Staged(target, small.name, []) for target, small in zip(targets, objects, strict=True)]
+        for entry, small in zip(entries, objects, strict=True):
+            try:
+                check_object_name(small.name)
+                entry.metadata = checked_metadata(dict(small.metadata))
+                entry.condition = condition_of(small)
+                if entry.condition is not None:
+                    entry.fault = misplaced(self._nodes, entry.target, small.name)
+            except StoreError as error:
+                entry.fault = error
+        for target in {id(target): target for target in targets}.values():
+            mine = [entry for entry in entries if entry.target is target and entry.fault is None]
+            for entry, ranking in zip(mine, target.rankings([entry.name for entry in mine]), strict=True):
+                entry.ranking = ranking
+        copies: list[Copy] = []
+        try:
+            while await self._stage_round(entries, objects, copies):
+                pass  # those that found too few nodes ask the next ones
+        except BaseException:
+            await close_all(copies)
+            raise
+        return await self._commits.commit(entries, copies)
+
+    async def _stage_round(
+        self, entries: Sequence[Staged], objects: Sequence[pb.SmallObject], copies: list[Copy]
+    ) -> bool:
+        """Ask the next nodes for whatever lacks copies; False when there was nothing to ask."""
+        wanted: dict[int, list[int]] = {}
+        for at, entry in enumerate(entries):
+            for node in entry.next_nodes(self._nodes.avoided(entry.target)):
+                wanted.setdefault(node, []).append(at)
+
+        async def stage(node: int, positions: list[int]) -> None:
+            group = wire.WriteGroup(object=[objects[at] for at in positions])
+            for at in positions:
+                bucket = entries[at].target.bucket
+                group.bucket_uuid[bucket.name] = bucket.uuid
+            copy = self._nodes.copy(entries[positions[0]].target, node)
+            copy.objects = len(positions)
+            copies.append(copy)
+            answer = await outcome(copy.begin(wire.WriteRequest(group=group)))
+            for place, at in enumerate(positions):
+                entries[at].take(copy, place, answer)
+
+        await asyncio.gather(*(stage(node, positions) for node, positions in wanted.items()))
+        return bool(wanted)
+
+    # -- deleting
+
+    async def delete(self, target: Target, name: str, condition: Condition | None = None) -> None:
+        """Leave a tombstone on all owners. Raises ObjectNotFound when it is sure that there is no such object,
+        VersionConflict."""
+        if object_name_fault(name):
+            raise ObjectNotFound(not_found_message(target.bucket.name, name))
+        in_use = self._membership.in_use
+        in_use.hold(target.epoch)
+        try:
+            async with self._commits.names.hold([(target.bucket.uuid, name)]):
+                not_above: Version | None = None
+                if condition is not None:
+                    decided = (await decide(self._nodes, target, [(name, condition)]))[0]
+                    if isinstance(decided, StoreError):
+                        raise decided
+                    not_above = decided.there.version
+                await self._delete(target, name, not_above)
+        finally:
+            in_use.end(target.epoch)
+
+    async def _delete(self, target: Target, name: str, not_above: Version | None) -> None:
+        asked = Candidates(target, name, target.rankings([name])[0])
+        found: dict[int, wire.ObjectState] = {}
+        clock = 0
+
+        async def ask(node: int) -> bool:
+            nonlocal clock
+            answer = await outcome(self._nodes.newest(target, node, [name]))
+            if isinstance(answer, CopyLost):
+                asked.lose(answer)
+                return False
+            found[node], clock = answer.object[0], max(clock, answer.clock)
+            return True
+
+        while nodes := asked.next_nodes(self._nodes.avoided(target)):
+            answered = await asyncio.gather(*(ask(node) for node in nodes))
+            asked.taking += [node for node, there in zip(nodes, answered, strict=True) if there]
+        asked.require()
+        await asyncio.gather(*(ask(node) for node in target.former(name) if node not in found))
+        states = [state for state in found.values() if state.HasField("version")]
+        newest = max(states, key=lambda state: from_wire(state.version), default=None)
+        existed = not_above is not None or (newest is not None and not newest.is_tombstone)
+        absent = not existed and target.nobody_has(name, found)
+        # A node that could not be asked may have the object: it finds the tombstone when it comes back.
+        if not absent or not all(node in found for node in asked.owners):
+            having = [node for node, state in found.items() if node in asked.taking or state.HasField("version")]
+            rest = [node for node in found if node not in having]
+            seen = [from_wire(state.version) for state in states] + ([not_above] if not_above is not None else [])
+            await self._bury(asked, having, rest, seen, clock, not_above)
+        if absent:
+            raise ObjectNotFound(not_found_message(target.bucket.name, name))
+
+    async def delete_many(self, target: Target, names: Sequence[str]) -> list[StoreError | None]:
+        """As `delete` of each; None, or why it is not deleted, in order."""
+        return await self._deletions.delete(target, names)
+
+    async def _bury(
+        self, asked: Candidates, nodes: Sequence[int], rest: Sequence[int], seen: list[Version], clock: int,
+        not_above: Version | None,
+    ) -> None:  # fmt: skip
+        """Leave tombstones on these nodes; the `rest`, which owned the object once, have nothing that needs one.
+
+        `not_above`: see `Staged.not_above`.
+        """
+        target = asked.target
+        store = self._service.store
+
+        async def bury(node: int, version: wire.ObjectVersion, limit: wire.ObjectVersion | None = None) -> int | None:
+            result = await outcome(self._nodes.bury(target, node, asked.name, version, limit))
+            if isinstance(result, CopyLost):
+                asked.lose(result)
+                return None
+            return node
+
+        async def bury_all() -> tuple[list[int], bool]:
+            async with self._commits.gate.passing([target.bucket.uuid]):
+                above = max(store.clock, clock) + self._ahead.leap([asked])
+                chosen = await self._service.read(store.next_version, target.number, target.epoch, seen, above)
+                return await bury_with(chosen)
+
+        async def bury_with(chosen: Version) -> tuple[list[int], bool]:
+            version = to_wire(chosen)
+            by_map = map_version(self._nodes)
+            told = [*nodes, *rest]
+            telling = (tell_missed(self._nodes, target, node, {asked.name: chosen}) for node in rest)
+            first: list[int] = []
+            if not_above is not None:
+                here = target.position
+                if here not in asked.taking or await bury(here, version, to_wire(not_above)) is None:
+                    raise asked.without_its_first_owner()
+                first = [here]
+            left = [node for node in nodes if node not in first]
+            absent = tell_absent(self._nodes, [asked], [chosen], [told])
+            found = await asyncio.gather(*(bury(node, version) for node in left), absent, *telling)
+            buried = first + [node for node in found if node is not None]
+            there = [*buried, *rest]
+            lost = Candidates(target, asked.name, asked.ranking, taking=told)
+            if not buried:
+                return buried, True
+            return buried, await tell_of_commits(self._nodes, [lost], [chosen], [there], by_map=by_map)
+
+        in_use = self._membership.in_use
+        in_use.hold(target.epoch)
+        burying = asyncio.ensure_future(bury_all())
+        burying.add_done_callback(lambda _: in_use.end(target.epoch))
+        self._commits.track(burying)
+        buried, told = await asyncio.shield(burying)
+        count = sum(node in asked.taking for node in buried)
+        if count < target.min_copies or not told:
+            raise asked.unfinished(count)
+
+
+def _result(stored: Result) -> pb.PutResult:
+    if isinstance(stored, StoreError):
+        return pb.PutResult(error=pb.Error(kind=stored.kind, message=str(stored)))
+    return pb.PutResult(info=stored)

@@ -1,0 +1,171 @@
+"""One copy of a write as its coordinator sees it: on another node, over a stream, or on this one.
+
+Every step has a deadline. A copy that misses one is lost, as is one whose node cannot be reached; its coordinator goes
+on without it. Closing a copy that has not been committed takes back what it staged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire import ais_replica_pb2_grpc
+from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.replication.replica import HeldWrite
+from storage_node.services.counting import ERROR_KIND_KEY
+from storage_node.store import errors
+from storage_node.store.errors import StoreError
+
+REACH_TIMEOUT_S = 2.0
+"""For a node to say that it is there; after that the next host in order takes its place."""
+STEP_TIMEOUT_S = 10.0
+"""For everything after that: taking a piece of an object in, staging a group, committing."""
+
+
+class CopyLost(Exception):
+    """A node takes no part in a write, or not any more. `refusal` is its reason, None when it did not answer."""
+
+    def __init__(self, message: str, refusal: StoreError | None = None) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+
+
+_BY_KIND = {
+    cls.kind: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.StoreError)
+}
+
+
+def refused(who: str, error: pb.Error) -> CopyLost:
+    return CopyLost(f"{who}: {error.message}", _BY_KIND.get(error.kind, StoreError)(error.message))
+
+
+class Copy(ABC):
+    """Belongs to one task at a time."""
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        """Its position in the map."""
+        self.objects = 1
+        """How many it was given."""
+
+    @abstractmethod
+    async def begin(self, request: wire.WriteRequest) -> wire.WriteResponse:
+        """Send the first message; its answer. Raises CopyLost, soon when the node is not there."""
+
+    @abstractmethod
+    async def send(self, request: wire.WriteRequest, timeout_s: float) -> None:
+        """Raises CopyLost."""
+
+    @abstractmethod
+    async def receive(self, timeout_s: float) -> wire.WriteResponse:
+        """The next answer. Raises CopyLost."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    async def ask(self, request: wire.WriteRequest, timeout_s: float) -> wire.WriteResponse:
+        await self.send(request, timeout_s)
+        return await self.receive(timeout_s)
+
+
+class LocalCopy(Copy):
+    """On this node. A drive has no deadline: it answers, or fails."""
+
+    def __init__(self, node: int, service: BatchService, held: HeldWrite | None = None) -> None:
+        super().__init__(node)
+        self._service = service
+        self._held = held or HeldWrite(service.store)
+        self._answers: deque[wire.WriteResponse] = deque()
+
+    async def begin(self, request: wire.WriteRequest) -> wire.WriteResponse:
+        return await self.ask(request, STEP_TIMEOUT_S)
+
+    async def send(self, request: wire.WriteRequest, timeout_s: float) -> None:
+        try:
+            answer = await self._service.read(self._held.take, request)
+        except StoreError as error:
+            raise CopyLost(f"this node: {error}", error) from error
+        if answer is not None:
+            self._answers.append(answer)
+
+    async def receive(self, timeout_s: float) -> wire.WriteResponse:
+        return self._answers.popleft()
+
+    async def close(self) -> None:
+        await asyncio.shield(self._service.read(self._held.abort))  # cancelled before it runs, it would never run
+
+
+class RemoteCopy(Copy):
+    """On another node, for as long as the stream lasts."""
+
+    def __init__(self, node: int, endpoint: str, channels: Channels, reach_timeout_s: float = REACH_TIMEOUT_S) -> None:
+        super().__init__(node)
+        self._reach_timeout_s = reach_timeout_s
+        self._endpoint = endpoint
+        self._channels = channels
+        self._call: Any = ais_replica_pb2_grpc.ReplicaStub(channels.to(endpoint)).Write()
+
+    async def begin(self, request: wire.WriteRequest) -> wire.WriteResponse:
+        with self._reporting():
+            async with asyncio.timeout(self._reach_timeout_s):
+                await self._call.write(request)
+                await self._call.initial_metadata()  # sent at once, before anything is done
+        return await self.receive(STEP_TIMEOUT_S)
+
+    async def send(self, request: wire.WriteRequest, timeout_s: float) -> None:
+        with self._reporting():
+            async with asyncio.timeout(timeout_s):
+                await self._call.write(request)
+
+    async def receive(self, timeout_s: float) -> wire.WriteResponse:
+        with self._reporting():
+            async with asyncio.timeout(timeout_s):
+                answer = await self._call.read()
+            if answer is grpc.aio.EOF:
+                raise CopyLost(f"{self._endpoint}: it ended the write ({await self._call.details()})")
+        self._channels.answered(self._endpoint)
+        found: wire.WriteResponse = answer
+        return found
+
+    def _reporting(self) -> contextlib.AbstractContextManager[None]:
+        return reporting(self._channels, self._endpoint)
+
+    async def close(self) -> None:
+        self._call.cancel()
+
+
+@contextlib.contextmanager
+def reporting(channels: Channels, endpoint: str) -> Iterator[None]:
+    """Turns what gRPC raises for a node that does not answer into CopyLost, and remembers the node for it."""
+    try:
+        yield
+    except TimeoutError as error:
+        channels.failed(endpoint, silent=True)
+        raise CopyLost(f"{endpoint}: no answer in time") from error
+    except grpc.aio.AioRpcError as error:
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            channels.failed(endpoint, silent=error.code() == grpc.StatusCode.DEADLINE_EXCEEDED)
+        for key, kind in error.trailing_metadata() or ():
+            if key == ERROR_KIND_KEY:
+                raise refused(endpoint, pb.Error(kind=str(kind), message=error.details())) from error
+        raise CopyLost(f"{endpoint}: {error.details()}") from error
+    except asyncio.CancelledError as error:
+        # gRPC raises it also when the other node ended the call so, which is not this task's end.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        channels.failed(endpoint)
+        raise CopyLost(f"{endpoint}: it is stopping") from error
+    except asyncio.InvalidStateError as error:  # writing on a call that has ended
+        channels.failed(endpoint)
+        raise CopyLost(f"{endpoint}: the connection broke") from error

@@ -1,0 +1,225 @@
+"""Many objects deleted at once: as single deletions are, with one question and one order to each node for all of them.
+
+Every name has versions, nodes that take part and a result of its own; the nodes are asked what they have of all names
+that concern them, and are then told to leave tombstones of all that they have to. Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ais_loader.wire import ais_contents_pb2 as contents
+from ais_loader.wire import ais_contents_pb2_grpc
+from ais_loader.wire import ais_replica_pb2 as wire
+from storage_node.cluster.replication.ahead import Ahead
+from storage_node.cluster.replication.commit import Commits
+from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, CopyLost, refused, reporting
+from storage_node.cluster.replication.fan_out import map_version, tell_absent, tell_missed, tell_of_commits
+from storage_node.cluster.replication.replica import error_to_wire, from_wire, require_bucket, to_wire
+from storage_node.cluster.replication.replica_client import Nodes, outcome
+from storage_node.cluster.replication.replica_set import Candidates, Target
+from storage_node.store.errors import DriveFailed, ObjectNotFound, StoreError
+from storage_node.store.format import Version
+from storage_node.store.names import object_name_fault
+from storage_node.store.store import Store, not_found_message
+
+AT_ONCE = 1000
+"""Names that nodes are asked about with one message."""
+
+
+@dataclass(slots=True)
+class _Deletion(Candidates):
+    """One object on its way out."""
+
+    found: dict[int, wire.ObjectState] = field(default_factory=dict)
+    """What each node has of it that was asked and answered."""
+    clock: int = 0
+    buried: list[int] = field(default_factory=list)
+    """The nodes that have its tombstone now."""
+
+    @property
+    def seen(self) -> list[Version]:
+        return [from_wire(state.version) for state in self.found.values() if state.HasField("version")]
+
+    @property
+    def existed(self) -> bool:
+        states = [state for state in self.found.values() if state.HasField("version")]
+        newest = max(states, key=lambda state: from_wire(state.version), default=None)
+        return newest is not None and not newest.is_tombstone
+
+    @property
+    def having(self) -> list[int]:
+        """Where a tombstone has to be."""
+        return [node for node, state in self.found.items() if node in self.taking or state.HasField("version")]
+
+    @property
+    def rest(self) -> list[int]:
+        """Nodes that owned it once, and have nothing that needs one."""
+        return [node for node in self.found if node not in self.having]
+
+
+class Deletions:
+    def __init__(self, nodes: Nodes, ahead: Ahead, commits: Commits) -> None:
+        self._nodes = nodes
+        self._ahead = ahead
+        self._commits = commits
+
+    async def delete(self, target: Target, names: Sequence[str]) -> list[StoreError | None]:
+        """Leave tombstones on all owners; of each name, in order, None or why it is not deleted.
+
+        A repeated name is there only once.
+        """
+        different = [name for name in dict.fromkeys(names) if not object_name_fault(name)]
+        done: dict[str, StoreError | None] = {}
+        for first in range(0, len(different), AT_ONCE):
+            group = different[first : first + AT_ONCE]
+            async with self._commits.names.hold((target.bucket.uuid, name) for name in group):
+                done.update(zip(group, await self._delete(target, group), strict=True))
+        missing = {name: ObjectNotFound(not_found_message(target.bucket.name, name)) for name in set(names)}
+        return [done.pop(name, missing[name]) for name in names]
+
+    async def _delete(self, target: Target, names: Sequence[str]) -> list[StoreError | None]:
+        rankings = target.rankings(names)
+        entries = [_Deletion(target, name, ranking) for name, ranking in zip(names, rankings, strict=True)]
+        while await self._ask_round(target, entries):
+            pass  # names of which too few nodes answered are asked of the next ones
+        results: dict[str, StoreError | None] = {entry.name: entry.shortage() for entry in entries}
+        going = [entry for entry in entries if results[entry.name] is None]
+        former: dict[int, list[_Deletion]] = {}
+        for entry in going:
+            for node in target.former(entry.name):
+                if node not in entry.found:
+                    former.setdefault(node, []).append(entry)
+        await asyncio.gather(*(self._ask(target, node, mine) for node, mine in former.items()))
+        absent = {entry.name for entry in going if not entry.existed and target.nobody_has(entry.name, entry.found)}
+        # A node that could not be asked may have the object: it finds the tombstone when it comes back.
+        bury = [
+            entry for entry in going
+            if entry.name not in absent or not all(node in entry.found for node in entry.owners)
+        ]  # fmt: skip
+        if bury:
+            results.update(await self._bury(target, bury))
+        for entry in going:
+            if results[entry.name] is None and entry.name in absent:
+                results[entry.name] = ObjectNotFound(not_found_message(target.bucket.name, entry.name))
+        return [results[name] for name in names]
+
+    async def _ask_round(self, target: Target, entries: Sequence[_Deletion]) -> bool:
+        """Ask the next nodes about what lacks some; False when there was nothing to ask."""
+        wanted: dict[int, list[_Deletion]] = {}
+        avoided = self._nodes.avoided(target)
+        for entry in entries:
+            for node in entry.next_nodes(avoided):
+                wanted.setdefault(node, []).append(entry)
+        await asyncio.gather(*(self._ask(target, node, mine, taking=True) for node, mine in wanted.items()))
+        return bool(wanted)
+
+    async def _ask(self, target: Target, node: int, entries: Sequence[_Deletion], *, taking: bool = False) -> None:
+        answer = await outcome(self._nodes.newest(target, node, [entry.name for entry in entries], allow_unknown=True))
+        for row, entry in enumerate(entries):
+            if isinstance(answer, CopyLost):
+                entry.lose(answer)
+            elif answer.object[row].unknown:
+                entry.lose(refused(target.endpoint(node), error_to_wire(DriveFailed("the drive of this name fails"))))
+            else:
+                entry.found[node], entry.clock = answer.object[row], max(entry.clock, answer.clock)
+                if taking:
+                    entry.taking.append(node)
+
+    async def _bury(self, target: Target, entries: Sequence[_Deletion]) -> dict[str, StoreError | None]:
+        membership = self._nodes.service.membership
+        if membership is not None:
+            membership.in_use.hold(target.epoch)
+        burying = asyncio.ensure_future(self._choose_and_bury(target, entries))
+        if membership is not None:
+            burying.add_done_callback(lambda _: membership.in_use.end(target.epoch))
+        self._commits.track(burying)
+        try:
+            told = await asyncio.shield(burying)
+        except StoreError as error:
+            return {entry.name: error for entry in entries}
+        results: dict[str, StoreError | None] = {}
+        for entry in entries:
+            count = sum(node in entry.taking for node in entry.buried)
+            results[entry.name] = None if told and count >= target.min_copies else entry.unfinished(count)
+        return results
+
+    async def _choose_and_bury(self, target: Target, entries: Sequence[_Deletion]) -> bool:
+        """Whether all have been told whom it concerns. Raises StoreError, and nothing has been changed."""
+        async with self._commits.gate.passing([target.bucket.uuid]):
+            leap = self._ahead.leap(entries)
+            versions = await self._nodes.service.read(self._choose, target, entries, leap)
+            return await self._bury_all(target, entries, versions)
+
+    def _choose(self, target: Target, entries: Sequence[_Deletion], leap: int) -> list[Version]:
+        store = self._nodes.service.store
+        clock = max([store.clock, *(entry.clock for entry in entries)]) + leap
+        return [store.next_version(target.number, target.epoch, entry.seen, clock) for entry in entries]
+
+    async def _bury_all(self, target: Target, entries: Sequence[_Deletion], versions: Sequence[Version]) -> bool:
+        """Whether all have been told whom it concerns."""
+        by_map = map_version(self._nodes)
+        graves: dict[int, list[int]] = {}
+        missed: dict[int, dict[str, Version]] = {}
+        for row, entry in enumerate(entries):
+            for node in entry.having:
+                graves.setdefault(node, []).append(row)
+            for node in entry.rest:
+                missed.setdefault(node, {})[entry.name] = versions[row]
+
+        async def bury(node: int, rows: Sequence[int]) -> None:
+            found = await outcome(self._bury_on(target, node, {entries[row].name: versions[row] for row in rows}))
+            for row, problem in zip(rows, found if isinstance(found, list) else [found] * len(rows), strict=True):
+                if problem is None:
+                    entries[row].buried.append(node)
+                else:
+                    entries[row].lose(problem)
+
+        await asyncio.gather(
+            tell_absent(self._nodes, entries, versions, [list(entry.found) for entry in entries]),
+            *(tell_missed(self._nodes, target, node, names) for node, names in missed.items()),
+            *(bury(node, rows) for node, rows in graves.items()),
+        )
+        lost = [
+            Candidates(target, entry.name, entry.ranking, taking=[*entry.having, *entry.rest]) for entry in entries
+        ]
+        there = [[*entry.buried, *entry.rest] if entry.buried else [] for entry in entries]
+        return not any(there) or await tell_of_commits(self._nodes, lost, versions, there, by_map=by_map)
+
+    async def _bury_on(self, target: Target, node: int, graves: Mapping[str, Version]) -> list[CopyLost | None]:
+        """Have one node keep tombstones; of each, None or why it has none. Raises CopyLost."""
+        bucket = wire.BucketRef(name=target.bucket.name, uuid=target.bucket.uuid)
+        request = contents.BuryManyRequest(bucket=bucket, name=list(graves), version=map(to_wire, graves.values()))
+        endpoint = target.endpoint(node)
+        if node == target.position:
+            try:
+                answer = await self._nodes.service.read(bury_many, self._nodes.service.store, request)
+            except StoreError as error:
+                raise CopyLost(f"this node: {error}", error) from error
+        else:
+            stub = ais_contents_pb2_grpc.ContentsReplicaStub(self._nodes.channels.to(endpoint))
+            with reporting(self._nodes.channels, endpoint):
+                answer = await stub.BuryMany(request, timeout=STEP_TIMEOUT_S)
+            self._nodes.heard_of_map(endpoint, answer.map_version)
+        results: list[CopyLost | None] = [None] * len(graves)
+        for failure in answer.failure:
+            results[failure.position] = refused(endpoint, failure.error)
+        return results
+
+
+def bury_many(store: Store, request: contents.BuryManyRequest) -> contents.BuryManyResponse:
+    """This node's part. Raises StoreError."""
+    require_bucket(store, request.bucket.name, request.bucket.uuid)
+    graves = list(zip(request.name, map(from_wire, request.version), strict=True))
+    return contents.BuryManyResponse(failure=failures(store.entomb_many(request.bucket.name, graves)))
+
+
+def failures(results: Sequence[object]) -> list[contents.DeleteFailure]:
+    """Those of these results that are errors, with their places."""
+    return [
+        contents.DeleteFailure(position=at, error=error_to_wire(result))
+        for at, result in enumerate(results)
+        if isinstance(result, StoreError)
+    ]

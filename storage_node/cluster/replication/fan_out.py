@@ -1,0 +1,122 @@
+"""Who has copies of an object, or will get them, but takes no part in a write of it: told before the write is done.
+
+A node that was not there when a write began may be back before it ends, and its former owners keep objects that are on
+their way to other nodes. What these have is old from the moment at which the write is committed, so they are told just
+before; from then on they do not answer reads of it until they have the new version, or nothing. See `telling` for
+those that cannot be told.
+
+By which map? By every one by which somebody may act already: a node that knows a newer one may have sent an old copy to
+a node that this coordinator has not heard of. So those that take part, and those that are told, say which map they
+know; a newer one is learned, and whom it adds is told as well, before the write is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.cluster.replication.replica_set import Candidates, Target, TooFewCopies
+from storage_node.store.errors import StoreError
+from storage_node.store.format import Version
+
+_MOST_MAPS = 5
+"""That may follow each other while one write is acknowledged."""
+
+if TYPE_CHECKING:
+    from storage_node.cluster.replication.invalidation import Bucket
+    from storage_node.cluster.replication.replica_client import Nodes
+
+
+def concerned(nodes: Nodes, target: Target, names: Sequence[str]) -> tuple[ClusterView, pb.MapBucket, list[list[int]]]:
+    """By the newest map, where the bucket is still in it: the write may have begun under an older one."""
+    membership = nodes.service.membership
+    view = membership.view if membership is not None else None
+    bucket = view.buckets.get(target.bucket.name) if view is not None else None
+    if view is None or bucket is None or bucket.uuid != target.bucket.uuid:
+        view, bucket = target.view, target.bucket
+    return view, bucket, view.concerned(bucket, names)
+
+
+def map_version(nodes: Nodes) -> int:
+    membership = nodes.service.membership
+    return 0 if membership is None or membership.view is None else membership.view.version
+
+
+async def tell_absent(
+    nodes: Nodes, entries: Sequence[Candidates], versions: Sequence[Version], taking: Sequence[Collection[int]]
+) -> None:
+    """Tell those that should have copies of these entries, and get none, that what they have is about to be old.
+
+    Args:
+        taking: the nodes that do get one, of each entry.
+    """
+    missed: dict[tuple[str, Bucket], dict[str, Version]] = {}
+    for target, rows in _by_target(entries):
+        view, bucket, found = concerned(nodes, target, [entries[row].name for row in rows])
+        for row, positions in zip(rows, found, strict=True):
+            there = {target.view.nodes[node].uuid for node in taking[row]}
+            for node in (view.nodes[at] for at in positions):
+                if node.uuid in there:
+                    continue
+                if node.uuid == target.view.nodes[target.position].uuid:
+                    nodes.service.store.doubts.doubt_names(bucket.uuid, {entries[row].name: versions[row]})
+                else:
+                    names = missed.setdefault((node.endpoint, (bucket.name, bucket.uuid)), {})
+                    names[entries[row].name] = max(versions[row], names.get(entries[row].name, versions[row]))
+    await asyncio.gather(*(nodes.telling.tell(endpoint, of, names) for (endpoint, of), names in missed.items()))
+
+
+async def tell_of_commits(
+    nodes: Nodes, entries: Sequence[Candidates], versions: Sequence[Version], committed: Sequence[Collection[int]],
+    *, by_map: int,
+) -> bool:  # fmt: skip
+    """After commits: tell those that were to take part and were lost, and those that a newer map than `by_map` adds.
+
+    What nobody is known to have committed is not acknowledged, and need not be told. Returns whether all have been
+    told. While the map changes on and on, that is not so.
+    """
+    done = [row for row, there in enumerate(committed) if there]
+    entries, versions = [entries[row] for row in done], [versions[row] for row in done]
+    committed = [committed[row] for row in done]
+    told_by = by_map
+    lost = any(set(entry.taking) - set(there) for entry, there in zip(entries, committed, strict=True))
+    for _ in range(_MOST_MAPS):
+        if not await nodes.keep_up():
+            return False
+        if told_by == (told_by := map_version(nodes)) and not lost:
+            return True
+        lost = False
+        await tell_absent(nodes, entries, versions, committed)
+    return False
+
+
+async def tell_missed(nodes: Nodes, target: Target, node: int, versions: Mapping[str, Version]) -> None:
+    """Tell one node that it has no part in these versions of objects, by name, should older ones come to it."""
+    bucket = target.bucket
+    if node == target.position:
+        nodes.service.store.doubts.doubt_names(bucket.uuid, versions)
+    else:
+        await nodes.telling.tell(target.endpoint(node), (bucket.name, bucket.uuid), versions)
+
+
+def outdated(nodes: Nodes, entry: Candidates) -> StoreError | None:
+    """What is wrong with a write whose nodes all have stopped being owners since it began: they may be about to go."""
+    target, name, membership = entry.target, entry.name, nodes.service.membership
+    if membership is None or membership.view is None or membership.view.version == target.view.version:
+        return None
+    view, bucket, _ = concerned(nodes, target, [])
+    owners = {view.nodes[at].uuid for at in view.owners(bucket, name)}
+    if owners.isdisjoint(target.view.nodes[node].uuid for node in entry.taking):
+        return TooFewCopies(f"{bucket.name}/{name}: its owners have changed meanwhile; try again, nothing was changed")
+    return None
+
+
+def _by_target(entries: Sequence[Candidates]) -> Iterable[tuple[Target, list[int]]]:
+    """Which entries, by their places, belong to each."""
+    found: dict[int, tuple[Target, list[int]]] = {}
+    for row, entry in enumerate(entries):
+        found.setdefault(id(entry.target), (entry.target, []))[1].append(row)
+    return found.values()

@@ -1,0 +1,138 @@
+"""The nodes of a map as a coordinator asks them, itself among them. Belongs to the node's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+import grpc.aio
+
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
+from ais_loader.wire import ais_replica_pb2 as wire
+from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.replication import replica
+from storage_node.cluster.replication.copy_stream import (
+    STEP_TIMEOUT_S,
+    Copy,
+    CopyLost,
+    LocalCopy,
+    RemoteCopy,
+    reporting,
+)
+from storage_node.cluster.replication.invalidation import Bucket, Telling
+from storage_node.cluster.replication.replica import HeldWrite
+from storage_node.cluster.replication.replica_set import Target
+from storage_node.store.errors import StoreError
+
+R = TypeVar("R")
+_FEW_NAMES = 128
+"""To look them up takes a node no time worth speaking of."""
+
+
+async def outcome(step: Awaitable[R]) -> R | CopyLost:
+    try:
+        return await step
+    except CopyLost as lost:
+        return lost
+
+
+async def close_all(copies: Iterable[Copy]) -> None:
+    # Shielded: a call that is cancelled now, at its end, must not leave copies open.
+    await asyncio.shield(asyncio.gather(*(copy.close() for copy in copies)))
+
+
+class Nodes:
+    def __init__(self, service: BatchService, channels: Channels) -> None:
+        self.service = service
+        self.channels = channels
+        self.telling = Telling(channels, self._is_member, self.heard_of_map, self.teach)
+        self._newest_map = "", 0
+
+    def _is_member(self, endpoint: str) -> bool:
+        view = self.service.membership.view if self.service.membership is not None else None
+        return view is not None and any(node.endpoint == endpoint for node in view.nodes)
+
+    def heard_of_map(self, endpoint: str, version: int) -> None:
+        """The node there knows a map of this version."""
+        if version > self._newest_map[1]:
+            self._newest_map = endpoint, version
+
+    async def teach(self, endpoint: str, bucket: Bucket) -> bool:
+        """Have the node there learn this node's map, if it has this very bucket; whether it knows that map now."""
+        view = self.service.membership.view if self.service.membership is not None else None
+        known = view.buckets.get(bucket[0]) if view is not None else None
+        if view is None or known is None or known.uuid != bucket[1]:
+            return False
+        stub = ais_cluster_pb2_grpc.ClusterStub(self.channels.to(endpoint))
+        try:
+            answer: cluster_pb.LearnResponse = await stub.Learn(
+                cluster_pb.LearnRequest(map=view.map), timeout=self.service.config.reach_timeout_s
+            )
+        except grpc.aio.AioRpcError:
+            return False
+        return answer.version >= view.version
+
+    async def keep_up(self) -> bool:
+        """Learn the newest map that a node has spoken of; whether this node knows it now."""
+        membership, (endpoint, version) = self.service.membership, self._newest_map
+        known = membership.view.version if membership is not None and membership.view is not None else 0
+        if membership is None or known >= version:
+            return True
+        others = [] if membership.view is None else [node.endpoint for node in membership.view.nodes]
+        for one in dict.fromkeys([endpoint, *others]):
+            newer = await self.service.peers.newer_map(one, known)
+            if newer is not None and await self.service.read(membership.learn, newer) >= version:
+                return True
+        return False
+
+    def copy(self, target: Target, node: int, held: HeldWrite | None = None) -> Copy:
+        """`held`: what takes the copy in where it is this node's own."""
+        if node == target.position:
+            return LocalCopy(node, self.service, held)
+        return RemoteCopy(node, target.endpoint(node), self.channels, self.service.config.reach_timeout_s)
+
+    def avoided(self, target: Target) -> Callable[[int], bool]:
+        return lambda node: node != target.position and self.channels.avoided(target.endpoint(node))
+
+    async def newest(
+        self, target: Target, node: int, names: Sequence[str], *, allow_unknown: bool = False
+    ) -> wire.NewestResponse:
+        """What the node has of these names. Raises CopyLost."""
+        request = wire.NewestRequest(bucket=_ref(target), name=names, allow_unknown=allow_unknown)
+        if node == target.position:
+            return await self._here(replica.newest, request)
+        endpoint = target.endpoint(node)
+        stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
+        timeout_s = self.service.config.reach_timeout_s if len(names) <= _FEW_NAMES else STEP_TIMEOUT_S
+        with reporting(self.channels, endpoint):
+            found: wire.NewestResponse = await stub.Newest(request, timeout=timeout_s)
+        self.channels.answered(endpoint)
+        return found
+
+    async def bury(
+        self, target: Target, node: int, name: str, version: wire.ObjectVersion,
+        not_above: wire.ObjectVersion | None = None,
+    ) -> wire.BuryResponse:  # fmt: skip
+        """Have the node keep a tombstone, if it has nothing newer than `not_above`. Raises CopyLost."""
+        request = wire.BuryRequest(bucket=_ref(target), name=name, version=version, not_above=not_above)
+        if node == target.position:
+            return await self._here(replica.bury, request)
+        endpoint = target.endpoint(node)
+        stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
+        with reporting(self.channels, endpoint):
+            done: wire.BuryResponse = await stub.Bury(request, timeout=STEP_TIMEOUT_S)
+        self.heard_of_map(endpoint, done.map_version)
+        return done
+
+    async def _here(self, function: Callable[..., R], request: object) -> R:
+        try:
+            return await self.service.read(function, self.service.store, request)
+        except StoreError as error:
+            raise CopyLost(f"this node: {error}", error) from error
+
+
+def _ref(target: Target) -> wire.BucketRef:
+    return wire.BucketRef(name=target.bucket.name, uuid=target.bucket.uuid)

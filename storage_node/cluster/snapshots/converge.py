@@ -1,0 +1,192 @@
+"""A node's part in making a cut see the same everywhere: it goes through what the cut sees here, and sends to owners
+what those lack. Belongs to the node's event loop; every call has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire import ais_snapshot_copies_pb2 as pb
+from ais_loader.wire import ais_snapshot_copies_pb2_grpc as rpc
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.repair.peers import state_of
+from storage_node.cluster.repair.plan import Answer, State, owners_of
+from storage_node.cluster.repair.transfers import Transfers, bucket_ref
+from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, CopyLost, reporting
+from storage_node.cluster.replication.replica import to_wire
+from storage_node.cluster.snapshots.plan import Unsettled, compare_seen, count_first, end_of
+from storage_node.store.errors import BucketNotFound, ObjectNotFound, SnapshotNotFound, StoreError
+from storage_node.store.format import Record
+from storage_node.store.names import SNAPSHOT_MARK
+from storage_node.store.read.object_reader import open_object
+from storage_node.store.retained_replicas import NewerFirst, Seen, seen, seen_after
+
+PAGE_NAMES = 5000
+KEEP_TIMEOUT_S = 120.0
+"""For one version, whatever its size."""
+_KEPT_AT_ONCE = 8
+log = logging.getLogger(__name__)
+
+
+class Settling:
+    def __init__(
+        self, service: BatchService, membership: Membership, transfers: Transfers, channels: Channels
+    ) -> None:
+        self._service = service
+        self._store = service.store
+        self._membership = membership
+        self._transfers = transfers
+        self._channels = channels
+        self._slots = asyncio.Semaphore(_KEPT_AT_ONCE)
+
+    async def page(self, bucket_uuid: bytes, cut: int, start_after: str) -> pb.SettleResponse:
+        """Settle the names after this one. Raises BucketNotFound, StoreError."""
+        view, here = self._membership.view, self._membership.position
+        bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
+        if view is None or here is None or bucket is None:
+            raise BucketNotFound("the map has no such bucket")
+        read = self._service.read
+        if not start_after:
+            await read(self._sync)
+        rows = await read(seen_after, self._store, bucket_uuid, start_after, cut, PAGE_NAMES + 1)
+        more, rows = len(rows) > PAGE_NAMES, rows[:PAGE_NAMES]
+        names = [name for name, _ in rows]
+        states = [_state(record) for _, record in rows]
+        owners = (await read(owners_of, view, bucket, names)) if names else []
+        answers, _ = await self.ask_owners(view, bucket, cut, names, owners)
+        unsettled = await self.compare(names, states, owners, here, answers)
+        counted = count_first(states, owners, here)
+        problem = await self.mend(view, bucket, cut, unsettled)
+        return pb.SettleResponse(
+            last=names[-1] if names else "", more=more, differing=unsettled.names, objects=counted.objects,
+            size_bytes=counted.size_bytes, problem=problem,
+        )  # fmt: skip
+
+    def _sync(self) -> None:
+        for drive in self._store.drives:
+            if drive is not None:
+                drive.sync()
+
+    async def ask_owners(
+        self, view: ClusterView, bucket: cluster_pb.MapBucket, cut: int, names: Sequence[str],
+        owners: Sequence[Sequence[int]],
+    ) -> tuple[dict[int, Answer], set[int]]:  # fmt: skip
+        """What the cut sees on the other owners of these names, without those that do not answer; and who of them
+        answered by this map."""
+        here = view.position[self._membership.node_uuid]
+        asked: dict[int, list[str]] = {}
+        for name, positions in zip(names, owners, strict=True):
+            for node in positions:
+                if node != here:
+                    asked.setdefault(node, []).append(name)
+        found = await asyncio.gather(
+            *(self._ask(view.nodes[node].endpoint, bucket, cut, wanted) for node, wanted in asked.items())
+        )
+        answers = {node: answer for node, (answer, _) in zip(asked, found, strict=True)}
+        return answers, {node for node, (_, version) in zip(asked, found, strict=True) if version == view.version}
+
+    async def compare(
+        self, names: Sequence[str], states: Sequence[State], owners: Sequence[Sequence[int]], here: int,
+        answers: Mapping[int, Answer],
+    ) -> Unsettled:  # fmt: skip
+        """See `compare_seen`."""
+        return await self._service.read(compare_seen, names, states, owners, here, answers)
+
+    async def _ask(
+        self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, names: Sequence[str]
+    ) -> tuple[Answer, int]:
+        """What the cut sees there, and by which map it says so; nothing of a node that does not answer."""
+        request = pb.SeenRequest(bucket=bucket_ref(bucket), cut=cut, name=names)
+        try:
+            with reporting(self._channels, endpoint):
+                found: pb.SeenResponse = await rpc.SnapshotCopiesStub(self._channels.to(endpoint)).Seen(
+                    request, timeout=STEP_TIMEOUT_S
+                )
+        except CopyLost as lost:
+            log.info("what a snapshot sees at %s: %s", endpoint, lost)
+            return {}, 0
+        return {state.name: state_of(state) for state in found.object}, found.map_version
+
+    # -- sending
+
+    async def mend(self, view: ClusterView, bucket: cluster_pb.MapBucket, cut: int, unsettled: Unsettled) -> str:
+        """Send what owners lack; the last thing that went wrong."""
+        problems: list[str] = []
+
+        async def push(node: int, names: Sequence[str]) -> None:
+            endpoint = view.nodes[node].endpoint
+            try:
+                mine = await self._service.read(seen, self._store, bucket.uuid, names, cut)
+                found = {name: one for name, one in zip(names, mine, strict=True) if one is not None}
+                if current := [name for name, one in found.items() if not one.ended]:
+                    await self._transfers.push(endpoint, bucket, current)
+                    theirs, _ = await self._ask(endpoint, bucket, cut, current)
+                    for name in current:
+                        state = theirs.get(name)
+                        if state is not None and state.version >= found[name].record.version:
+                            del found[name]
+                await asyncio.gather(*(self._keep(endpoint, bucket, cut, name, one) for name, one in found.items()))
+            except (CopyLost, StoreError) as error:
+                problems.append(f"{endpoint}: {error}")
+
+        await asyncio.gather(*(push(node, names) for node, names in unsettled.push.items()))
+        return problems[-1] if problems else ""
+
+    async def _keep(
+        self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, name: str, version: Seen
+    ) -> None:
+        """Have the node retain one version. Raises CopyLost, StoreError."""
+        async with self._slots:
+            try:
+                messages = self._messages(bucket, cut, name, version)
+                async with contextlib.aclosing(messages):
+                    with reporting(self._channels, endpoint):
+                        stub = rpc.SnapshotCopiesStub(self._channels.to(endpoint))
+                        await stub.Keep(messages, timeout=KEEP_TIMEOUT_S)
+            except ObjectNotFound:
+                return  # it has ended here meanwhile: the next round finds it where it is now
+            except CopyLost as lost:
+                if not isinstance(lost.refusal, NewerFirst):
+                    raise
+                await self._transfers.push(endpoint, bucket, [name])
+
+    async def _messages(
+        self, bucket: cluster_pb.MapBucket, cut: int, name: str, version: Seen
+    ) -> AsyncGenerator[pb.KeepRequest, None]:
+        """Raises StoreError."""
+        record = version.record
+        cuts = self._store.record.cuts.get(bucket.uuid, [])
+        header = pb.KeepHeader(
+            bucket=bucket_ref(bucket), name=name, version=to_wire(record.version), is_tombstone=record.is_tombstone,
+            size_bytes=record.size_bytes, checksum=record.checksum, modified_ns=record.modified_ns,
+            metadata=record.metadata, ended=end_of(version.ended, record.counter, cuts),
+        )  # fmt: skip
+        if record.is_tombstone:
+            yield pb.KeepRequest(header=header)
+            return
+        read = self._service.read
+        pinned = self._pinned(bucket, cut)
+        reader = await read(lambda: open_object(self._store, pinned, name, version=str(record.version)))
+        try:
+            yield pb.KeepRequest(header=header)
+            while chunk := await read(next, reader, b""):
+                yield pb.KeepRequest(data=chunk)
+        finally:
+            reader.close()
+
+    def _pinned(self, bucket: cluster_pb.MapBucket, cut: int) -> str:
+        for name, one in self._store.record.snapshots.get(bucket.uuid.hex(), {}).items():
+            if one.cut == cut:
+                return f"{bucket.name}{SNAPSHOT_MARK}{name}"
+        raise SnapshotNotFound(f"no snapshot of bucket {bucket.name!r} has the cut {cut}")
+
+
+def _state(record: Record) -> State:
+    return State(record.version, record.is_tombstone, record.size_bytes)

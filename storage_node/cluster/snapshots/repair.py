@@ -1,0 +1,86 @@
+"""What snapshots see and has ended, brought to where the map wants it: part of each pass of repair.
+
+A pass goes through all versions that are retained on this node. Owners that see nothing newer, and lack one, are sent
+it: so what was on a lost drive or node is made again, and nodes that join have what they own. What a node retains
+without owning it goes once all owners, who act by the same map, see it, or something newer: see `map_in_use` for why
+that is enough. What has not ended is among the objects, where the rest of repair finds it.
+
+Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.batch.session import BatchService
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.repair.plan import State, owners_of
+from storage_node.cluster.snapshots.converge import Settling
+from storage_node.cluster.snapshots.plan import sees_as_much
+from storage_node.store.errors import StoreError
+from storage_node.store.retained_replicas import RetainedHere, release, retained_after
+
+PAGE_VERSIONS = 1000
+log = logging.getLogger(__name__)
+
+
+class RetainedRepair:
+    def __init__(self, service: BatchService, membership: Membership, settling: Settling) -> None:
+        self._service = service
+        self._store = service.store
+        self._membership = membership
+        self._settling = settling
+
+    async def pass_(self, view: ClusterView) -> bool:
+        """Go through all; whether everything is where it belongs, as far as this node knows. Raises StoreError."""
+        in_place = True
+        for bucket in view.buckets.values():
+            for drive in self._store.drives if bucket.snapshot else ():
+                after = b""
+                while drive is not None and self._membership.view is view:
+                    held = await self._service.read(retained_after, drive, bucket.uuid, after, PAGE_VERSIONS)
+                    if not held:
+                        break
+                    after = held[-1].key
+                    in_place = await self._mend(view, bucket, held) and in_place
+        return in_place and self._membership.view is view
+
+    async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[RetainedHere]) -> bool:
+        here = view.position[self._membership.node_uuid]
+        names = [one.name for one in held]
+        owners = await self._service.read(owners_of, view, bucket, names)
+        cuts = [[one.cut for one in bucket.snapshot if one.cut in version.seen_by] for version in held]
+        # Of each version whether all owners, by this map, have said that they see as much, for all cuts.
+        settled = [bool(seen_by) and here not in nodes for seen_by, nodes in zip(cuts, owners, strict=True)]
+        in_place = True
+        for cut in sorted({cut for of_version in cuts for cut in of_version}):
+            rows = [row for row, of_version in enumerate(cuts) if cut in of_version]
+            states = [State(held[row].record.version, held[row].record.is_tombstone) for row in rows]
+            asked, positions = [names[row] for row in rows], [owners[row] for row in rows]
+            answers, by_this_map = await self._settling.ask_owners(view, bucket, cut, asked, positions)
+            unsettled = await self._settling.compare(asked, states, positions, here, answers)
+            problem = await self._settling.mend(view, bucket, cut, unsettled)
+            if problem:
+                log.info("what snapshots see of bucket %r is not copied for now: %s", bucket.name, problem)
+            in_place = in_place and not unsettled.push and not unsettled.unknown
+            for row, state, of_name in zip(rows, states, positions, strict=True):
+                settled[row] = settled[row] and all(
+                    node in by_this_map and sees_as_much(answers.get(node, {}), names[row], state) for node in of_name
+                )
+        gone = [one for one, is_settled in zip(held, settled, strict=True) if is_settled]
+        return await self._release(view, gone) and in_place
+
+    async def _release(self, view: ClusterView, gone: Sequence[RetainedHere]) -> bool:
+        """Whether there was nothing to let go of."""
+        if not gone or not self._membership.in_use.begin(view):
+            return not gone
+        try:
+            await self._service.read(release, gone)
+        except StoreError as error:
+            log.info("what other nodes retain is not let go of for now: %s", error)
+        finally:
+            self._membership.in_use.end(view.version)
+        return False

@@ -1,0 +1,85 @@
+"""What a node sees to as long as it serves: snapshots that nobody makes any more are taken out of the map, and what
+snapshots that were deleted have left is let go of. Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire import ais_snapshot_copies_pb2 as pb
+from ais_loader.wire import ais_snapshot_copies_pb2_grpc as rpc
+from ais_loader.wire.cluster_map import ClusterView
+from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.consensus.change import change_map_async
+from storage_node.cluster.consensus.errors import ChangeFailed
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.map.snapshot_mutations import abandon_snapshot
+from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S, CopyLost, reporting
+from storage_node.cluster.snapshots.coordinator import CHANGE_TIMEOUT_S, ClusterSnapshots
+from storage_node.store.errors import StoreError
+
+INTERVAL_S = 1.0
+SILENT_S = 20.0
+"""A node that makes a snapshot, and cannot be asked about it for so long, is taken for dead."""
+log = logging.getLogger(__name__)
+
+
+class SnapshotCare:
+    def __init__(
+        self, service: BatchService, membership: Membership, snapshots: ClusterSnapshots, channels: Channels
+    ) -> None:
+        self._service = service
+        self._membership = membership
+        self._snapshots = snapshots
+        self._channels = channels
+        self._silent_since_s: dict[tuple[bytes, str, int], float] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if self._service.store.record.trimming:
+                try:
+                    await self._service.read(self._service.store.finish_trimming)
+                except StoreError as error:
+                    log.info("what deleted snapshots have kept stays for now: %s", error)
+            view = self._membership.view
+            for bucket in view.buckets.values() if view is not None else ():
+                for one in bucket.snapshot:
+                    if one.maker and view is not None and await self._is_abandoned(view, bucket.uuid, one):
+                        await self._take_out(view, bucket, one)
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _is_abandoned(self, view: ClusterView, bucket_uuid: bytes, one: cluster_pb.MapSnapshot) -> bool:
+        key = bucket_uuid, one.name, one.created_ns
+        if one.maker == self._membership.node_uuid:
+            return key not in self._snapshots.making
+        at = view.position.get(one.maker)
+        if at is None:
+            return True
+        endpoint = view.nodes[at].endpoint
+        try:
+            with reporting(self._channels, endpoint):
+                answer: pb.MakingResponse = await rpc.SnapshotCopiesStub(self._channels.to(endpoint)).Making(
+                    pb.MakingRequest(bucket_uuid=bucket_uuid, name=one.name, created_ns=one.created_ns),
+                    timeout=REACH_TIMEOUT_S,
+                )
+        except CopyLost:
+            since_s = self._silent_since_s.setdefault(key, time.monotonic())
+            return time.monotonic() - since_s > SILENT_S
+        self._silent_since_s.pop(key, None)
+        return not answer.making
+
+    async def _take_out(self, view: ClusterView, bucket: cluster_pb.MapBucket, one: cluster_pb.MapSnapshot) -> None:
+        log.warning("snapshot %r of bucket %r was not finished by the node that made it", one.name, bucket.name)
+        try:
+            await change_map_async(
+                [node.endpoint for node in view.nodes], abandon_snapshot(bucket.uuid, one),
+                timeout_s=CHANGE_TIMEOUT_S,
+            )  # fmt: skip
+        except (ChangeFailed, ValueError) as error:
+            log.info("it cannot be taken out of the map for now: %s", error)
+        self._silent_since_s.pop((bucket.uuid, one.name, one.created_ns), None)

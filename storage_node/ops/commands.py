@@ -1,0 +1,394 @@
+"""What an operator does with a cluster: up, add, remove, down. Each may be repeated, and goes on where it was left.
+
+The order is the same for all: the drives say which nodes there are, Ray runs one actor for each, and the map, changed
+last, says who takes part. Nothing is remembered anywhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.consensus.errors import ChangeFailed
+from storage_node.cluster.consensus.proposer import Edit
+from storage_node.cluster.map.mutations import add_node, begin_leave, create_cluster, remove_node, set_endpoint
+from storage_node.ops import node_file, node_log
+from storage_node.ops import ray_actors as launch
+from storage_node.ops import ray_head as heads
+from storage_node.ops import rolling_settings as retune
+from storage_node.ops.ask_nodes import ask_node, ask_nodes, newest_map
+from storage_node.ops.decommission import wait_until_out
+from storage_node.ops.node_discovery import NodeDrives, find_nodes
+from storage_node.ops.ray_actors import Host, Started
+from storage_node.ops.ray_head import ClusterError, Head
+from storage_node.settings import Settings, WrongSetting, require_nodes
+
+DRAIN_GRACE_S = 5.0
+CHANGE_TIMEOUT_S = 30.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What `up` and `add` were told."""
+
+    root: Path
+    address: str = ""
+    """Of a Ray that runs; without it the root gets a Ray of its own on this machine."""
+    nodes: int | None = None
+    """New ones where there are none; one on each host without it."""
+    drives_per_node: int = 1
+    host_per_node: bool | None = None
+    """Count each node as a host; None: where a cluster of several nodes is made on one machine, or is so already."""
+    dashboard: bool = True
+    settings: Settings | None = None
+    """Over those that the nodes have had, from now on."""
+    settings_instead: bool = False
+    """In their place."""
+    timeout_s: float = 60.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What runs now."""
+
+    map: pb.ClusterMap
+    nodes: list[dict[str, Any]]
+    head: Head | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        serving = [node["endpoint"] for node in self.nodes if node["state"] == "serving"]
+        return "grpc://" + ",".join(serving or [node.endpoint for node in self.map.node])
+
+
+Tell = Callable[[str], None]
+
+
+def up(plan: Plan, tell: Tell) -> Result:
+    """Start all nodes that have drives below the root, on all hosts; make nodes where there are none.
+
+    Raises ClusterError, StoreError, OSError.
+    """
+    notes: list[str] = []
+    with _ray(plan, tell) as head:
+        hosts = launch.look(plan.root)
+        if not nodes_of(hosts):
+            _make_first(plan, hosts, tell)
+            hosts = launch.look(plan.root)
+        elif plan.nodes is not None and plan.nodes != len(nodes_of(hosts)):
+            notes.append(f"{len(nodes_of(hosts))} nodes have their drives below {plan.root}; `cluster add` makes more")
+        notes += [problem for host in hosts for problem in (*host.found.problems, host.settings.problem) if problem]
+        notes += [f"node {uuid} has been on {host.name}, and has no drive there now"
+                  for host in hosts for uuid in host.found.absent]  # fmt: skip
+        return _run(plan, hosts, head, notes, tell)
+
+
+def add(plan: Plan, tell: Tell) -> Result:
+    """Make one more node, on the host that has the fewest, and let it join. Raises as `up`."""
+    _require_nodes(plan)
+    with _ray(plan, tell) as head:
+        hosts = launch.look(plan.root)
+        if not nodes_of(hosts):
+            raise ClusterError(f"no nodes below {plan.root} to add one to; `cluster up` makes the first")
+        host = min((host for host in hosts if host.answers), key=lambda host: len(host.found.nodes))
+        launch.make(plan.root, {host.address: 1}, plan.drives_per_node)
+        return _run(plan, launch.look(plan.root), head, [], tell)
+
+
+def remove(root: Path, address: str, name: str, *, lost: bool, timeout_s: float, tell: Tell) -> str:
+    """Let a node hand over its objects and leave; returns its uuid. With `lost` it is taken out as it is.
+
+    Args:
+        name: the node's folder, or the beginning of its uuid.
+
+    Raises as `up`; ClusterError also when the node has not handed over everything within `timeout_s`: it goes on.
+    """
+    _require_nodes(Plan(root=root, address=address))
+    with _ray(Plan(root=root, address=address), tell):
+        hosts = launch.look(root)
+        map_ = _map_of(hosts)
+        node, host = _find(hosts, name)
+        uuid = node.uuid if node is not None else _member(map_, name, hosts, root)
+        names = {known: one.name for known, (one, _) in nodes_of(hosts).items()}
+        if any(member.uuid.hex() == uuid for member in map_.node):
+            _change(map_, remove_node(bytes.fromhex(uuid)) if lost else begin_leave(bytes.fromhex(uuid)), names)
+            if not lost:
+                wait_until_out(map_, uuid, names, timeout_s, tell)
+        launch.stop(uuid, DRAIN_GRACE_S)
+        if node is not None and host is not None:
+            launch.mark_removed(host, node)
+        return uuid
+
+
+def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
+    """Drain and end the nodes of a root, and the Ray that `up` started for it. Data stays.
+
+    Returns how many nodes were ended and how many processes of Ray. Raises ClusterError.
+    """
+    head = heads.remembered(root)
+    stopped = 0
+    if address or (head is not None and head.answers()):
+        where = address or (head.address if head is not None else "")
+        with launch.connected(where, heads.environment(root, head) if head is not None and not address else {}):
+            hosts = launch.look(root)
+            names = {node.uuid: node.name for host in hosts for node in (*host.found.nodes, *host.found.removed)}
+            with contextlib.suppress(ClusterError):  # nobody answers who knows the map
+                # Also nodes of hosts that are away, or Ray would start them when those are back.
+                names = {node.uuid.hex(): node.uuid.hex() for node in _map_of(hosts).node} | names
+            for uuid, name in names.items():
+                if launch.stop(uuid, DRAIN_GRACE_S):
+                    tell(f"{name}: stopped")
+                    stopped += 1
+    elif head is not None:
+        stopped = _end_orphans(root, head, tell)
+    else:
+        _require_nobody(root)
+    if address:
+        return stopped, 0
+    return stopped, heads.end(root)
+
+
+def tail_of_log(root: Path, address: str, name: str, lines: int) -> list[str]:
+    """The last lines that a node has logged; `name` as for `remove`. Raises ClusterError, OSError."""
+    here = [Host("", "this machine", find_nodes(root))]
+    node, _ = _find(here, name)
+    if node is not None:
+        return node_log.tail(root, node.uuid, lines)
+    if address:
+        with launch.connected(address):
+            hosts = launch.look(root)
+            node, host = _find(hosts, name)
+            if node is not None and host is not None:
+                return launch.tail_of_log(root, host, node.uuid, lines)
+            here = hosts
+    raise ClusterError(_no_node(name, here, root))
+
+
+# -- parts
+
+
+def _require_nodes(plan: Plan) -> None:
+    """Before a Ray is started for nothing. Raises ClusterError."""
+    if not plan.address and not (found := find_nodes(plan.root)).nodes:
+        problems = f": {'; '.join(found.problems)}" if found.problems else ""
+        raise ClusterError(f"no nodes below {plan.root}{problems}; `cluster up` makes the first")
+
+
+def _require_nobody(root: Path) -> None:
+    """A root that has no Ray of its own has no nodes of its own Ray either. Raises ClusterError."""
+    said = {one.listening or one.endpoint: one for one in node_file.read_all(root) if one.endpoint and not one.removed}
+    serving = [where for where, answer in ask_nodes(said).items() if answer.uuid == said[where].uuid]
+    if serving:
+        raise ClusterError(
+            f"nodes of {root} serve at {', '.join(serving)}, and are run by another Ray: give its address as in "
+            "--address auto. If there is none any more, they end by themselves within a minute or two"
+        )
+
+
+def _no_node(name: str, hosts: Sequence[Host], root: Path) -> str:
+    there = ", ".join(sorted(node.name for node, _ in nodes_of(hosts).values())) or "none"
+    return f"no node {name} below {root}; there are: {there}"
+
+
+@contextlib.contextmanager
+def _ray(plan: Plan, tell: Tell) -> Iterator[Head | None]:
+    """A connection to the Ray that is meant; its head where it is the root's own."""
+    if plan.address:
+        with launch.connected(plan.address):
+            yield None
+        return
+    head = heads.remembered(plan.root)
+    if head is None:
+        _require_nobody(plan.root)
+    if head is None or not head.answers():
+        if ended := heads.end(plan.root):  # what is left of one that died would hold on to the drives
+            tell(f"ended {ended} processes that a dead Ray had left")
+        tell("starting Ray on this machine")
+        head = heads.start(plan.root, dashboard=plan.dashboard)
+    with launch.connected(head.address, heads.environment(plan.root, head)):
+        yield head
+
+
+def nodes_of(hosts: Sequence[Host]) -> dict[str, tuple[NodeDrives, Host]]:
+    """By uuid. Of hosts that see the same folder the first one counts."""
+    nodes: dict[str, tuple[NodeDrives, Host]] = {}
+    for host in hosts:
+        for node in host.found.nodes:
+            nodes.setdefault(node.uuid, (node, host))
+    return nodes
+
+
+def first_nodes(hosts: Sequence[Host], nodes: int | None) -> dict[str, int]:
+    """How many nodes to make on each host, by address, where there are none; `nodes` in all, or one on each.
+
+    Raises ClusterError where there have been some: an empty folder may be a disk that is not mounted.
+    """
+    absent = [f"node {uuid} of {host.name}" for host in hosts for uuid in host.found.absent]
+    problems = [problem for host in hosts for problem in host.found.problems]
+    if absent or problems:
+        raise ClusterError(
+            f"nodes have been here, and none of their drives can be used: {'; '.join(absent + problems)}. Mount or "
+            "repair them; nothing was made"
+        )
+    count = nodes if nodes is not None else len(hosts)
+    counts = {host.address: count // len(hosts) + (at < count % len(hosts)) for at, host in enumerate(hosts)}
+    return {address: number for address, number in counts.items() if number}
+
+
+def _make_first(plan: Plan, hosts: Sequence[Host], tell: Tell) -> None:
+    counts = first_nodes(hosts, plan.nodes)
+    try:  # before anything is made that would have to be unmade
+        require_nodes(plan.settings or {}, [f"node-{at + 1}" for at in range(max(counts.values()))])
+    except WrongSetting as error:
+        raise ClusterError(str(error)) from error
+    tell(f"making {sum(counts.values())} x {plan.drives_per_node} drives below {plan.root}")
+    launch.make(plan.root, counts, plan.drives_per_node)
+
+
+def _run(plan: Plan, hosts: Sequence[Host], head: Head | None, notes: list[str], tell: Tell) -> Result:
+    """Start every node that was found, and bring the map in line with them."""
+    nodes = nodes_of(hosts)
+    try:
+        settings = retune.settle(plan.root, hosts, plan.settings, instead=plan.settings_instead)
+    except WrongSetting as error:
+        raise ClusterError(str(error)) from error
+    started = [launch.start(plan.root, host, node) for node, host in nodes.values()]
+    statuses = launch.wait_serving(started, plan.timeout_s, lambda status: tell(_line(status)))
+    statuses = retune.take_over(started, statuses, settings, plan.timeout_s, tell)
+    by_uuid = {status["uuid"]: status for status in statuses}
+    map_ = _agree(plan, started, by_uuid, notes)
+    for one in started:
+        by_uuid[one.node.uuid]["host"] = next(
+            (member.host for member in map_.node if member.uuid.hex() == one.node.uuid), one.host.name
+        )
+    missing = [member for member in map_.node if member.uuid.hex() not in by_uuid]
+    notes += [f"node {member.uuid.hex()} of the map has no drive on any host: {member.endpoint}" for member in missing]
+    notes += [f"{status['name']} does not serve: {status['problem'] or status['state']}"
+              for status in statuses if status["state"] != "serving"]  # fmt: skip
+    return Result(map_, statuses, head, notes)
+
+
+def _agree(
+    plan: Plan, started: Sequence[Started], statuses: dict[str, dict[str, Any]], notes: list[str]
+) -> pb.ClusterMap:
+    """The map with all nodes that serve, where they serve."""
+    serving = [one for one in started if statuses[one.node.uuid].get("endpoint")]
+    endpoints = [statuses[one.node.uuid]["endpoint"] for one in serving]
+    if not endpoints:
+        why = "; ".join(f"{status['name']}: {status['problem'] or status['state']}" for status in statuses.values())
+        raise ClusterError(f"no node serves within {plan.timeout_s:g} s: {why}")
+    try:
+        known = newest_map(ask_nodes(endpoints).values())
+        if known is None and len(serving) < len(started):
+            raise ClusterError(
+                "not all nodes serve, and a cluster is made of all of them; mend them and run this again"
+            )
+        as_hosts = _host_per_node(plan, known, started)
+        members = [
+            pb.MapNode(
+                uuid=bytes.fromhex(one.node.uuid), weight=1.0, endpoint=endpoint,
+                host=f"{one.host.name}/{one.node.name}" if as_hosts else one.host.name,
+            )
+            for one, endpoint in zip(serving, endpoints, strict=True)
+        ]  # fmt: skip
+        if known is None:
+            return change_map(endpoints, create_cluster(members), timeout_s=CHANGE_TIMEOUT_S)
+        in_map = {node.uuid: node for node in known.node}
+        for member in members:
+            name = statuses[member.uuid.hex()]["name"]
+            try:
+                if member.uuid not in in_map:
+                    known = change_map(endpoints, add_node(member), timeout_s=CHANGE_TIMEOUT_S)
+                    notes.append(f"{name} joins the cluster")
+                elif in_map[member.uuid].endpoint != member.endpoint:
+                    edit = set_endpoint(member.uuid, member.endpoint)
+                    known = change_map(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S)
+            except ChangeFailed as error:
+                if member.uuid not in in_map:
+                    raise ClusterError(
+                        f"{name} serves, and cannot join: {error}. Mend that, and run `cluster up`"
+                    ) from error
+                notes.append(f"the map does not say yet that {name} is at {member.endpoint}: {error}. It tries on")
+        return known
+    except ValueError as error:
+        raise ClusterError(str(error)) from error
+
+
+def _host_per_node(plan: Plan, known: pb.ClusterMap | None, started: Sequence[Started]) -> bool:
+    if plan.host_per_node is not None:
+        return plan.host_per_node
+    if known is not None:
+        return any("/" in member.host for member in known.node)
+    return len(started) > 1 and len({one.host.name for one in started}) == 1
+
+
+def _map_of(hosts: Sequence[Host]) -> pb.ClusterMap:
+    statuses = [launch.status_of(uuid) for uuid in nodes_of(hosts)]
+    try:
+        map_ = newest_map(ask_nodes(status["endpoint"] for status in statuses if status is not None).values())
+    except ValueError as error:
+        raise ClusterError(str(error)) from error
+    if map_ is None:
+        raise ClusterError("no node answers that belongs to a cluster; `cluster up` starts them")
+    return map_
+
+
+def _find(hosts: Sequence[Host], name: str) -> tuple[NodeDrives | None, Host | None]:
+    found = [(node, host) for node, host in nodes_of(hosts).values() if node.name == name or node.uuid.startswith(name)]
+    if len(found) > 1:
+        raise ClusterError(f"{name} names {len(found)} nodes; give more of the uuid")
+    return found[0] if found else (None, None)
+
+
+def _member(map_: pb.ClusterMap, name: str, hosts: Sequence[Host], root: Path) -> str:
+    """Of a node that no host has drives of."""
+    found = [member.uuid.hex() for member in map_.node if member.uuid.hex().startswith(name)]
+    if len(found) > 1:
+        raise ClusterError(f"{name} names {len(found)} nodes of the cluster; give more of the uuid")
+    if not found:
+        raise ClusterError(_no_node(name, hosts, root))
+    return found[0]
+
+
+def _change(map_: pb.ClusterMap, edit: Edit, names: Mapping[str, str]) -> None:
+    try:
+        change_map([member.endpoint for member in map_.node], edit, timeout_s=CHANGE_TIMEOUT_S)
+    except ValueError as error:
+        text = str(error)
+        for uuid, name in names.items():
+            text = text.replace(f"node {uuid}", name).replace(uuid, name)
+        raise ClusterError(text) from error
+
+
+def _end_orphans(root: Path, head: Head, tell: Tell) -> int:
+    """Nodes that go on serving without their Ray: tell them to end, so that running calls can finish."""
+    ours = set(head.processes())
+    ended = 0
+    for said in node_file.read_all(root):
+        where = said.listening or said.endpoint
+        answer = ask_node(where) if where else None
+        if answer is not None and answer.described is not None and answer.described.pid in ours:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(answer.described.pid, signal.SIGTERM)
+                tell(f"node {said.uuid}: told to end")
+                ended += 1
+    deadline = time.monotonic() + DRAIN_GRACE_S
+    while ended and time.monotonic() < deadline and set(head.processes()) & ours:
+        time.sleep(_POLL_S)
+    return ended
+
+
+def _line(status: dict[str, Any]) -> str:
+    where = f" at {status['endpoint']}" if status.get("endpoint") else ""
+    why = f": {status['problem']}" if status["problem"] else ""
+    return f"{status['name']}: {status['state']}{where}{why}"

@@ -1,0 +1,165 @@
+"""Which nodes a host has: the drives below a root, grouped by the store they belong to.
+
+    ROOT/<node>/<drive>/drive.json    who the drive is: a node is the drives that carry its uuid, wherever they lie
+    ROOT/<node>/node.json             what a node says of itself; see `node_file`
+
+Identity and data belong to the drives. Names of folders are for people: drives may be moved from one to another, or to
+another host, and are the same node there. New nodes are made only when asked for, and by default folders `node-1`,
+`node-2` with `drive-1`, `drive-2`; a disk mounted at such a place beforehand is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage_node.ops import node_file
+from storage_node.store import store_record as records
+from storage_node.store.drive import identity as identities
+from storage_node.store.drive.identity import DriveIdentity
+from storage_node.store.errors import FormatError
+from storage_node.store.store import Store
+from storage_node.store.store_record import ClusterRecord
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDrives:
+    """A node as its drives tell of it."""
+
+    uuid: str
+    """32 hex digits: that of the store on the drives."""
+    drives: tuple[Path, ...]
+    """In the order of their paths; never empty. Some of the node's drives may be missing."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the node keeps what it says of itself."""
+        return self.drives[0].parent
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What lies below a root."""
+
+    nodes: tuple[NodeDrives, ...] = ()
+    """By name; without those that were removed from their cluster."""
+    removed: tuple[NodeDrives, ...] = ()
+    absent: tuple[str, ...] = ()
+    """Uuids of nodes that were here, and have no drive here now."""
+    problems: tuple[str, ...] = ()
+    """Folders that should be drives and cannot be used, and why."""
+
+    def node(self, uuid: str) -> NodeDrives | None:
+        return next((node for node in self.nodes if node.uuid == uuid), None)
+
+
+def find_nodes(root: Path) -> Found:
+    """Look below `root`; a root that does not exist has nothing. Raises nothing: what cannot be read is a problem."""
+    known: dict[Path, DriveIdentity] = {}
+    problems: list[str] = []
+    said: dict[str, node_file.NodeFile] = {}
+    for folder in _folders(root, problems):
+        told = node_file.read(folder)
+        if told is not None:
+            said[told.uuid] = told
+        for drive in _folders(folder, problems):
+            try:
+                identity = identities.read(drive)
+            except (FormatError, OSError) as error:
+                if _looks_like_a_drive(drive):
+                    problems.append(str(error))
+                continue
+            if identity is not None:
+                known[drive] = identity
+    for drive in _given_up(known):
+        del known[drive]
+        problems.append(f"{drive}: its node has given this drive up; empty the folder to use it again")
+    nodes = group_drives(known)
+    gone = {uuid for uuid, told in said.items() if told.removed}
+    here = {node.uuid for node in nodes}
+    return Found(
+        nodes=tuple(node for node in nodes if node.uuid not in gone),
+        removed=tuple(node for node in nodes if node.uuid in gone),
+        absent=tuple(sorted(set(said) - here - gone)),
+        problems=tuple(problems),
+    )
+
+
+def group_drives(known: Mapping[Path, DriveIdentity]) -> list[NodeDrives]:
+    """Nodes, by the folder of their first drive."""
+    by_store: dict[str, list[Path]] = {}
+    for drive in sorted(known):
+        by_store.setdefault(known[drive].store_uuid, []).append(drive)
+    return [NodeDrives(uuid, tuple(drives)) for uuid, drives in by_store.items()]
+
+
+def _given_up(known: Mapping[Path, DriveIdentity]) -> list[Path]:
+    """Drives of which another drive of their node knows that they are not the node's any more."""
+    newest: dict[str, ClusterRecord] = {}
+    for drive, identity in known.items():
+        with contextlib.suppress(FormatError, OSError):
+            record, before = records.read(drive), newest.get(identity.store_uuid)
+            if record is not None and (before is None or record.order > before.order):
+                newest[identity.store_uuid] = record
+    return [
+        drive for drive, identity in known.items()
+        if identity.store_uuid in newest and identity.drive_uuid in newest[identity.store_uuid].gone
+    ]  # fmt: skip
+
+
+def plan_new_nodes(root: Path, taken: Iterable[str], nodes: int, drives_per_node: int) -> list[tuple[Path, ...]]:
+    """Folders for the drives of new nodes, none of them below a folder that is taken."""
+    if nodes < 0 or drives_per_node < 1:
+        raise ValueError(f"nodes={nodes}, drives_per_node={drives_per_node}: need at least 0 and 1")
+    used = set(taken)
+    planned: list[tuple[Path, ...]] = []
+    number = 0
+    while len(planned) < nodes:
+        number += 1
+        if f"node-{number}" not in used:
+            folder = root / f"node-{number}"
+            planned.append(tuple(folder / f"drive-{drive}" for drive in range(1, drives_per_node + 1)))
+    return planned
+
+
+def make_nodes(root: Path, nodes: int, drives_per_node: int) -> list[NodeDrives]:
+    """New and empty nodes beside those that are there. Raises StoreError, OSError."""
+    found = find_nodes(root)
+    taken = {drive.parent.name for node in (*found.nodes, *found.removed) for drive in node.drives}
+    taken |= {folder.name for folder in _folders(root, []) if node_file.read(folder) is not None}
+    made = [make_node(drives) for drives in plan_new_nodes(root, taken, nodes, drives_per_node)]
+    return made
+
+
+def make_node(drives: Sequence[Path]) -> NodeDrives:
+    """A new store on empty or missing folders. Raises StoreError."""
+    store = Store.open(drives, mode="a")
+    try:
+        made = NodeDrives(store.store_uuid, tuple(sorted(drives)))
+    finally:
+        store.close()
+    return made
+
+
+def _folders(parent: Path, problems: list[str]) -> list[Path]:
+    try:
+        return sorted(entry for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(f"{parent}: {error.strerror or error}")
+        return []
+
+
+def _looks_like_a_drive(folder: Path) -> bool:
+    """A folder of other things is nobody's problem."""
+    try:
+        return identities.is_drive_folder(folder)
+    except (FormatError, OSError):
+        return True

@@ -1,0 +1,263 @@
+"""Storage nodes as Ray actors: which hosts there are and what is on them, nodes started, watched and ended.
+
+The only module here that talks to Ray, on the one connection that a process has (`connected`). Actors are detached and
+named after their node, so that whoever starts one that runs gets that one; they are pinned to their host by the
+resource that Ray gives every host under its address, which outlives a restart of the host's Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage_node.ops import node_file, node_log
+from storage_node.ops import settings_store as settings_file
+from storage_node.ops.actor import StorageNodeActor
+from storage_node.ops.node_discovery import Found, NodeDrives, find_nodes, make_nodes
+from storage_node.ops.node_file import NodeFile
+from storage_node.ops.ray_head import ClusterError
+from storage_node.ops.settings_store import KeptSettings
+from storage_node.settings import WrongSetting
+
+NAMESPACE = "ais-loader"
+TASK_TIMEOUT_S = 60.0
+LOOK_TIMEOUT_S = 30.0
+"""A host that has died counts as alive for some 15 s more."""
+ANSWER_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = "30"
+"""Ray's own 5 s are too few on a machine that is busy with starting it."""
+_POLL_S = 0.1
+_PIN = 0.001
+"""Share of a host's own resource: up to 1,000 actors and tasks at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine of the Ray cluster."""
+
+    address: str
+    name: str
+    found: Found
+    settings: KeptSettings = field(default_factory=KeptSettings)
+    answers: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A node's actor, and where it should run."""
+
+    node: NodeDrives
+    host: Host
+    actor: Any
+
+
+@contextlib.contextmanager
+def connected(address: str, variables: Mapping[str, str] | None = None) -> Iterator[None]:
+    """A connection of this process to a Ray that runs. Raises ClusterError."""
+    os.environ.update(variables or {})
+    os.environ.setdefault("RAY_gcs_rpc_server_connect_timeout_s", CONNECT_TIMEOUT_S)
+    if os.environ.get("RAY_ADDRESS", "").startswith("http"):
+        del os.environ["RAY_ADDRESS"]  # where jobs are submitted; Ray itself would take it for its own address
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise ClusterError("Ray is not installed: pip install 'ais-loader[store,ray]'") from None
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"no connection to Ray at {address}: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def look(root: Path) -> list[Host]:
+    """One short task on every host; in the order of their addresses. One that does not answer is told as a problem."""
+    import ray
+
+    addresses = sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]})
+    asked = {address: _on(address, _look).remote(root) for address in addresses}
+    ray.wait(list(asked.values()), num_returns=len(asked), timeout=LOOK_TIMEOUT_S)
+    hosts = []
+    for address, task in asked.items():
+        try:
+            hosts.append(Host(address, *_get(task, f"looking for drives on {address}", 0.0)))
+        except ClusterError as error:
+            hosts.append(Host(address, address, Found(problems=(str(error),)), answers=False))
+    return hosts
+
+
+def make(root: Path, counts: Mapping[str, int], drives_per_node: int) -> None:
+    """New nodes' drives: so many on each host, by its address. Raises ClusterError."""
+    made = {address: _on(address, _make).remote(root, count, drives_per_node) for address, count in counts.items()}
+    for address, task in made.items():
+        _get(task, f"making drives on {address}")
+
+
+def mark_removed(host: Host, node: NodeDrives) -> None:
+    """From now on the node is not started any more. Raises ClusterError."""
+    _get(_on(host.address, _mark_removed).remote(node), f"noting on {host.address} that {node.name} is removed")
+
+
+def keep_settings(root: Path, hosts: Sequence[Host], settings: KeptSettings) -> None:
+    """On all of these hosts, for the nodes that start there. Raises ClusterError."""
+    kept = {host.address: _on(host.address, settings_file.write).remote(root, settings) for host in hosts}
+    for address, task in kept.items():
+        _get(task, f"keeping the settings on {address}")
+
+
+def tail_of_log(root: Path, host: Host, uuid: str, lines: int) -> list[str]:
+    """The end of a node's log. Raises ClusterError."""
+    asked = _on(host.address, node_log.tail).remote(root, uuid, lines)
+    told: list[str] = _get(asked, f"reading the log on {host.address}")
+    return told
+
+
+def start(root: Path, host: Host, node: NodeDrives) -> Started:
+    """The node's actor, which may be running already."""
+    running = _actor(node.uuid)
+    if running is not None:
+        try:
+            status = _get(running.status.remote(), "asking", ANSWER_TIMEOUT_S)
+            if status["state"] == "waiting":
+                running.hurry.remote()
+            return Started(node, host, running)
+        except ClusterError:
+            # Wanted back on a host that is not there any more, or stuck: its drives are here.
+            _kill(node.uuid, running)
+    import ray
+
+    made = ray.remote(StorageNodeActor).options(
+        name=_name(node.uuid), namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0,
+        resources={f"node:{host.address}": _PIN}, max_restarts=-1, max_concurrency=4,
+    )  # fmt: skip
+    return Started(node, host, made.remote(str(root), node.uuid, host.address))
+
+
+def wait_serving(
+    started: Sequence[Started],
+    timeout_s: float,
+    tell: Callable[[dict[str, Any]], None],
+    done: Callable[[dict[str, Any]], bool] = lambda status: bool(status["state"] == "serving"),
+) -> list[dict[str, Any]]:
+    """How the nodes are when all of them are `done`, or when the time is over. `tell` gets each change on the way."""
+    deadline = time.monotonic() + timeout_s
+    told: dict[str, tuple[str, str]] = {}
+    while True:
+        statuses = [_status(one) for one in started]
+        for status in statuses:
+            now = (status["state"], status["problem"])
+            if told.get(status["uuid"]) != now:
+                told[status["uuid"]] = now
+                tell(status)
+        if all(map(done, statuses)) or time.monotonic() > deadline:
+            return statuses
+        time.sleep(_POLL_S)
+
+
+def renew(one: Started) -> None:
+    """Have a node serve anew, with the settings that are kept now. Raises ClusterError."""
+    _get(one.actor.renew.remote(), f"telling node {one.node.name} to take over its settings", ANSWER_TIMEOUT_S)
+
+
+def stop(uuid: str, grace_s: float) -> bool:
+    """Drain a node and end its actor for good; False when there is none."""
+    actor = _actor(uuid)
+    if actor is None:
+        return False
+    with contextlib.suppress(ClusterError):  # it hangs, or its process has just ended: then it is killed undrained
+        _get(actor.stop.remote(grace_s), "draining", grace_s + ANSWER_TIMEOUT_S)
+    _kill(uuid, actor)
+    return True
+
+
+def status_of(uuid: str) -> dict[str, Any] | None:
+    """What a node's actor says; None when there is none, or it does not answer."""
+    actor = _actor(uuid)
+    if actor is None:
+        return None
+    with contextlib.suppress(ClusterError):
+        answer: dict[str, Any] = _get(actor.status.remote(), "asking", ANSWER_TIMEOUT_S)
+        return answer
+    return None
+
+
+def _status(one: Started) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = _get(one.actor.status.remote(), f"asking node {one.node.name}", ANSWER_TIMEOUT_S)
+        return answer | {"name": one.node.name}
+    except ClusterError as error:
+        return {"uuid": one.node.uuid, "name": one.node.name, "state": "starting", "problem": str(error)}
+
+
+def _actor(uuid: str) -> Any | None:
+    import ray
+
+    try:
+        return ray.get_actor(_name(uuid), namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _kill(uuid: str, actor: Any) -> None:
+    """Returns when the name is free. Raises ClusterError."""
+    import ray
+
+    ray.kill(actor, no_restart=True)
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    while _actor(uuid) is not None:
+        if time.monotonic() > deadline:
+            raise ClusterError(f"the actor of node {uuid} does not end")
+        time.sleep(_POLL_S)
+
+
+def _name(uuid: str) -> str:
+    return f"node-{uuid}"
+
+
+def _on(address: str, function: Callable[..., Any]) -> Any:
+    import ray
+
+    return ray.remote(function).options(num_cpus=0, resources={f"node:{address}": _PIN}, max_retries=2)
+
+
+def _get(task: Any, doing: str, timeout_s: float = TASK_TIMEOUT_S) -> Any:
+    import ray
+
+    try:
+        return ray.get(task, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise ClusterError(f"{doing}: no answer in time") from None
+    except ray.exceptions.RayTaskError as error:
+        raise ClusterError(f"{doing}: {error.cause}") from error
+    except ray.exceptions.RayError as error:
+        raise ClusterError(f"{doing}: {str(error).splitlines()[0]}") from error
+
+
+def _look(root: Path) -> tuple[str, Found, KeptSettings]:
+    try:
+        settings = settings_file.read(root)
+    except (WrongSetting, OSError) as error:
+        settings = KeptSettings(problem=str(error))
+    return socket.gethostname(), find_nodes(root), settings
+
+
+def _make(root: Path, nodes: int, drives_per_node: int) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ClusterError(f"no nodes can be below {root}: {error.strerror or error}") from error
+    make_nodes(root, nodes, drives_per_node)
+
+
+def _mark_removed(node: NodeDrives) -> None:
+    said = node_file.read(node.folder)
+    node_file.write(node.folder, NodeFile(node.uuid, said.endpoint if said is not None else "", removed=True))

@@ -1,0 +1,78 @@
+"""Settings of a cluster's nodes: kept on all hosts, and taken over by the nodes that run, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from storage_node.ops import ray_actors as launch
+from storage_node.ops.ask_nodes import ask_node
+from storage_node.ops.ray_actors import Host, Started
+from storage_node.ops.settings_store import KeptSettings
+from storage_node.settings import NODES, Settings, for_node, merged, require_nodes
+
+_POLL_S = 0.1
+
+
+def settle(root: Path, hosts: Sequence[Host], change: Settings | None, *, instead: bool) -> KeptSettings:
+    """Have every host that answers keep the newest settings, with what is to change in them.
+
+    Args:
+        change: over those that there are, or with `instead` in their place.
+
+    Raises ClusterError, WrongSetting.
+    """
+    newest = max((host.settings for host in hosts), key=lambda kept: kept.version, default=KeptSettings())
+    values = newest.values
+    if change is not None:
+        nodes = [node for host in hosts for node in host.found.nodes]
+        # Settings of a node that is gone may be taken back.
+        gone = set(values.get(NODES, {}))
+        require_nodes(change, {node.name for node in nodes} | {node.uuid for node in nodes} | gone)
+        values = merged({} if instead else values, change)
+    settings = newest if values == newest.values else KeptSettings(newest.version + 1, values)
+    if settings.version:
+        behind = [host for host in hosts if host.answers and host.settings != settings]
+        launch.keep_settings(root, behind, settings)
+    return settings
+
+
+def take_over(
+    started: Sequence[Started], statuses: Sequence[dict[str, Any]], settings: KeptSettings, timeout_s: float,
+    tell: Callable[[str], None],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Have the nodes that serve with other settings serve anew; how all nodes are then. Raises ClusterError.
+
+    One after the other, and each only when the one before serves its copies again: no object is out of reach that has
+    another copy, and settings with which a node cannot serve end the service of one.
+    """
+    now = list(statuses)
+    for at, one in enumerate(started):
+        wanted = for_node(settings.values, one.node.name, one.node.uuid)
+        if now[at]["state"] != "serving" or now[at].get("settings", wanted) == wanted:
+            continue
+        tell(f"{one.node.name}: begins anew with its new settings")
+        launch.renew(one)
+
+        def done(status: Mapping[str, Any], wanted: Settings = wanted) -> bool:
+            return bool(status["state"] == "serving" and status.get("settings", wanted) == wanted)
+
+        (now[at],) = launch.wait_serving([one], timeout_s, lambda _: None, done)
+        if not done(now[at]):
+            why = now[at]["problem"] or now[at]["state"]
+            tell(f"{one.node.name} does not serve with its new settings: {why}. Other nodes go on with the former ones")
+            break
+        _wait_until_trusted(now[at]["endpoint"], timeout_s)
+    return now
+
+
+def _wait_until_trusted(endpoint: str, timeout_s: float) -> None:
+    """Until the node has compared its copies with the others': before that, they are read elsewhere."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        progress = ask_node(endpoint).progress
+        if progress is not None and not progress.doubtful_bucket:
+            return
+        time.sleep(_POLL_S)

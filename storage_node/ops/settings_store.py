@@ -1,0 +1,47 @@
+"""The settings of a cluster's nodes, kept on every host beside its nodes' drives: ROOT/.cluster/settings.json.
+
+Nodes read it whenever they begin to serve, whoever starts them. Its version tells which of several hosts' files is the
+newest: a host that was away when settings were changed gets them from the next `cluster up`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage_node.ops.ray_head import FOLDER_NAME
+from storage_node.settings import WrongSetting
+from storage_node.store.store_record import write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSettings:
+    version: int = 0
+    """0: nobody has set anything."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """See `storage_node.settings`."""
+    problem: str = ""
+    """Why the file cannot be used."""
+
+
+def path_of(root: Path) -> Path:
+    return root / FOLDER_NAME / "settings.json"
+
+
+def read(root: Path) -> KeptSettings:
+    """Raises WrongSetting for a file that makes no sense, OSError for one that cannot be read."""
+    try:
+        kept = json.loads(path_of(root).read_bytes())
+        return KeptSettings(int(kept["version"]), dict(kept["settings"]))
+    except FileNotFoundError:
+        return KeptSettings()
+    except (ValueError, KeyError, TypeError) as error:
+        raise WrongSetting(f"{path_of(root)} is damaged ({error}); `cluster up --config FILE` replaces it") from error
+
+
+def write(root: Path, kept: KeptSettings) -> None:
+    """Whole and lasting on return. Raises OSError."""
+    path_of(root).parent.mkdir(mode=0o700, exist_ok=True)
+    write_atomically(path_of(root), json.dumps({"version": kept.version, "settings": kept.values}, indent=1).encode())

@@ -1,0 +1,146 @@
+"""How a cluster is, asked of its nodes: works with Ray dead, as long as one node answers.
+
+Where nodes are stands in the map, which those of this machine keep on their drives, and beside these drives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire import ais_objects_pb2 as objects_pb
+from ais_loader.wire import ais_replica_pb2 as replica_pb
+from storage_node.cluster.consensus.acceptor_store import decode
+from storage_node.config import ServerConfig
+from storage_node.ops import drive_commands as drive_orders
+from storage_node.ops import ray_head as heads
+from storage_node.ops.ask_nodes import Answer, ask_nodes, newest_map
+from storage_node.ops.node_discovery import Found, find_nodes
+from storage_node.ops.node_file import NodeFile, read_all
+from storage_node.store.drive.identity import CLUSTER_FILE_NAME
+from storage_node.store.errors import FormatError
+
+_FOUND_AT_START = ("critical_memory_bytes",)
+_DEFAULTS = {name: value for name, value in ServerConfig().limits().items() if name not in _FOUND_AT_START}
+_WELL = ("active", "retiring")
+
+
+def condition(root: Path) -> dict[str, Any]:
+    """JSON-able; the keys are documented in docs/cluster.md. Raises ValueError when nodes of two clusters answer."""
+    said = {one.uuid: one for one in read_all(root) if not one.removed}
+    found = find_nodes(root)
+    # Where a node listens is asked as well: its own machine may not get to the address that others have for it.
+    answers = ask_nodes(where for one in said.values() for where in (one.endpoint, one.listening) if where)
+    known = newest_map(answers.values()) or _map_on_drives(found)
+    elsewhere = [] if known is None else [node.endpoint for node in known.node if node.endpoint not in answers]
+    answers |= ask_nodes(elsewhere)
+    answered = newest_map(answers.values())
+    map_ = answered or known
+    members = {} if map_ is None else {node.uuid.hex(): node for node in map_.node}
+    by_uuid = {answer.uuid: answer for answer in answers.values() if answer.uuid}
+    uuids = dict.fromkeys([*members, *said, *(node.uuid for node in found.nodes)])
+    nodes = [_node(uuid, members.get(uuid), said.get(uuid), by_uuid.get(uuid), answers, found) for uuid in uuids]
+    head = heads.remembered(root)
+    return {
+        "root": str(root),
+        "cluster_uuid": map_.cluster_uuid.hex() if map_ is not None else "",
+        "map_version": map_.version if map_ is not None else 0,
+        "answers": answered is not None,
+        "url": "grpc://" + ",".join(node.endpoint for node in map_.node) if map_ is not None else "",
+        "ray": {"address": head.address, "dashboard": head.dashboard, "alive": head.answers()} if head else None,
+        "nodes": nodes,
+        "problems": list(found.problems),
+    }
+
+
+def _node(
+    uuid: str, member: pb.MapNode | None, said: NodeFile | None, answer: Answer | None,
+    answers: dict[str, Answer], found: Found,
+) -> dict[str, Any]:  # fmt: skip
+    here = found.node(uuid)
+    described = answer.described if answer is not None else None
+    endpoint = answer.endpoint if answer is not None else member.endpoint if member else said.endpoint if said else ""
+    if said is not None and endpoint == said.listening:
+        endpoint = said.endpoint
+    told = answer.drives if answer is not None else None
+    if told is not None:
+        drives = [drive_orders.described(drive) for drive in told.drive]
+    else:
+        drives = [_drive(drive) for drive in described.drive] if described is not None else []
+    problem = "; ".join(f"{drive['path'] or drive['uuid']}: {drive['problem'] or drive['state']}" for drive in drives
+                        if drive["state"] not in _WELL)  # fmt: skip
+    if described is None:
+        problem = "never served" if not endpoint else _silence(answers.get(endpoint))
+        problem += f"; it said: {said.problem}" if said is not None and said.problem else ""
+        drives = [_unknown(str(path)) for path in (here.drives if here is not None else ())]
+    limits = dict(described.limits) if described is not None else {}
+    progress = answer.progress if answer is not None else None
+    return {
+        "id": uuid,
+        "name": here.name if here is not None else "",
+        "host": member.host if member is not None else "",
+        "endpoint": endpoint,
+        "pid": described.pid if described is not None else 0,
+        "state": "down" if described is None else "degraded" if problem else "serving",
+        "problem": problem,
+        "member": pb.MapNode.State.Name(member.state).lower() if member is not None else "no",
+        "map_version": answer.map.version if answer is not None and answer.map is not None else 0,
+        "limits": limits,
+        "changed_limits": {name: value for name, value in limits.items() if _DEFAULTS.get(name, value) != value},
+        "metrics_url": f"http://{said.metrics}/metrics" if said is not None and said.metrics and described else "",
+        "drives": drives,
+        "moving": drive_orders.moving(told) if told is not None else None,
+        "repair": _repair(progress) if progress is not None else None,
+        # Those that repair has gone through are counted; the drives' own estimates are rough after a restart.
+        "objects_estimate": (progress.names_before if progress is not None else 0)
+        or sum(drive["objects_estimate"] for drive in drives),
+        "free_bytes": sum(drive["free_bytes"] for drive in drives),
+        "size_bytes": sum(drive["size_bytes"] for drive in drives),
+    }
+
+
+def _repair(progress: replica_pb.ProgressResponse) -> dict[str, Any]:
+    """`clean_version`: the newest map under which the node has found nothing to move; `doubtful_*`: copies that it
+    does not serve before they are up to date; `silent`: nodes that may have newer copies than those it serves."""
+    return {
+        "clean_version": progress.clean_version, "names_seen": progress.names_seen,
+        "names_before": progress.names_before, "doubtful_names": progress.doubtful_names,
+        "doubtful_buckets": list(progress.doubtful_bucket), "silent": list(progress.silent),
+        "objects_pushed": progress.objects_pushed, "bytes_pushed": progress.bytes_pushed,
+        "names_fetched": progress.names_fetched,
+    }  # fmt: skip
+
+
+def _map_on_drives(found: Found) -> pb.ClusterMap | None:
+    """The newest map that nodes of this machine knew, whether they run or not."""
+    newest: pb.ClusterMap | None = None
+    for node in found.nodes:
+        for drive in node.drives:
+            path = drive / CLUSTER_FILE_NAME
+            with contextlib.suppress(OSError, FormatError):
+                map_ = decode(path.read_bytes(), path, node.uuid).committed
+                if map_ is not None and (newest is None or map_.version > newest.version):
+                    newest = map_
+    return newest
+
+
+def _silence(answer: Answer | None) -> str:
+    if answer is None or not answer.problem:
+        return "another node answers at its endpoint"
+    return f"no answer ({answer.problem})"
+
+
+def _drive(drive: objects_pb.Drive) -> dict[str, Any]:
+    """Of a node of a version that tells no more."""
+    works = drive.state == "ok"
+    return drive_orders.described(pb.DriveCondition(
+        uuid=drive.uuid, path=drive.path, problem="" if works else drive.state,
+        state=pb.DriveCondition.ACTIVE if works else pb.DriveCondition.MISSING,
+        objects_estimate=drive.objects_estimate, free_bytes=drive.free_bytes, size_bytes=drive.size_bytes,
+    ))  # fmt: skip
+
+
+def _unknown(path: str) -> dict[str, Any]:
+    return drive_orders.described(pb.DriveCondition(path=path)) | {"state": "unknown"}

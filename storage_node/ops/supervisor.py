@@ -1,0 +1,285 @@
+"""Keeps one node serving on the drives that carry its uuid, for as long as its process lives.
+
+Whatever is missing is waited for and said, never fatal: a drive that is not mounted yet, one whose former holder has
+not let go (a process that outlived its Ray), a port that is taken. A drive that appears later is taken in, by serving
+anew with it. Where the node serves at another address than the map says, the map is changed.
+
+One thread does all of it; `status` may be asked from any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.map.mutations import set_endpoint
+from storage_node.config import ServerConfig
+from storage_node.ops import crash_backoff as lives
+from storage_node.ops import node_file, node_log
+from storage_node.ops import settings_store as settings_file
+from storage_node.ops.node_discovery import NodeDrives, find_nodes
+from storage_node.ops.node_file import NodeFile
+from storage_node.ops.ports import free_port, is_free
+from storage_node.server import VERSION, NodeServer
+from storage_node.settings import configured, for_node
+from storage_node.store.errors import StoreError, StoreNotFound
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+LOOK_INTERVAL_S = 2.0
+PORT_PATIENCE_S = 10.0
+"""How long a node waits for the port it had, before it takes another."""
+METRICS_PORTS = 100
+"""Nodes of one machine take the first free one of so many, from that of the settings on."""
+PUBLISH_TIMEOUT_S = 10.0
+log = logging.getLogger(__name__)
+
+
+class CrashedBefore(Exception):
+    """This node's processes have died young; the message says when it is tried again."""
+
+
+class Caretaker:
+    """Starts at `start`, which returns at once; see the module.
+
+    Args:
+        root: where to look for drives; see `drives`.
+        uuid: of the node.
+        host: address to listen on, and under which clients and peers reach it if the settings name no other.
+
+    Its settings are those that are kept below the root, as they are when it begins to serve.
+    """
+
+    def __init__(self, root: Path, uuid: str, host: str) -> None:
+        self.uuid = uuid
+        self._root = root
+        self._host = host
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ais-loader-caretaker", daemon=True)
+        self._lock = threading.Lock()
+        self._server: NodeServer | None = None  # guarded by _lock, as all below
+        self._here: NodeDrives | None = None
+        self._state = "starting"
+        self._problem = ""
+        self._tries = 0
+        self._port_waited_s = 0.0
+        self._settings: dict[str, Any] = {}
+        self._metrics = ""
+        self._renewing = False
+        self._rested = False
+        """No more waiting because of former lives."""
+        self._counted = False
+        """This life stands in the node's file."""
+        self._lasted = False
+        """And has become a long one."""
+        self._served_at_s = 0.0
+        self._rest_until_s = 0.0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def status(self) -> dict[str, Any]:
+        """JSON-able. `state`: starting, waiting (`problem` says for what), serving, stopped."""
+        with self._lock:
+            server, here = self._server, self._here
+            view = server.membership.view if server is not None else None
+            return {
+                "uuid": self.uuid,
+                "name": here.name if here is not None else "",
+                "state": self._state,
+                "problem": self._problem,
+                "tries": self._tries,
+                "endpoint": server.endpoint if server is not None else "",
+                "metrics_url": f"http://{self._metrics}/metrics" if server is not None and self._metrics else "",
+                "settings": self._settings,
+                "pid": os.getpid(),
+                "drives": [str(drive) for drive in here.drives] if here is not None else [],
+                "map_version": view.version if view is not None else 0,
+                "version": VERSION,
+            }
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Let running calls finish for `grace_s`, and let go of the drives. May be called again."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+        with self._lock:
+            server, self._server, self._state, self._problem = self._server, None, "stopped", ""
+        if server is not None:
+            server.stop(grace_s)
+            self._note_life()
+            log.info("node %s: stopped", self.uuid)
+
+    def renew(self) -> None:
+        """Serve anew, with the settings as they are now: running calls finish, new ones come back by themselves."""
+        with self._lock:
+            self._renewing = True
+        self._wake.set()
+
+    def hurry(self) -> None:
+        """Whatever is waited for is tried now."""
+        with self._lock:
+            self._rested = True
+        self._wake.set()
+
+    def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            try:
+                self._tend()
+            except Exception as error:  # noqa: BLE001 - the process is there to go on trying, and to say why
+                if f"{error}" != self._problem:
+                    log.warning("node %s: %s", self.uuid, error)
+                with self._lock:
+                    self._problem = f"{error}" or type(error).__name__
+                    self._state = "serving" if self._server is not None else "waiting"
+                    self._tries += 1
+                if self._server is None:
+                    with contextlib.suppress(OSError):  # it is for people, and said by `status`, too
+                        node_file.note_problem(self._root, self.uuid, self._problem)
+                self._pause(pause_s)
+                self._port_waited_s += pause_s
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                with self._lock:
+                    self._state, self._problem, self._tries, self._port_waited_s = "serving", "", 0, 0.0
+                pause_s = FIRST_PAUSE_S
+                self._pause(LOOK_INTERVAL_S)
+
+    def _pause(self, pause_s: float) -> None:
+        self._wake.wait(pause_s)
+        if not self._stopping.is_set():
+            self._wake.clear()
+
+    def _tend(self) -> None:
+        with self._lock:
+            renewing, self._renewing = self._renewing, False
+        if renewing and self._server is not None:
+            log.info("node %s: serving anew, with other settings", self.uuid)
+            self._let_go()
+        here = find_nodes(self._root).node(self.uuid)
+        if self._server is not None and here is not None and self._here is not None:
+            appeared = sorted(set(here.drives) - set(self._here.drives))
+            if self._take_in(appeared):
+                with self._lock:
+                    self._here = here
+            else:
+                log.warning("node %s: serving anew, with %s", self.uuid, ", ".join(map(str, appeared)))
+                self._let_go()
+        if self._server is None:
+            if here is None:
+                raise StoreNotFound(f"no drive of node {self.uuid} below {self._root}: are its drives mounted?")
+            self._serve(here)
+        self._publish()
+        if not self._lasted and time.monotonic() - self._served_at_s > lives.SHORT_LIFE_S:
+            self._note_life()
+
+    def _take_in(self, appeared: Sequence[Path]) -> bool:
+        """Whether the node uses all drives that have appeared, as far as it may, without being started anew."""
+        assert self._server is not None
+        try:
+            for drive in appeared:
+                self._server.take_in(drive)
+        except (StoreError, OSError) as error:  # a time-out is one
+            log.warning("node %s: %s", self.uuid, error)
+            return False
+        return True
+
+    def _serve(self, here: NodeDrives) -> None:
+        """Raises what NodeServer.start raises, WrongSetting, CrashedBefore, OSError."""
+        said = node_file.read(here.folder)
+        if said is None or said.uuid != self.uuid:
+            said = NodeFile(self.uuid)
+        said = lives.told(said, not self._counted)
+        self._rest(here.folder, said)
+        kept = settings_file.read(self._root).values
+        base = ServerConfig(host=self._host, port=self._choose_port(said.port))
+        settings = for_node(kept, here.name, self.uuid)
+        config = configured(base, settings)
+        if config.metrics_port is not None:
+            config = replace(config, metrics_port=self._choose_metrics_port(said.metrics_port, config.metrics_port))
+        born_s = time.time()
+        node_file.write(here.folder, replace(said, born_s=born_s))
+        self._counted = True
+        server = NodeServer(here.drives, config)
+        try:
+            server.start()
+            listening = f"{self._host}:{server.port}"
+            endpoint = server.endpoint or listening
+            metrics = f"{self._host}:{server.metrics_port}" if server.metrics_port is not None else ""
+            node_file.write(here.folder, NodeFile(
+                self.uuid, endpoint, listening=listening if listening != endpoint else "", metrics=metrics,
+                born_s=born_s, short_lives=said.short_lives,
+            ))  # fmt: skip
+        except BaseException:
+            server.stop(grace_s=0.0)
+            with contextlib.suppress(OSError):
+                node_file.write(here.folder, said)  # it failed, and did not die
+            raise
+        with self._lock:
+            self._server, self._here, self._metrics = server, here, metrics
+            self._settings, self._served_at_s, self._lasted = settings, time.monotonic(), False
+        log.info("node %s: serving %s at %s", self.uuid, ", ".join(map(str, here.drives)), endpoint)
+
+    def _rest(self, folder: Path, said: NodeFile) -> None:
+        """Raises CrashedBefore until it is time for the next try."""
+        if self._counted or self._rested or not (pause_s := lives.rest_s(said.short_lives)):
+            return
+        if not self._rest_until_s:
+            self._rest_until_s = time.time() + pause_s
+            node_file.write(folder, said)  # a restart of the host is no short life
+        if time.time() < self._rest_until_s:
+            log_path = node_log.path_of(self._root, self.uuid)
+            raise CrashedBefore(lives.problem(said.short_lives, self._rest_until_s, str(log_path)))
+
+    def _note_life(self) -> None:
+        """It was long enough, or ended as it should."""
+        self._lasted = True
+        said = node_file.read(self._here.folder) if self._here is not None else None
+        if self._here is not None and said is not None and said.uuid == self.uuid:
+            with contextlib.suppress(OSError):
+                node_file.write(self._here.folder, replace(said, born_s=0.0, short_lives=0))
+
+    def _choose_port(self, kept: int) -> int:
+        if kept and is_free(self._host, kept):
+            return kept
+        if kept and self._port_waited_s < PORT_PATIENCE_S:
+            raise OSError(f"port {kept} of {self._host}, where this node served before, is taken")
+        return free_port(self._host, avoid=self._ports_of_others())
+
+    def _choose_metrics_port(self, kept: int, first: int) -> int:
+        among = range(first, min(first + METRICS_PORTS, 65_536)) if first else None
+        if kept and (among is None or kept in among) and is_free(self._host, kept):
+            return kept
+        return free_port(self._host, avoid=self._ports_of_others(), among=among)
+
+    def _ports_of_others(self) -> set[int]:
+        return {port for said in node_file.read_all(self._root) for port in (said.port, said.metrics_port)}
+
+    def _publish(self) -> None:
+        """Have the map say where this node serves. Raises ChangeFailed."""
+        server = self._server
+        view = server.membership.view if server is not None else None
+        position = view.position.get(bytes.fromhex(self.uuid)) if view is not None else None
+        if server is None or view is None or position is None:
+            return
+        endpoint = server.endpoint
+        if endpoint and view.nodes[position].endpoint != endpoint:
+            others = [said.endpoint for said in node_file.read_all(self._root) if said.endpoint]
+            endpoints = [endpoint, *others, *(node.endpoint for node in view.nodes)]
+            change_map(endpoints, set_endpoint(bytes.fromhex(self.uuid), endpoint), timeout_s=PUBLISH_TIMEOUT_S)
+
+    def _let_go(self) -> None:
+        with self._lock:
+            server, self._server, self._state = self._server, None, "starting"
+        if server is not None:
+            server.stop()

@@ -1,0 +1,237 @@
+"""Promotion into a bucket of the cluster: this node coordinates ordinary writes, whose bytes are files that it sees.
+
+Small files are read and written in groups. A large one is staged here by the store's own means where this node is one
+of its owners, and streamed to the other ones; its bytes are compared everywhere before anything is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire import ais_promote_pb2 as wire
+from ais_loader.wire import ais_promote_pb2_grpc
+from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.replication.copy_stream import CopyLost, reporting
+from storage_node.cluster.replication.replica import HeldWrite, require_bucket
+from storage_node.cluster.replication.replica_set import Target
+from storage_node.promote.here import find_many, give_up, stage
+from storage_node.promote.job import Job, Outcome, Stored, failed, is_small, open_unless_there, stamp_metadata
+from storage_node.promote.source import SourceFile, Stamp
+from storage_node.promote.walk import Found, FoundFile, NotFit
+from storage_node.store import errors
+from storage_node.store.checksum import crc32c
+from storage_node.store.errors import BucketNotFound, DriveFailed, StoreError
+from storage_node.store.files.clone_or_copy import Taken, read_source
+from storage_node.store.store import Store, Upload
+
+HAVE_TIMEOUT_S = 10.0
+_PIECE_BYTES = 1 << 20
+T = TypeVar("T")
+_BY_KIND = {cls.kind: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, StoreError)}
+
+
+class Work(Protocol):
+    """Runs a function that waits for drives, off the event loop."""
+
+    def __call__(self, function: Callable[..., T], /, *arguments: Any) -> Awaitable[T]: ...
+
+
+class _HeldFile(HeldWrite):
+    """This node's own copy, staged before the write began."""
+
+    def __init__(self, store: Store, upload: Upload | StoreError) -> None:
+        super().__init__(store)
+        self.upload = upload
+
+    def _begin(self, header: Any) -> Upload | StoreError:
+        return self.upload
+
+    def _write(self, data: bytes) -> None:
+        """The bytes are here."""
+
+    def drop(self) -> None:
+        """Harmless once it has been committed."""
+        if isinstance(self.upload, Upload):
+            self.upload.abort()
+
+
+class ClusterPromotion:
+    """Belongs to the node's event loop."""
+
+    def __init__(self, store: Store, writes: Replication, target: Target, job: Job, work: Work) -> None:
+        self._store, self._writes, self._job, self._work = store, writes, job, work
+        self._target = target
+
+    async def promote_group(self, group: Sequence[Found]) -> list[Outcome]:
+        """As `here.promote_group`."""
+        target = self._writes.target(self._job.bucket)  # by the newest map
+        if target is None or target.bucket.uuid != self._target.bucket.uuid:
+            raise BucketNotFound(f"bucket {self._job.bucket!r} has been deleted meanwhile")
+        outcomes = {at: failed(found, found.error) for at, found in enumerate(group) if isinstance(found, NotFit)}
+        files = {at: found for at, found in enumerate(group) if isinstance(found, FoundFile)}
+        there = await self._have(target, [found.name for found in files.values()])
+        sources: dict[int, SourceFile] = {}
+        small: dict[int, pb.SmallObject] = {}
+        stamps: dict[int, Stamp] = {}
+        try:
+            await self._work(self._open, files, there, outcomes, sources, small, stamps)
+            answers = await self._put_small(list(small.values()))
+            for at, answer in zip(small, answers, strict=True):
+                outcomes[at] = _outcome(files[at], answer)
+            async with asyncio.TaskGroup() as several:
+                puts = {at: several.create_task(self._put_large(target, source)) for at, source in sources.items()}
+            outcomes.update({at: _outcome(files[at], *put.result()) for at, put in puts.items()})
+        finally:
+            for source in sources.values():
+                source.close()
+        if self._job.move:
+            done = [
+                (at, outcomes[at], files[at], stamp) for at, stamp in stamps.items() if outcomes[at].error is None
+            ]
+            outcomes.update(await self._work(give_up, self._store, done))
+        return [outcomes[at] for at in range(len(group))]
+
+    def _open(
+        self, files: dict[int, FoundFile], there: dict[str, Stored], outcomes: dict[int, Outcome],
+        sources: dict[int, SourceFile], small: dict[int, pb.SmallObject], stamps: dict[int, Stamp],
+    ) -> None:  # fmt: skip
+        """Sort the files: those that need nothing into `outcomes`, the others by their size."""
+        for at, found in files.items():
+            try:
+                source = open_unless_there(self._job, found, there.get(found.name))
+                if source is None:
+                    outcomes[at] = Outcome(found.path, found.name, there[found.name], skipped=True)
+                    continue
+                stamps[at] = source.stamp
+                if not source.equal and not is_small(source):
+                    sources[at] = source
+                    continue
+                with source:
+                    if source.equal:
+                        outcomes[at] = Outcome(found.path, found.name, there[found.name], skipped=True)
+                        continue
+                    data = source.read()
+                small[at] = pb.SmallObject(
+                    bucket=self._job.bucket, name=found.name, data=data, checksum=crc32c(data),
+                    metadata=stamp_metadata(source),
+                )  # fmt: skip
+            except StoreError as error:
+                outcomes[at] = failed(found, error)
+
+    # -- what is there
+
+    async def _have(self, target: Target, names: Sequence[str]) -> dict[str, Stored]:
+        """What the first owner of each name has of it. Who does not answer has nothing: it is written anew then."""
+        by_owner: dict[int, list[str]] = {}
+        for name, ranking in zip(names, target.rankings(names) if names else [], strict=True):
+            by_owner.setdefault(ranking[0], []).append(name)
+        found = await asyncio.gather(*(self._ask(target, node, mine) for node, mine in by_owner.items()))
+        return {name: stored for part in found for name, stored in part.items()}
+
+    async def _ask(self, target: Target, node: int, names: Sequence[str]) -> dict[str, Stored]:
+        request = wire.HaveRequest(bucket=target.bucket.name, name=names)
+        if node == target.position:
+            try:
+                answer = await self._work(have, self._store, request)
+            except DriveFailed:
+                return {}
+        else:
+            endpoint, channels = target.endpoint(node), self._writes.channels
+            stub = ais_promote_pb2_grpc.PromoteStub(channels.to(endpoint))
+            try:
+                with reporting(channels, endpoint):
+                    answer = await stub.Have(request, timeout=HAVE_TIMEOUT_S)
+            except CopyLost:
+                return {}
+        return {info.name: stored_of_info(info) for info in answer.object if info.name}
+
+    # -- storing
+
+    async def _put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | StoreError]:
+        if not objects:
+            return []
+
+        async def gone(request: pb.PutManyRequest) -> pb.PutManyResponse:
+            why = f"bucket {self._job.bucket!r} has been deleted meanwhile"
+            error = pb.Error(kind=BucketNotFound.kind, message=why)
+            return pb.PutManyResponse(result=[pb.PutResult(error=error) for _ in request.object])
+
+        answer = await self._writes.put_many(pb.PutManyRequest(object=objects), gone)
+        return [
+            stored_of_info(result.info)
+            if result.HasField("info")
+            else _BY_KIND.get(result.error.kind, StoreError)(result.error.message)
+            for result in answer.result
+        ]
+
+    async def _put_large(self, target: Target, source: SourceFile) -> tuple[Stored | StoreError, Taken]:
+        """And how this node's own copy, if it has one, came by its bytes."""
+        name = source.found.name
+        taken: Taken = "copied"
+        held: _HeldFile | None = None
+        try:
+            if target.position in target.rankings([name])[0][: target.bucket.copies]:
+                held = _HeldFile(self._store, await self._work(self._stage, target, source))
+            header = pb.PutHeader(bucket=self._job.bucket, name=name, metadata=stamp_metadata(source))
+            if held is not None and isinstance(held.upload, Upload):
+                taken = held.upload.taken
+            info = await self._writes.put(target, header, self._messages(target, source, held), held)
+            return stored_of_info(info), taken
+        except StoreError as error:
+            return error, taken
+        finally:
+            if held is not None:
+                await asyncio.shield(asyncio.ensure_future(self._work(held.drop)))
+
+    def _stage(self, target: Target, source: SourceFile) -> Upload | StoreError:
+        """Raises what is wrong with the source; what is wrong here is for another node to make good."""
+        try:
+            require_bucket(self._store, self._job.bucket, target.bucket.uuid)
+            return stage(self._store, self._job, source)
+        except (errors.SourceChanged, errors.SourceUnreadable):
+            raise
+        except StoreError as error:
+            return error
+
+    async def _messages(
+        self, target: Target, source: SourceFile, held: _HeldFile | None
+    ) -> AsyncIterator[pb.PutRequest]:
+        here = held.upload if held is not None else None
+        if isinstance(here, Upload) and target.bucket.copies == 1:
+            yield pb.PutRequest(end=pb.PutEnd(size_bytes=here.size_bytes, checksum=here.checksum))
+            return
+        checksum = offset = 0
+        while piece := await self._work(read_source, source.fd, _PIECE_BYTES, offset):
+            checksum, offset = crc32c(piece, checksum), offset + len(piece)
+            yield pb.PutRequest(data=piece)
+        linked = isinstance(here, Upload) and here.linked
+        source.require_unchanged(offset, linked=linked)
+        yield pb.PutRequest(end=pb.PutEnd(size_bytes=offset, checksum=checksum))
+
+
+def have(store: Store, request: wire.HaveRequest) -> wire.HaveResponse:
+    """What this node has of these names. Raises BucketNotFound, DriveFailed, FormatError, StoreClosed."""
+    found = zip(request.name, find_many(store, request.bucket, request.name), strict=True)
+    return wire.HaveResponse(
+        object=[pb.ObjectInfo() if stored is None else info_of(request.bucket, name, stored) for name, stored in found]
+    )
+
+
+def info_of(bucket: str, name: str, stored: Stored) -> pb.ObjectInfo:
+    return pb.ObjectInfo(
+        bucket=bucket, name=name, size_bytes=stored.size_bytes, version=stored.version, checksum=stored.checksum,
+        modified_ns=stored.modified_ns, metadata=stored.metadata,
+    )  # fmt: skip
+
+
+def stored_of_info(info: pb.ObjectInfo) -> Stored:
+    return Stored(info.size_bytes, info.version, info.checksum, info.modified_ns, dict(info.metadata))
+
+
+def _outcome(found: FoundFile, result: Stored | StoreError, taken: Taken = "copied") -> Outcome:
+    if isinstance(result, StoreError):
+        return failed(found, result)
+    return Outcome(found.path, found.name, result, taken=taken)

@@ -1,0 +1,59 @@
+"""The Cluster service: a node's map and its vote, told and taken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire import ais_cluster_pb2_grpc
+from storage_node.batch.session import BatchService
+from storage_node.cluster.consensus.acceptor_store import Keeper
+from storage_node.cluster.map.membership import Membership
+from storage_node.services.objects import Context, abort
+from storage_node.store.errors import StoreError
+
+
+class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
+    def __init__(self, service: BatchService, membership: Membership, keeper: Keeper) -> None:
+        self._service = service
+        self._membership = membership
+        self._keeper = keeper
+        self._learning = asyncio.Lock()
+
+    async def GetMap(self, request: pb.GetMapRequest, context: Context) -> pb.GetMapResponse:
+        view = self._membership.view
+        response = pb.GetMapResponse(node_uuid=self._membership.node_uuid)
+        if view is not None and view.version > request.known_version:
+            response.map.CopyFrom(view.map)
+        return response
+
+    async def Learn(self, request: pb.LearnRequest, context: Context) -> pb.LearnResponse:
+        async with _errors_told(context):
+            return pb.LearnResponse(version=await self.learn(request.map))
+
+    async def learn(self, map_: pb.ClusterMap) -> int:
+        """See Membership.learn. One at a time, and so on one reader thread: deleting a bucket takes its time."""
+        async with self._learning:
+            return await self._service.read(self._membership.learn, map_)
+
+    async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareResponse:
+        async with _errors_told(context):
+            return await self._service.read(self._keeper.prepare, request)
+
+    async def Accept(self, request: pb.AcceptRequest, context: Context) -> pb.AcceptResponse:
+        async with _errors_told(context):
+            return await self._service.read(self._keeper.accept, request)
+
+
+@contextlib.asynccontextmanager
+async def _errors_told(context: Context) -> AsyncIterator[None]:
+    try:
+        yield
+    except StoreError as error:
+        await abort(context, error)
+    except ValueError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -1,0 +1,130 @@
+"""The Compose service: one object made of parts of others, written by the same path as a PUT.
+
+The parts become the messages of a PUT, so that everything that holds for one holds here: staged, checked, replicated,
+visible whole or not at all. Memory is that of a few messages of 1 MiB, whatever the size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from ais_loader.wire import ais_compose_pb2 as pb
+from ais_loader.wire import ais_compose_pb2_grpc
+from ais_loader.wire import ais_objects_pb2 as objects
+from storage_node.batch.session import BatchService
+from storage_node.cluster.repair.source_reader import Source, Sources, object_info
+from storage_node.cluster.replication.coordinator import Replication
+from storage_node.services.counting import counted, counted_stream
+from storage_node.services.objects import Context, ObjectsService, abort
+from storage_node.store.checksum import combine, crc32c
+from storage_node.store.compose import check_parts, landed
+from storage_node.store.errors import ObjectNotFound, StoreError
+from storage_node.store.tar_append import tar_end
+
+PROGRESS_S = 1.0
+
+
+class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
+    def __init__(self, service: BatchService, writes: Replication, objects_service: ObjectsService) -> None:
+        self._service = service
+        self._sources = Sources(service, writes)
+        self._objects = objects_service
+
+    @counted_stream("put")
+    async def Compose(self, request: pb.ComposeRequest, context: Context) -> AsyncIterator[pb.ComposeResponse]:
+        try:
+            check_parts(request)
+        except StoreError as error:
+            await abort(context, error)
+        composing = Composing(request, self._sources)
+        writing = asyncio.ensure_future(self._write(composing))
+        told_bytes = 0
+        try:
+            while not (await asyncio.wait([writing], timeout=PROGRESS_S))[0]:
+                if composing.moved_bytes > told_bytes:  # silence means that nothing moves
+                    told_bytes = composing.moved_bytes
+                    yield pb.ComposeResponse(moved_bytes=told_bytes)
+            info = await writing
+            yield pb.ComposeResponse(moved_bytes=composing.moved_bytes, info=info)
+        except StoreError as error:
+            await abort(context, error)
+        finally:
+            writing.cancel()
+            await asyncio.wait([writing])
+
+    async def _write(self, composing: Composing) -> objects.ObjectInfo:
+        """What was stored, be it by an earlier try, whose answer was lost. Raises StoreError."""
+        try:
+            return await self._store(composing)
+        except ObjectNotFound:
+            # An object that is made of its own former version has taken that away: a second try finds no source.
+            header = composing.request.object
+            if not header.condition.write_id:
+                raise
+            record = await self._service.read(landed, self._service.store, header)
+            if record is None:
+                raise
+            again = pb.ComposeRequest(object=header, inherit_metadata=True)
+            again.part.add().range.CopyFrom(
+                pb.ComposeRange(bucket=header.bucket, name=header.name, version=str(record.version))
+            )
+            try:
+                # It may not be on enough nodes yet. What it was checked against has been, when it was made.
+                return await self._store(Composing(again, self._sources))
+            except ObjectNotFound:
+                return object_info(header.bucket, header.name, record)  # and replaced since
+
+    async def _store(self, composing: Composing) -> objects.ObjectInfo:
+        async with aclosing(composing.messages()) as messages:
+            return await self._objects.store_messages(messages)
+
+    @counted("head")
+    async def TarEnd(self, request: pb.TarEndRequest, context: Context) -> pb.TarEndResponse:
+        try:
+            return await self._service.read(tar_end, self._service.store, request)
+        except StoreError as error:
+            await abort(context, error)
+
+
+class Composing:
+    """The messages of the PUT that a request amounts to."""
+
+    def __init__(self, request: pb.ComposeRequest, sources: Sources) -> None:
+        self.request = request
+        self._sources = sources
+        self._checksum = 0
+        self._open: Source | None = None
+        self.moved_bytes = 0
+
+    async def messages(self) -> AsyncGenerator[objects.PutRequest, None]:
+        """Raises StoreError, CorruptObject of a source that is damaged wherever it is."""
+        request = self.request
+        try:
+            header = objects.PutHeader()
+            header.CopyFrom(request.object)
+            if request.inherit_metadata:
+                self._open = await self._sources.open(request.part[0].range)
+                header.metadata.clear()
+                header.metadata.update(self._open.info.metadata)
+            yield objects.PutRequest(header=header)
+            for part in request.part:
+                if part.HasField("range"):
+                    if self._open is None:
+                        self._open = await self._sources.open(part.range)
+                    while chunk := await self._open.next():
+                        self.moved_bytes += len(chunk)
+                        yield objects.PutRequest(data=chunk)
+                    size_bytes = self._open.size_bytes
+                    self._checksum = combine(self._checksum, self._open.checksum, size_bytes)
+                    await self._open.close()
+                    self._open = None
+                elif part.data:
+                    self.moved_bytes += len(part.data)
+                    self._checksum = crc32c(part.data, self._checksum)
+                    yield objects.PutRequest(data=part.data)
+            yield objects.PutRequest(end=objects.PutEnd(size_bytes=self.moved_bytes, checksum=self._checksum))
+        finally:
+            if self._open is not None:
+                await self._open.close()

@@ -1,0 +1,93 @@
+"""The Contents services: what concerns many objects of a bucket at once, for clients and for other nodes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+
+from ais_loader.wire import ais_contents_pb2 as pb
+from ais_loader.wire import ais_contents_pb2_grpc
+from storage_node.batch.session import BatchService
+from storage_node.cluster.repair.usage import PAGE_NAMES, Summing, names_page, summary_of
+from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.replication.delete_many import bury_many, failures
+from storage_node.services.counting import count_each
+from storage_node.services.objects import Context, abort
+from storage_node.store.errors import InvalidRequest, StoreError
+from storage_node.store.summary import Tally
+
+MAX_NAMES = 10_000
+"""Of one request."""
+
+
+class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
+    def __init__(self, service: BatchService, writes: Replication) -> None:
+        self._service = service
+        self._store = service.store
+        self._writes = writes
+
+    async def DeleteMany(self, request: pb.DeleteManyRequest, context: Context) -> pb.DeleteManyResponse:
+        names = list(request.name)
+        try:
+            if len(names) > MAX_NAMES:
+                raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
+            if (target := self._writes.target(request.bucket)) is not None:
+                results = await self._writes.delete_many(target, names)
+            else:
+                results = await self._service.read(self._store.delete_many, request.bucket, names)
+        except StoreError as error:
+            await abort(context, error)
+        count_each(self._service.counts, "delete", ["" if one is None else one.kind for one in results])
+        return pb.DeleteManyResponse(failure=failures(results))
+
+
+    async def Summarize(
+        self, request: pb.SummarizeRequest, context: Context
+    ) -> AsyncIterator[pb.SummarizeResponse]:
+        tally = Tally(request.prefix, request.depth)
+        try:
+            if (target := self._writes.target_to_read(request.bucket)) is not None:
+                summing = Summing(self._service, self._writes.channels, target, request.prefix, tally)
+                async for counted in summing.run():
+                    yield pb.SummarizeResponse(counted=counted)
+                summary = summing.summary()
+            else:
+                async for counted in self._count_here(request, tally):
+                    yield pb.SummarizeResponse(counted=counted)
+                summary = summary_of(tally)
+        except StoreError as error:
+            await abort(context, error)
+        yield pb.SummarizeResponse(counted=tally.objects, summary=summary)
+
+    async def _count_here(self, request: pb.SummarizeRequest, tally: Tally) -> AsyncIterator[int]:
+        """What this node has, which is all that there is. Raises StoreError."""
+        found = self._store.objects(request.bucket, request.prefix)
+
+        def count_some() -> bool:
+            some = [(name, record.size_bytes) for name, record in itertools.islice(found, PAGE_NAMES)]
+            tally.add(some)
+            return len(some) == PAGE_NAMES
+
+        while await self._service.read(count_some):
+            yield tally.objects
+
+
+class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+
+    async def BuryMany(self, request: pb.BuryManyRequest, context: Context) -> pb.BuryManyResponse:
+        try:
+            answer = await self._service.read(bury_many, self._service.store, request)
+        except StoreError as error:
+            await abort(context, error)
+        membership = self._service.membership
+        view = membership.view if membership is not None else None
+        answer.map_version = view.version if view is not None else 0  # as it is afterwards
+        return answer
+
+    async def ListNames(self, request: pb.ListNamesRequest, context: Context) -> pb.ListNamesResponse:
+        try:
+            return await self._service.read(names_page, self._service.store, request)
+        except StoreError as error:
+            await abort(context, error)

@@ -1,0 +1,124 @@
+"""Counting of the calls on single objects: one line above each method of the service.
+
+A call is counted when it ends, an error by its kind, payload bytes as they pass. In a PUT of many objects each object
+counts as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from ais_loader.wire import ais_objects_pb2 as pb
+from storage_node.metric_counters import NodeCounts, count
+
+ERROR_KIND_KEY = "ais-error-kind"
+"""Trailing metadata of a failed call: the error's kind."""
+
+
+class _Counting(Protocol):
+    @property
+    def counts(self) -> NodeCounts: ...
+
+
+class _HasService(Protocol):
+    @property
+    def _service(self) -> _Counting: ...
+
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+S = TypeVar("S", bound=_HasService)
+
+
+def counted(operation: str) -> Callable[[Callable[[S, Q, Any], Awaitable[R]]], Callable[[S, Q, Any], Awaitable[R]]]:
+    """For a method with one response."""
+
+    def decorate(method: Callable[[S, Q, Any], Awaitable[R]]) -> Callable[[S, Q, Any], Awaitable[R]]:
+        @functools.wraps(method)
+        async def call(self: S, request: Q, context: Any) -> R:
+            with _Call(self._service.counts, operation, context) as watched:
+                response = await method(self, request, watched)
+                watched.take(response)
+                return response
+
+        return call
+
+    return decorate
+
+
+def counted_stream(
+    operation: str,
+) -> Callable[[Callable[[S, Q, Any], AsyncIterator[R]]], Callable[[S, Q, Any], AsyncIterator[R]]]:
+    """For a method, an asynchronous generator, with many responses."""
+
+    def decorate(method: Callable[[S, Q, Any], AsyncIterator[R]]) -> Callable[[S, Q, Any], AsyncIterator[R]]:
+        @functools.wraps(method)
+        async def call(self: S, request: Q, context: Any) -> AsyncIterator[R]:
+            with _Call(self._service.counts, operation, context) as watched:
+                responses: Any = method(self, request, watched)
+                async with aclosing(responses):
+                    async for response in responses:
+                        watched.take(response)
+                        yield response
+
+        return call
+
+    return decorate
+
+
+def count_each(counts: NodeCounts, operation: str, kinds: Iterable[str]) -> None:
+    """Count an operation on many objects as one on each: `kinds` has the kind of each one's error, "" for none."""
+    for kind in kinds:
+        count(counts.requests, operation)
+        if kind:
+            counts.request_errors[operation, kind] = counts.request_errors.get((operation, kind), 0) + 1
+
+
+class _Call:
+    """One call; stands in for gRPC's context, to see how the call is aborted."""
+
+    def __init__(self, counts: NodeCounts, operation: str, context: Any) -> None:
+        self._counts = counts
+        self._operation = operation
+        self._context = context
+        self._kind = ""
+        self._whole = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
+        self._kind = dict(trailing_metadata).get(ERROR_KIND_KEY, "internal")
+        await self._context.abort(code, details, trailing_metadata)
+        raise AssertionError("gRPC's abort raises")
+
+    def take(self, response: object) -> None:
+        counts = self._counts
+        if isinstance(response, pb.GetResponse):
+            count(counts.request_bytes, "get", len(response.data))
+        elif isinstance(response, pb.PutManyResponse):
+            self._whole = False
+            for result in response.result:
+                self._end(result.error.kind if result.HasField("error") else "")
+                count(counts.request_bytes, "put", result.info.size_bytes)
+        elif isinstance(response, pb.ListResponse):
+            counts.listed_objects += len(response.object)
+        elif isinstance(response, pb.ObjectInfo) and self._operation == "put":
+            count(counts.request_bytes, "put", response.size_bytes)
+
+    def _end(self, kind: str) -> None:
+        count_each(self._counts, self._operation, [kind])
+
+    def __enter__(self) -> _Call:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A client that has all it wants cancels its call: no error.
+        cancelled = kind is None or issubclass(kind, asyncio.CancelledError | GeneratorExit)
+        failed_as = self._kind or ("" if cancelled else "internal")
+        if self._whole or failed_as:
+            self._end(failed_as)

@@ -1,0 +1,45 @@
+"""The Drives service: an operator's orders for the drives of this node."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire import ais_cluster_pb2_grpc
+from storage_node.cluster.drives.manager import DriveCare
+from storage_node.services.objects import Context, abort
+from storage_node.store.errors import StoreError
+
+
+class DriveService(ais_cluster_pb2_grpc.DrivesServicer):
+    def __init__(self, care: DriveCare) -> None:
+        self._care = care
+
+    async def ListDrives(self, request: pb.ListDrivesRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(None, context)
+
+    async def AddDrive(self, request: pb.AddDriveRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(self._care.add(request.path), context)
+
+    async def RetireDrive(self, request: pb.DriveRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(self._care.retire(request.drive), context)
+
+    async def ReinstateDrive(self, request: pb.DriveRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(self._care.reinstate(request.drive), context)
+
+    async def ForgetDrive(self, request: pb.ForgetDriveRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(self._care.forget(request.drive, lost=request.lost), context)
+
+    async def DisableDrive(self, request: pb.DriveRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(self._care.disable(request.drive), context)
+
+    async def EnableDrive(self, request: pb.EnableDriveRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(self._care.enable(request.drive, request.path), context)
+
+    async def _after(self, change: Awaitable[None] | None, context: Context) -> pb.ListDrivesResponse:
+        try:
+            if change is not None:
+                await change
+            return await self._care.report()
+        except StoreError as error:
+            await abort(context, error)

@@ -1,0 +1,384 @@
+"""Buckets, single objects and the node itself, over gRPC: each call a thin layer over the store.
+
+Calls that may wait for a drive run on the reader threads. A StoreError becomes a gRPC status whose trailing metadata
+carries the error's kind; the client makes its own error of it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import NoReturn, Protocol
+
+import grpc
+
+from ais_loader.wire import ais_objects_pb2 as pb
+from storage_node.batch.local_batch import StaleMap
+from storage_node.batch.session import BatchService
+from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
+from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.replication.replica_set import TooFewCopies
+from storage_node.services.counting import ERROR_KIND_KEY, counted, counted_stream
+from storage_node.services.reframing import Reframing
+from storage_node.store import errors
+from storage_node.store.archives.errors import (
+    ArchiveDamaged,
+    ArchiveTooLarge,
+    ArchiveUnsupported,
+    LibraryMissing,
+    MemberCorrupt,
+    MemberNotFound,
+    NotAnArchive,
+)
+from storage_node.store.drive.preconditions import condition_of, parse_condition
+from storage_node.store.format import Record
+from storage_node.store.member_listing import list_members
+from storage_node.store.read.native_reader import IMPLEMENTATION
+from storage_node.store.read.object_reader import MemberReader, ObjectReader, open_member, open_object
+from storage_node.store.stale_replicas import CopyInDoubt
+from storage_node.store.store import Store, Upload
+from storage_node.store.store_record import BucketRecord
+from storage_node.store.writes import check_content, stage_object
+
+MAX_PAGE_SIZE = 10_000
+MAX_DETAILS = 600
+"""Characters of an error's message. They travel percent-encoded in the trailer, and one of more than 8 KiB is lost."""
+
+_STATUS = {
+    errors.InvalidName: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ContentMismatch: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.RangeError: grpc.StatusCode.OUT_OF_RANGE,
+    errors.BucketNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.ObjectNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.ObjectDeleted: grpc.StatusCode.NOT_FOUND,
+    errors.BucketExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.BucketNotEmpty: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.BucketHasSnapshots: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.SnapshotNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.SnapshotExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.SnapshotReadOnly: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Unsupported: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.VersionConflict: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
+    errors.DriveFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    TooFewCopies: grpc.StatusCode.UNAVAILABLE,
+    errors.SourceRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.SourceUnreadable: grpc.StatusCode.FAILED_PRECONDITION,
+    MemberNotFound: grpc.StatusCode.NOT_FOUND,
+    MemberCorrupt: grpc.StatusCode.DATA_LOSS,
+    NotAnArchive: grpc.StatusCode.FAILED_PRECONDITION,
+    ArchiveDamaged: grpc.StatusCode.FAILED_PRECONDITION,
+    ArchiveUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
+    ArchiveTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
+    LibraryMissing: grpc.StatusCode.FAILED_PRECONDITION,
+    CopyInDoubt: grpc.StatusCode.UNAVAILABLE,
+    StaleMap: grpc.StatusCode.ABORTED,
+}
+
+
+class Context(Protocol):
+    """What these services use of grpc.aio's context."""
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = ..., trailing_metadata: tuple[tuple[str, str], ...] = ...
+    ) -> NoReturn: ...
+
+
+async def abort(context: Context, error: errors.StoreError) -> NoReturn:
+    """End the call with this error."""
+    code = _STATUS.get(type(error), grpc.StatusCode.INTERNAL)
+    message = str(error)
+    if len(message) > MAX_DETAILS:
+        message = message[: MAX_DETAILS - 3] + "..."
+    await context.abort(code, message, ((ERROR_KIND_KEY, error.kind),))
+
+
+class BucketsService:
+    """A node in a cluster acts on the cluster's buckets, another on its own."""
+
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+        self._store = service.store
+        self._cluster = ClusterBuckets(service.membership)
+
+    async def CreateBucket(self, request: pb.CreateBucketRequest, context: Context) -> pb.Bucket:
+        def create() -> BucketRecord:
+            return self._store.create_bucket(
+                request.name, copies=request.copies or 1, exist_ok=request.exist_ok,
+                min_copies=request.min_copies or 1, reframe=request.reframe,
+            )  # fmt: skip
+
+        try:
+            if (view := self._cluster.view) is not None:
+                return await self._cluster.create(view, request)
+            return _bucket(request.name, await self._service.read(create))
+        except errors.StoreError as error:
+            await abort(context, error)
+
+    async def GetBucket(self, request: pb.GetBucketRequest, context: Context) -> pb.Bucket:
+        try:
+            if (view := self._cluster.view) is not None:
+                return self._cluster.get(view, request.name)
+            return _bucket(request.name, self._store.bucket(request.name))
+        except errors.StoreError as error:
+            await abort(context, error)
+
+    async def ListBuckets(self, request: pb.ListBucketsRequest, context: Context) -> pb.ListBucketsResponse:
+        if (view := self._cluster.view) is not None:
+            return pb.ListBucketsResponse(bucket=[self._cluster.get(view, name) for name in sorted(view.buckets)])
+        found = sorted(self._store.buckets().items())
+        return pb.ListBucketsResponse(bucket=[_bucket(name, bucket) for name, bucket in found])
+
+    async def SetBucket(self, request: pb.SetBucketRequest, context: Context) -> pb.Bucket:
+        try:
+            if (view := self._cluster.view) is not None:
+                return await self._cluster.set(view, request)
+            changed = await self._service.read(self._store.set_bucket, request.name, *asked_for(request))
+            return _bucket(request.name, changed)
+        except errors.StoreError as error:
+            await abort(context, error)
+
+    async def DeleteBucket(self, request: pb.DeleteBucketRequest, context: Context) -> pb.DeleteBucketResponse:
+        def delete() -> int:
+            return self._store.delete_bucket(request.name, force=request.force)
+
+        try:
+            if (view := self._cluster.view) is not None:
+                deleted = await self._cluster.delete(view, request.name, force=request.force)
+                return pb.DeleteBucketResponse(deleted_objects=deleted)
+            return pb.DeleteBucketResponse(deleted_objects=await self._service.read(delete))
+        except errors.StoreError as error:
+            await abort(context, error)
+
+
+class ObjectsService:
+    def __init__(self, service: BatchService, writes: Replication) -> None:
+        self._service = service
+        self._store = service.store
+        self._writes = writes
+        self._reframing = Reframing(service)
+
+    @counted("put")
+    async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
+        try:
+            async with aclosing(self._reframing.messages(aiter(requests))) as messages:
+                return await self.store_messages(messages)
+        except errors.StoreError as error:
+            await abort(context, error)
+
+    async def store_messages(self, messages: AsyncIterator[pb.PutRequest]) -> pb.ObjectInfo:
+        """Store the object of one PUT, wherever its messages come from. Raises StoreError."""
+        put = _Put(self._store)
+        try:
+            first = await anext(messages, None)
+            if first is not None:
+                if first.HasField("header") and (target := self._writes.target(first.header.bucket)) is not None:
+                    return await self._writes.put(target, first.header, messages)
+                if (record := await self._service.read(put.take, first)) is not None:
+                    return _info(put.header.bucket, put.header.name, record)
+            async for request in messages:
+                if (record := await self._service.read(put.take, request)) is not None:
+                    return _info(put.header.bucket, put.header.name, record)
+            raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
+        finally:
+            if put.upload is not None:
+                # Shielded: cancelled before it runs, it would never run.
+                await asyncio.shield(self._service.read(put.upload.abort))
+
+    @counted_stream("put")
+    async def PutMany(
+        self, requests: AsyncIterator[pb.PutManyRequest], context: Context
+    ) -> AsyncIterator[pb.PutManyResponse]:
+        async for request in requests:
+            try:
+                yield await self._writes.put_many(await self._reframing.group(request), self._put_here)
+            except errors.StoreError as error:
+                await abort(context, error)
+
+    async def _put_here(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
+        return await self._service.read(self._put_group, request)
+
+    def _put_group(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
+        uploads: list[Upload | errors.StoreError] = []
+        for small in request.object:
+            checksum = small.checksum if small.HasField("checksum") else None
+            try:
+                uploads.append(
+                    stage_object(
+                        self._store, small.bucket, small.name, [small.data], dict(small.metadata), checksum=checksum,
+                        condition=condition_of(small), grouped=True,
+                    )
+                )
+            except errors.StoreError as error:
+                uploads.append(error)
+        results = []
+        for small, result in zip(request.object, self._store.commit_many(uploads), strict=True):
+            if isinstance(result, errors.StoreError):
+                results.append(pb.PutResult(error=pb.Error(kind=result.kind, message=str(result))))
+            else:
+                results.append(pb.PutResult(info=_info(small.bucket, small.name, result)))
+        return pb.PutManyResponse(result=results)
+
+    @counted_stream("get")
+    async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
+        read = self._service.read
+        reader: ObjectReader | MemberReader | None = None
+        try:
+            reader = await read(self._open, request)
+            info = _info(request.bucket, request.name, reader.record)
+            yield pb.GetResponse(header=pb.GetHeader(info=info, length=reader.length))
+            while chunk := await read(next, reader, b""):
+                yield pb.GetResponse(data=chunk)
+        except errors.StoreError as error:
+            await abort(context, error)
+        finally:
+            if reader is not None:
+                reader.close()
+
+    def _open(self, request: pb.GetRequest) -> ObjectReader | MemberReader:
+        length = request.length if request.HasField("length") else None
+        if request.member:
+            return open_member(
+                self._store, request.bucket, request.name, request.member, start=request.start, length=length,
+                version=request.version, verify=request.verify_range,
+            )  # fmt: skip
+        return open_object(
+            self._store, request.bucket, request.name, start=request.start, length=length, version=request.version,
+            verify=request.verify_range,
+        )  # fmt: skip
+
+    @counted("head")
+    async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
+        try:
+            record = await self._service.read(self._store.head, request.bucket, request.name)
+            return _info(request.bucket, request.name, record)
+        except errors.StoreError as error:
+            await abort(context, error)
+
+    @counted("delete")
+    async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
+        try:
+            if (target := self._writes.target(request.bucket)) is not None:
+                await self._writes.delete(target, request.name, parse_condition(False, request.if_version))
+            else:
+                condition = parse_condition(False, request.if_version)
+                delete = functools.partial(self._store.delete, condition=condition)
+                await self._service.read(delete, request.bucket, request.name)
+            return pb.DeleteResponse()
+        except errors.StoreError as error:
+            await abort(context, error)
+
+    @counted("list")
+    async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
+        page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
+
+        def page(after: str) -> list[tuple[str, Record]]:
+            # One more than asked tells whether another page is worth a request.
+            return list(self._store.trusted_objects(request.bucket, request.prefix, after, page_size + 1))
+
+        after, more = request.start_after, True
+        shown: list[tuple[str, Record]] = []
+        try:
+            while more and not shown:  # a page with nothing on it would not say where the next one begins
+                found = await self._service.read(page, after)
+                more, found = len(found) > page_size, found[:page_size]
+                shown = await self._writes.not_deleted(request.bucket, found)
+                after = found[-1][0] if found else after
+        except errors.StoreError as error:
+            await abort(context, error)
+        objects = [_info(request.bucket, name, record) for name, record in shown]
+        return pb.ListResponse(object=objects, more=more)
+
+    @counted("list")
+    async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersResponse:
+        page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
+        try:
+            page = await self._service.read(
+                list_members, self._store, request.bucket, request.name, request.prefix, request.first, page_size,
+                request.version,
+            )  # fmt: skip
+        except errors.StoreError as error:
+            await abort(context, error)
+        return pb.ListMembersResponse(
+            name=[member.name for member in page.members], size=[member.size_bytes for member in page.members],
+            checksum=[member.checksum for member in page.members], version=page.version, next=page.next,
+        )  # fmt: skip
+
+
+class _Put:
+    """The messages of one PUT, taken one after another on reader threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.header = pb.PutHeader()
+        self.upload: Upload | None = None
+
+    def take(self, request: pb.PutRequest) -> Record | None:
+        """The committed object's record when this was the last message, or not the first try. Raises StoreError."""
+        part = request.WhichOneof("part")
+        if part == "header":
+            if self.upload is not None:
+                raise errors.InvalidRequest("a second header in one PUT")
+            self.header = request.header
+            condition = condition_of(self.header)
+            self.upload = self._store.begin_put(self.header.bucket, self.header.name, dict(self.header.metadata))
+            self.upload.require(condition)
+            return self.upload.settled()
+        if self.upload is None:
+            raise errors.InvalidRequest("a PUT begins with its header")
+        if part == "data":
+            self.upload.write(request.data)
+            return None
+        if part != "end":
+            raise errors.InvalidRequest("a message of a PUT that is neither header nor data nor end")
+        check_content(self.upload, request.end.size_bytes, request.end.checksum)
+        check_content(
+            self.upload, self.header.size_bytes if self.header.HasField("size_bytes") else None,
+            self.header.checksum if self.header.HasField("checksum") else None,
+        )  # fmt: skip
+        return self.upload.commit()
+
+
+class NodeService:
+    def __init__(self, service: BatchService, version: str) -> None:
+        self._service = service
+        self._version = version
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
+        store = self._service.store
+        states = await self._service.read(store.states)
+        return pb.DescribeResponse(
+            version=self._version,
+            store_uuid=store.store_uuid,
+            drive=[
+                pb.Drive(
+                    uuid=state.uuid, path=state.path, state=state.problem or "ok",
+                    objects_estimate=state.objects_estimate,
+                    free_bytes=state.free_bytes, size_bytes=state.size_bytes,
+                )
+                for state in states
+            ],
+            batch_reader=IMPLEMENTATION,
+            pid=os.getpid(),
+            open_sessions=self._service.open_sessions,
+            active_batches=self._service.active_batches,
+            reserved_bytes=self._service.reserved_bytes,
+            limits=self._service.limits(),
+        )  # fmt: skip
+
+
+def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
+    return pb.Bucket(
+        name=name, uuid=record.uuid_bytes, copies=record.copies, min_copies=1, reframe=record.reframe
+    )
+
+
+def _info(bucket: str, name: str, record: Record) -> pb.ObjectInfo:
+    return pb.ObjectInfo(
+        bucket=bucket, name=name, size_bytes=record.size_bytes, version=str(record.version),
+        checksum=record.checksum, modified_ns=record.modified_ns, metadata=record.metadata,
+    )  # fmt: skip

@@ -1,0 +1,264 @@
+"""The Promote service: files below this node's `promote_roots` become objects, group by group, and the client is told.
+
+A promotion has threads of its own, so that batches are not read later because of it. It ends with its call: a client
+that has gone gets nothing more promoted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire import ais_promote_pb2 as wire
+from ais_loader.wire import ais_promote_pb2_grpc
+from ais_loader.wire.placement import object_hash
+from storage_node.batch.session import BatchService
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.replication.replica_set import Target
+from storage_node.promote.beneath import FOLDER, root_of
+from storage_node.promote.cluster import ClusterPromotion, have, info_of
+from storage_node.promote.counts import PromoteCounts
+from storage_node.promote.here import own_folders, promote_group
+from storage_node.promote.job import Job, Outcome
+from storage_node.promote.walk import Folder, Found, Walk, Wanted, groups
+from storage_node.services.objects import Context, abort
+from storage_node.store.errors import SourceUnreadable, StoreClosed, StoreError
+
+THREADS = 4
+IN_FLIGHT = 2
+"""Groups of one promotion that are stored at the same time."""
+BEAT_S = 2.0
+T = TypeVar("T")
+
+
+class StaleMap(StoreError):
+    kind = "stale-map"
+
+
+class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
+    def __init__(self, service: BatchService, membership: Membership, writes: Replication) -> None:
+        self._service, self._membership, self._writes = service, membership, writes
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ais-loader-promote")
+        self._stopping = False
+        self.counts = PromoteCounts()
+
+    def stop(self) -> None:
+        """Have what runs give up soon."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Wait for the threads; call `stop` before."""
+        self._threads.shutdown()
+
+    async def _work(self, function: Callable[..., T], /, *arguments: Any) -> T:
+        """Cancelled, it still returns only when the function has: what it works on may be closed then."""
+        submitted = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        try:
+            return await asyncio.shield(submitted)
+        except asyncio.CancelledError:
+            if not submitted.done():
+                await asyncio.wait([submitted])
+            raise
+
+    def _known_map(self) -> int:
+        view = self._membership.view
+        return 0 if view is None else view.version
+
+    # -- the calls
+
+    async def Look(self, request: wire.LookRequest, context: Context) -> wire.LookResponse:
+        answer = wire.LookResponse(machine=_machine(), map_version=self._known_map())
+        answer.outside = True
+        try:
+            root_of(request.path, self._service.config.promote_roots)
+            answer.outside = False
+            walk = await self._work(self._walk, request.path, Wanted(recursive=request.recursive), _everything)
+        except StoreError as error:
+            answer.error.CopyFrom(pb.Error(kind=error.kind, message=str(error)))
+        else:
+            answer.device, answer.inode = walk.device, walk.inode
+        return answer
+
+    async def Have(self, request: wire.HaveRequest, context: Context) -> wire.HaveResponse:
+        try:
+            return await self._work(have, self._service.store, request)
+        except StoreError as error:
+            await abort(context, error)
+
+    async def Run(self, request: wire.PromoteRequest, context: Any) -> None:
+        given_up = threading.Event()
+
+        def go_on() -> None:
+            if given_up.is_set() or self._stopping:
+                raise StoreClosed("the promotion was given up")
+
+        try:
+            job = Job(request.bucket, request.move, request.overwrite or "changed", go_on)
+            target = self._writes.target(request.bucket)
+            self._service.store.bucket_to_change(request.bucket)
+            run = _Run(self._work, await self._groups_of(request, target), self._promoter(job, target))
+            try:
+                async for response in run.responses():
+                    go_on()
+                    await context.write(_response(request.bucket, response))
+            finally:
+                given_up.set()
+                await asyncio.shield(asyncio.ensure_future(run.close()))
+        except StoreError as error:
+            await abort(context, error)
+
+    # -- how
+
+    def _promoter(self, job: Job, target: Target | None) -> Any:
+        store = self._service.store
+        cluster = None if target is None else ClusterPromotion(store, self._writes, target, job, self._work)
+
+        async def promote(group: Sequence[Found]) -> list[Outcome]:
+            if cluster is not None:
+                outcomes = await cluster.promote_group(group)
+            else:
+                outcomes = await self._work(promote_group, store, job, group)
+            self.counts.add(outcomes)
+            return outcomes
+
+        return promote
+
+    async def _groups_of(self, request: wire.PromoteRequest, target: Target | None) -> _Groups:
+        """Raises StoreError: the path is none of this node's, or the share is by another map."""
+        wanted = Wanted(request.prefix, request.recursive, tuple(request.include), tuple(request.exclude))
+        mine = _share(target, request) if request.participant else _everything
+        return _Groups(await self._work(self._walk, request.path, wanted, mine))
+
+    def _walk(self, path: bytes, wanted: Wanted, mine: Callable[[str], bool]) -> Walk:
+        root, way = root_of(path, self._service.config.promote_roots)
+        try:
+            folder = Folder(os.open(root, FOLDER))
+        except OSError as error:
+            raise SourceUnreadable(f"{os.fsdecode(root)}: cannot be opened: {error.strerror or error}") from error
+        try:
+            return Walk(folder, way, wanted, own_folders(self._service.store), mine)
+        except StoreError as error:
+            raise type(error)(f"{os.fsdecode(path)}: {error}") from error
+
+
+def _everything(name: str) -> bool:
+    return True
+
+
+def _share(target: Target | None, request: wire.PromoteRequest) -> Callable[[str], bool]:
+    """Whether a name is this node's to promote. Raises StaleMap."""
+    if target is None or target.view.version != request.map_version:
+        have_version = 0 if target is None else target.view.version
+        raise StaleMap(f"this node acts by version {have_version} of the map, not {request.map_version}; promote again")
+    view, bucket = target.view, target.bucket.uuid
+    taking = sorted(view.position[uuid] for uuid in request.participant if uuid in view.position)
+    here = target.position
+    if here not in taking:
+        raise StaleMap("this node is none of those that take part; promote again")
+
+    def mine(name: str) -> bool:
+        hash_ = object_hash(bucket, name)
+        owners = view.placement.owners_of_one(hash_, view.placement.hosts)
+        # Where several nodes of a host take part, a name's own may be none of them.
+        return next((at for at in owners if at in taking), taking[hash_ % len(taking)]) == here
+
+    return mine
+
+
+class _Groups:
+    """What a walk finds, on whichever thread asks."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._found = iter(walk)
+        self._groups = groups(self._found)
+
+    @property
+    def files_seen(self) -> int:
+        """So far, whoever promotes them."""
+        return self._walk.files_seen
+
+    def next(self) -> list[Found] | None:
+        return next(self._groups, None)
+
+    def close(self) -> None:
+        self._groups.close()
+        self._found.close()
+
+
+class _Progress:
+    def __init__(self, outcomes: Sequence[Outcome], files_seen: int, *, done: bool = False) -> None:
+        self.outcomes, self.files_seen, self.done = outcomes, files_seen, done
+
+
+class _Run:
+    """One promotion: some groups at a time."""
+
+    def __init__(self, work: Any, found: _Groups, promote: Any) -> None:
+        self._work, self._found, self._promote = work, found, promote
+        self._tasks: set[asyncio.Task[list[Outcome]]] = set()
+        self._looking: asyncio.Task[list[Found] | None] | None = None
+
+    async def responses(self) -> Any:
+        self._looking = asyncio.ensure_future(self._work(self._found.next))
+        while self._looking is not None or self._tasks:
+            waiting: set[asyncio.Task[Any]] = set(self._tasks)
+            if self._looking is not None and len(self._tasks) < IN_FLIGHT:
+                waiting.add(self._looking)
+            done, _ = await asyncio.wait(waiting, timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._looking is not None and self._looking in done:
+                group = self._looking.result()
+                self._looking = None
+                if group is not None:
+                    self._tasks.add(asyncio.ensure_future(self._promote(group)))
+                    self._looking = asyncio.ensure_future(self._work(self._found.next))
+            outcomes: list[Outcome] = []
+            for task in done & self._tasks:
+                self._tasks.discard(task)
+                outcomes += task.result()
+            if outcomes or not done:
+                yield _Progress(outcomes, self._found.files_seen)
+        yield _Progress([], self._found.files_seen, done=True)
+
+    async def close(self) -> None:
+        left: list[asyncio.Task[Any]] = [*self._tasks, *([self._looking] if self._looking is not None else [])]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+        for task in left:
+            if not task.cancelled():
+                task.exception()  # nobody else asks
+        await self._work(self._found.close)
+
+
+def _response(bucket: str, progress: _Progress) -> wire.PromoteResponse:
+    response = wire.PromoteResponse(files_seen=progress.files_seen, done=progress.done)
+    for outcome in progress.outcomes:
+        result = response.result.add(path=_text(outcome.path), name=_text(outcome.name), skipped=outcome.skipped)
+        if outcome.error is not None:
+            result.error.CopyFrom(pb.Error(kind=outcome.error.kind, message=_text(str(outcome.error))))
+        elif outcome.stored is not None:
+            result.info.CopyFrom(info_of(bucket, outcome.name, outcome.stored))
+    return response
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+@cache
+def _machine() -> str:
+    """Of the running kernel: what it counts as one device is one device."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""

@@ -1,0 +1,40 @@
+"""The Repair service: what nodes ask of each other to make copies equal."""
+
+from __future__ import annotations
+
+import grpc
+
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire import ais_replica_pb2_grpc
+from storage_node.cluster.repair.repair import Repair
+from storage_node.cluster.replication.copy_stream import CopyLost
+from storage_node.services.objects import Context, abort
+from storage_node.store.errors import StoreError
+
+
+class RepairService(ais_replica_pb2_grpc.RepairServicer):
+    def __init__(self, repair: Repair) -> None:
+        self._repair = repair
+
+    async def Missed(self, request: wire.MissedRequest, context: Context) -> wire.MissedResponse:
+        try:
+            return self._repair.missed(request)
+        except StoreError as error:
+            await abort(context, error)
+
+    async def Returned(self, request: wire.ReturnedRequest, context: Context) -> wire.ReturnedResponse:
+        try:
+            return await self._repair.returned(request)
+        except CopyLost as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def Push(self, request: wire.PushRequest, context: Context) -> wire.PushResponse:
+        try:
+            return await self._repair.push(request)
+        except CopyLost as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except StoreError as error:
+            await abort(context, error)
+
+    async def Progress(self, request: wire.ProgressRequest, context: Context) -> wire.ProgressResponse:
+        return self._repair.progress()

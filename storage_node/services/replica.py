@@ -1,0 +1,65 @@
+"""The Replica service: what this node does for coordinators of writes, and for repair."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire import ais_replica_pb2_grpc
+from storage_node.batch.session import BatchService
+from storage_node.cluster.replication import replica
+from storage_node.cluster.replication.replica import HeldWrite
+from storage_node.services.objects import Context, abort
+from storage_node.store.errors import StoreError
+from storage_node.store.store import Store
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+        self._store = service.store
+
+    async def Write(self, requests: AsyncIterator[wire.WriteRequest], context: Any) -> None:
+        # No generator: one that is cancelled at a yield would keep what is staged until it is collected.
+        held = HeldWrite(self._store, self._known_map)
+        await context.send_initial_metadata(())  # this node is there, however long the drive may take
+        try:
+            async for request in requests:
+                if (response := await self._service.read(held.take, request)) is not None:
+                    await context.write(response)
+        except StoreError as error:
+            await abort(context, error)
+        finally:
+            # Also when the coordinator has died: its stream ends, and nobody else knows of the staged files.
+            # Shielded: cancelled before it runs, it would never run.
+            await asyncio.shield(self._service.read(held.abort))
+
+    async def Newest(self, request: wire.NewestRequest, context: Context) -> wire.NewestResponse:
+        membership = self._service.membership
+        map_version = membership.in_use.version if membership is not None else 0
+        return await self._answer(functools.partial(replica.newest, map_version=map_version), request, context)
+
+    async def Bury(self, request: wire.BuryRequest, context: Context) -> wire.BuryResponse:
+        return await self._answer(functools.partial(replica.bury, known_map=self._known_map), request, context)
+
+    async def Versions(self, request: wire.VersionsRequest, context: Context) -> wire.VersionsResponse:
+        return await self._answer(replica.versions, request, context)
+
+    async def Forget(self, request: wire.ForgetRequest, context: Context) -> wire.ForgetResponse:
+        return await self._answer(replica.forget, request, context)
+
+    def _known_map(self) -> int:
+        membership = self._service.membership
+        return 0 if membership is None or membership.view is None else membership.view.version
+
+    async def _answer(self, function: Callable[[Store, Q], R], request: Q, context: Context) -> R:
+        try:
+            return await self._service.read(function, self._store, request)
+        except StoreError as error:
+            await abort(context, error)

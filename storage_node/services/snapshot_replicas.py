@@ -1,0 +1,152 @@
+"""The SnapshotCopies service: what nodes ask of each other for snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+import grpc
+
+from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire import ais_snapshot_copies_pb2 as pb
+from ais_loader.wire import ais_snapshot_copies_pb2_grpc
+from storage_node.batch.session import BatchService
+from storage_node.cluster.replication.commit_gate import CommitGate
+from storage_node.cluster.replication.copy_stream import CopyLost
+from storage_node.cluster.replication.replica import from_wire, require_bucket, to_wire
+from storage_node.cluster.snapshots.converge import PAGE_NAMES, Settling
+from storage_node.cluster.snapshots.coordinator import ClusterSnapshots
+from storage_node.services.objects import Context, abort
+from storage_node.store.errors import DriveFailed, InvalidRequest, StoreError, Unsupported
+from storage_node.store.format import Record
+from storage_node.store.names import check_object_name
+from storage_node.store.retained_replicas import KeptVersion, Seen, seen, seen_after
+from storage_node.store.store import Store
+from storage_node.store.writes import check_content
+
+T = TypeVar("T")
+
+
+class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer):
+    def __init__(
+        self, service: BatchService, gate: CommitGate, settling: Settling, snapshots: ClusterSnapshots
+    ) -> None:
+        self._service = service
+        self._store = service.store
+        self._gate = gate
+        self._settling = settling
+        self._snapshots = snapshots
+
+    async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:
+        async def hold() -> pb.HoldResponse:
+            require_bucket(self._store, request.bucket.name, request.bucket.uuid)
+            _require_all_drives(self._store)
+            await self._gate.hold(request.bucket.uuid, request.attempt)
+            return pb.HoldResponse(clock=self._store.clock)
+
+        return await _answered(hold(), context)
+
+    async def Armed(self, request: pb.ArmedRequest, context: Context) -> pb.ArmedResponse:
+        cuts = self._store.record.cuts.get(request.bucket.uuid, [])
+        return pb.ArmedResponse(
+            armed=request.cut in cuts and self._gate.holds(request.bucket.uuid, request.attempt)
+        )
+
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
+        return pb.ReleaseResponse(held=self._gate.release(request.bucket.uuid, request.attempt))
+
+    async def Seen(self, request: pb.SeenRequest, context: Context) -> pb.SeenResponse:
+        membership = self._service.membership
+        map_version = membership.in_use.version if membership is not None else 0  # noted before it looks
+        answer = await _answered(self._service.read(_seen, self._store, request), context)
+        answer.map_version = map_version
+        return answer
+
+    async def Settle(self, request: pb.SettleRequest, context: Context) -> pb.SettleResponse:
+        try:
+            return await _answered(
+                self._settling.page(request.bucket.uuid, request.cut, request.start_after), context
+            )
+        except CopyLost as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def Keep(self, requests: AsyncIterator[pb.KeepRequest], context: Context) -> pb.KeepResponse:
+        read = self._service.read
+        kept: KeptVersion | None = None
+        try:
+            async for request in requests:
+                if kept is None:
+                    kept = await read(_begin, self._store, request.header)
+                else:
+                    await read(kept.write, request.data)
+            if kept is None:
+                raise InvalidRequest("a version to retain without a header")
+            await read(_commit, kept)
+        except StoreError as error:
+            await abort(context, error)
+        finally:
+            if kept is not None:
+                await asyncio.shield(read(kept.abort))  # cancelled before it runs, it would never run
+        return pb.KeepResponse()
+
+    async def Making(self, request: pb.MakingRequest, context: Context) -> pb.MakingResponse:
+        asked = request.bucket_uuid, request.name, request.created_ns
+        return pb.MakingResponse(making=asked in self._snapshots.making)
+
+
+async def _answered(answer: Awaitable[T], context: Context) -> T:
+    try:
+        return await answer
+    except StoreError as error:
+        await abort(context, error)
+
+
+def _require_all_drives(store: Store) -> None:
+    """What a drive has that is away no cut could see. Raises DriveFailed, Unsupported."""
+    if any(drive is None for drive in store.drives):
+        raise DriveFailed("a drive of the node is missing; a snapshot needs all of them")
+    if store.moving:
+        raise Unsupported("objects are moving from drive to drive; make the snapshot when that is over")
+
+
+def _seen(store: Store, request: pb.SeenRequest) -> pb.SeenResponse:
+    require_bucket(store, request.bucket.name, request.bucket.uuid)
+    if request.name:
+        names = list(request.name)
+        found = seen(store, request.bucket.uuid, names, request.cut)
+        return pb.SeenResponse(object=map(_state, names, found))
+    limit = min(request.limit or PAGE_NAMES, PAGE_NAMES)
+    rows = seen_after(store, request.bucket.uuid, request.start_after, request.cut, limit + 1)
+    return pb.SeenResponse(
+        object=[_state(name, Seen(record, 0)) for name, record in rows[:limit]], more=len(rows) > limit
+    )
+
+
+def _state(name: str, found: Seen | None) -> wire.ObjectState:
+    if found is None:
+        return wire.ObjectState(name=name)
+    record = found.record
+    return wire.ObjectState(
+        name=name, version=to_wire(record.version), is_tombstone=record.is_tombstone, size_bytes=record.size_bytes,
+        checksum=record.checksum,
+    )  # fmt: skip
+
+
+def _begin(store: Store, header: pb.KeepHeader) -> KeptVersion:
+    require_bucket(store, header.bucket.name, header.bucket.uuid)
+    check_object_name(header.name)
+    version = from_wire(header.version)
+    record = Record(
+        version.epoch, version.counter, version.node, header.size_bytes, header.checksum, header.modified_ns, 0, b"",
+        b"",
+    )  # fmt: skip
+    drive = store.drive_at(store.drive_index(header.bucket.uuid, header.name))
+    file = None if header.is_tombstone else drive.stage()
+    return KeptVersion(drive, header.bucket.uuid, header.name, record, header.ended, dict(header.metadata), file)
+
+
+def _commit(kept: KeptVersion) -> None:
+    if kept.file is not None:
+        check_content(kept, kept.record.size_bytes, kept.record.checksum)
+    kept.commit()

@@ -1,0 +1,379 @@
+"""One drive: its catalog, its files, and the protocol that keeps the two in step.
+
+A PUT stages a file, then, holding the object's stripe: notes the intent to publish, renames the file to its final
+name, and commits the catalog entry, which is the only moment at which anything changes for readers. The same commit
+removes the intent and notes the file of the previous version as garbage. Garbage goes after a grace period; a reader
+that meets a vanished file looks the entry up again. After a crash, intents and garbage name every file that may have
+to go, so that opening a drive costs what was in flight, not what is stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from storage_node.store import format as fmt
+from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.archives.open_archives import Shards
+from storage_node.store.drive import clean_shutdown as session
+from storage_node.store.drive.block_checksums import read_blocks
+from storage_node.store.drive.catalog import REBUILD_HINT, Catalog
+from storage_node.store.drive.entry_cache import RecordCache
+from storage_node.store.drive.garbage import GRACE_S, Garbage
+from storage_node.store.drive.handle_guard import DriveUse
+from storage_node.store.drive.identity import DriveIdentity
+from storage_node.store.drive.pending import PendingObject
+from storage_node.store.drive.preconditions import Condition
+from storage_node.store.drive.retained_versions import Retention, find_retained, scan_at
+from storage_node.store.drive.sequence import Counters
+from storage_node.store.drive.transactions import Changes
+from storage_node.store.errors import (
+    FormatError,
+    StoreError,
+    StoreNotFound,
+    VersionConflict,
+)
+from storage_node.store.files.error_counters import Faults
+from storage_node.store.files.object_files import RawFiles, drive_error
+from storage_node.store.files.staged_file import StagedFile, is_full
+from storage_node.store.format import Record, Version
+from storage_node.store.store_record import sync_folder
+
+Durability: TypeAlias = Literal["process", "power"]
+
+READER_STALENESS_S = 1.0
+"""A reader beside a writer sees a commit after at most this time; a miss is always looked up anew."""
+
+
+class Drive:
+    """An open drive. Thread-safe. The caller has made sure of its identity."""
+
+    def __init__(
+        self,
+        root: Path,
+        identity: DriveIdentity,
+        *,
+        writable: bool,
+        durability: Durability = "process",
+        epoch: int = 1,
+        grace_s: float = GRACE_S,
+        shard_limits: ShardLimits | None = None,
+    ) -> None:
+        self.root = root
+        self.identity = identity
+        self.writable = writable
+        self._sync = durability == "power"
+        self._use = DriveUse(root, writable=writable)
+        self._require_open, self._require_writable = self._use.require_open, self._use.require_writable
+        self.shares_files = True
+        """Whether small objects that are committed together may lie in one file."""
+        self.faults = Faults()
+        if not writable and not (root / "objects").exists() and not (root / "catalog").exists():
+            raise StoreNotFound(f"{root}: the store is only being created, or was never opened for writing")
+        try:
+            self.files = RawFiles(root, writable=writable, faults=self.faults)
+        except OSError as error:
+            raise drive_error(error, root, "opening its folders") from error
+        try:
+            if writable and self.files.holds_any() and not (root / "catalog" / "CURRENT").exists():
+                raise FormatError(f"{root / 'catalog'} is missing, but not the objects; {REBUILD_HINT}")
+            self.catalog = Catalog(root / "catalog", writable=writable, faults=self.faults)
+        except BaseException:
+            self.files.close()
+            raise
+        self.shards = Shards(root, self.files, writable=writable, limits=shard_limits)
+        self._cache = RecordCache()
+        self._garbage = Garbage(self.files, self.catalog, grace_s, self.shards.forget)
+        self._staging_names = itertools.count()
+        self._caught_up_at = time.monotonic()
+        if writable:
+            try:
+                self._recover()
+                self._changes = Changes(
+                    root, self.files, self.catalog, self._cache, self._garbage,
+                    epoch=epoch, sync=self._sync, require_writable=self._use.require_writable,
+                )  # fmt: skip
+            except BaseException:
+                # Not close(): a drive that could not be recovered keeps the mark that says so.
+                self.catalog.close()
+                self.files.close()
+                raise
+
+    def _recover(self) -> None:
+        """Remove what earlier writers left behind."""
+        try:
+            sync_folder(self.root)  # the names of the catalog and the object folders
+            self._garbage.recover()
+            Retention(self.files, self.catalog).recover()
+            if session.machine_went_down(self.catalog):
+                self._garbage.remove_unnamed()
+            session.begin(self.catalog)
+        except OSError as error:
+            raise drive_error(error, self.root, "recovering") from error
+
+    # -- how well it works
+
+    @property
+    def io_errors(self) -> int:
+        """How often the device or its file system has refused since the drive was opened; only grows."""
+        return self.faults.io_errors
+
+    @property
+    def last_io_error(self) -> str:
+        return self.faults.last_io_error
+
+    @property
+    def checksum_errors(self) -> int:
+        """How often bytes were not those that had been put; only grows."""
+        return self.faults.checksum_errors
+
+    # -- reading
+
+    def lookup(self, bucket_uuid: bytes, names: Sequence[str]) -> list[Record | None]:
+        """What the catalog has of each name, None for a tombstone too; a reader beside a writer looks twice first."""
+        self._require_open()  # the cache would go on answering
+        keys = [fmt.object_key(bucket_uuid, name) for name in names]
+        if not self.writable and time.monotonic() - self._caught_up_at > READER_STALENESS_S:
+            self.catch_up()
+        records = self._cache.get_many(keys)
+        unknown = [at for at, record in enumerate(records) if record is None]
+        if unknown:
+            unknown = self._look_up(keys, records, unknown)
+            if unknown and not self.writable:
+                self.catch_up()
+                self._look_up(keys, records, unknown)
+        return records
+
+    def _look_up(self, keys: Sequence[bytes], records: list[Record | None], unknown: Sequence[int]) -> list[int]:
+        """Fill in the `unknown` positions of `records` from the catalog; returns those that are not there."""
+        generation = self._cache.generation
+        values = self.catalog.get_many([keys[at] for at in unknown])
+        decoded = {at: fmt.decode_record(value) for at, value in zip(unknown, values, strict=True) if value is not None}
+        found = {at: record for at, record in decoded.items() if record.path}  # a tombstone has none
+        for at, record in found.items():
+            records[at] = record
+        self._cache.add(((keys[at], record) for at, record in found.items()), generation)
+        return [at for at in unknown if at not in found]
+
+    def lookup_at(self, bucket_uuid: bytes, names: Sequence[str], cut: int) -> list[Record | None]:
+        """What a snapshot with this cut sees of each name."""
+        if not self.writable:
+            self._require_open()
+            self.catch_up()  # what is cached may be older than the snapshot
+        current = self.lookup(bucket_uuid, names)
+        return [
+            record if record is not None and record.counter <= cut
+            else find_retained(self.catalog, bucket_uuid, name, cut)
+            for name, record in zip(names, current, strict=True)
+        ]  # fmt: skip
+
+    def cached(self, bucket_uuid: bytes, name: str) -> Record | None:
+        """What is known of one name without asking the catalog; None means that it has to be asked."""
+        return self._cache.get_many((fmt.object_key(bucket_uuid, name),))[0] if self.writable else None
+
+    def catch_up(self) -> None:
+        """See what the writer in another process has committed; nothing to do for the writer itself."""
+        if self.catalog.catch_up():
+            self._cache.forget()
+        self._caught_up_at = time.monotonic()
+
+    def newest(self, bucket_uuid: bytes, names: Sequence[str]) -> list[Record | None]:
+        """The entry of each name, tombstones too, straight from the catalog."""
+        self._require_open()
+        values = self.catalog.get_many([fmt.object_key(bucket_uuid, name) for name in names])
+        return [None if value is None else fmt.decode_record(value) for value in values]
+
+    def scan(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, Record]]:
+        """Names with this prefix after `start_after`, by the bytes of their UTF-8 form."""
+        return (pair for pair in self.scan_all(bucket_uuid, prefix, start_after) if pair[1].path)
+
+    def scan_all(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, Record]]:
+        """As `scan`, with tombstones."""
+        if not self.writable:
+            self.catch_up()
+        after = fmt.object_key(bucket_uuid, start_after) if start_after else None
+        for key, value in self.catalog.scan(fmt.object_key(bucket_uuid, prefix), after):
+            yield fmt.name_of_key(key), fmt.decode_record(value)
+
+    def scan_at(self, bucket_uuid: bytes, prefix: str, start_after: str, cut: int) -> Iterator[tuple[str, Record]]:
+        """As `scan`, what a snapshot with this cut sees."""
+        if not self.writable:
+            self.catch_up()
+        return scan_at(self.catalog, bucket_uuid, prefix, start_after, cut)
+
+    def entries(self, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Key and value of all objects and tombstones after this key, in the order of keys."""
+        return self.catalog.scan(fmt.OBJECT_PREFIX, after)
+
+    def block_checksums(self, record: Record, first: int, stop: int) -> list[int]:
+        """Stored checksums of blocks first .. stop-1 of an object larger than one block. Raises CorruptObject."""
+        checksums: list[int] = read_blocks(self.catalog, record, first, stop).tolist()
+        return checksums
+
+    # -- writing
+
+    def stage(self, *, held: bool = False) -> StagedFile:
+        """A new invisible file for an object's bytes. Raises DriveFull, DriveFailed, StoreReadOnly, StoreClosed.
+
+        `held`: see `StagedFile`; for objects that are committed with others.
+        """
+        self._require_writable()
+        while True:
+            try:
+                name = f"{next(self._staging_names):x}"
+                return self.files.stage(name, self._make_room, held=held and self.shares_files)
+            except OSError as error:
+                if not is_full(error) or not self._make_room():
+                    raise drive_error(error, self.root, "staging an object") from error
+
+    def stage_link(self, folder_fd: int, source: str) -> StagedFile | None:
+        """Stage a file that is given up, by a hard link; None where there can be none. Raises as `stage` does."""
+        self._require_writable()
+        try:
+            return self.files.stage_link(f"{next(self._staging_names):x}", self._make_room, folder_fd, source)
+        except OSError:
+            return None
+
+    def commit(
+        self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None
+    ) -> list[Record | VersionConflict]:
+        """Make staged files visible, all in one catalog commit; returns what counts for each now, in order.
+
+        That is the object itself, but where it brought a version and the drive had this one or a newer: then it is what
+        the drive had, be it a tombstone; or a VersionConflict, where its condition does not hold. A name that occurs
+        twice ends with the later object, or the newer version. On an error none of them is visible and the staged files
+        are gone. Raises DriveFull, DriveFailed, StoreReadOnly, StoreClosed, FormatError, and BucketNotFound when the
+        bucket of one of them has been deleted meanwhile.
+        `elsewhere`: see `Changes.commit`.
+        """
+        try:
+            self._require_writable()
+            return self._changes.commit(objects, self.stage, elsewhere)
+        except OSError as error:
+            raise drive_error(error, self.root, "publishing an object") from error
+        finally:
+            for pending in objects:
+                pending.file.discard()
+
+    def delete(
+        self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool = False, condition: Condition | None = None
+    ) -> list[bool]:
+        """Remove objects, all in one catalog commit; False where there was none. Raises as `commit` does, and
+        VersionConflict when the condition does not hold of one of them."""
+        self._require_writable()
+        return self._changes.delete(bucket_uuid, names, tombstones=tombstones, condition=condition)
+
+    def entomb(
+        self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int = 0,
+        elsewhere: Record | None = None, condition: Condition | None = None,
+    ) -> tuple[Record | None, Record | None]:
+        """See `Changes.entomb`. Raises as `delete` does."""
+        self._require_writable()
+        return self._changes.entomb(bucket_uuid, name, version, modified_ns, elsewhere, condition)
+
+    def entomb_many(
+        self, bucket_uuid: bytes, graves: Sequence[tuple[str, Version]]
+    ) -> list[tuple[Record | None, Record | None]]:
+        """See `Changes.entomb_many`. Raises as `commit` does."""
+        self._require_writable()
+        return self._changes.entomb_many(bucket_uuid, graves)
+
+    def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
+        """See `Changes.drop`. Raises as `commit` does."""
+        self._require_writable()
+        return self._changes.drop(bucket_uuid, name, version, tombstone=tombstone)
+
+    def replace_entry(self, key: bytes, record: Record | None, blocks: Sequence[int] = ()) -> None:
+        """Set one catalog entry as it is, or remove it (None), and bury what it named before. For the doctor."""
+        self._require_writable()
+        self._changes.replace_entry(key, record, blocks)
+
+    def landed(self, write_id: bytes, before: Record | None) -> Record | None:
+        """See `LandedWrites.find`. Raises StoreReadOnly, StoreClosed."""
+        self._require_writable()
+        return self._changes.landed.find(write_id, before)
+
+    @property
+    def changes(self) -> Changes:
+        """Raises StoreReadOnly, StoreClosed."""
+        self._require_writable()
+        return self._changes
+
+    @property
+    def counters(self) -> Counters:
+        """Raises StoreReadOnly, StoreClosed."""
+        self._require_writable()
+        return self._changes.counters
+
+    def quiet(self) -> contextlib.ExitStack:
+        """A context in which no commit and no delete runs; the caller must do neither."""
+        return self._changes.stripes.all() if self.writable else contextlib.ExitStack()
+
+    def refuse_bucket(self, bucket_uuid: bytes) -> None:
+        """From now on nothing is committed into this bucket; the caller keeps the drive quiet."""
+        self._changes.dead_buckets.add(bucket_uuid)
+
+    def set_cuts(self, cuts: Mapping[bytes, Iterable[int]]) -> None:
+        """Of all snapshots that there are, by bucket: what they see is retained. The caller keeps the drive quiet."""
+        self._require_writable()
+        self._changes.set_cuts(cuts)
+
+    def trim(self, bucket_uuid: bytes) -> int:
+        """Let go of what no snapshot of a bucket sees any more; how many versions that were. Raises as `commit`."""
+        self._require_writable()
+        return self._changes.trim(bucket_uuid)
+
+    def sync(self) -> None:
+        """All that has been committed survives a power cut on return. Raises DriveFailed, DriveFull, StoreReadOnly."""
+        self._require_writable()
+        try:
+            session.sync_file_system(self.files.objects_fd)
+        except OSError as error:
+            self.faults.note(error, "syncing the drive")
+            raise drive_error(error, self.root, "syncing the drive") from error
+
+    # -- the end of things
+
+    def reap(self, *, everything: bool = False) -> int:
+        """Remove dead files whose grace period is over (or all of them); returns how many went. Raises StoreError."""
+        self._require_writable()
+        return self._garbage.reap(everything=everything)
+
+    def _make_room(self) -> bool:
+        return self.reap(everything=True) > 0
+
+    def refuse(self, why: str) -> None:
+        """From now on nothing is begun on this drive: everything meets DriveFailed."""
+        self._use.given_up = why
+
+    def give_up(self, why: str) -> None:
+        """Let go of a drive that fails: wait for running commits, and close its catalog as it is.
+
+        Its folders are closed with the last one who still reads from them.
+        """
+        self.refuse(why)
+        with self.quiet():
+            self.catalog.give_up(why)
+
+    def close(self) -> None:
+        """Wait for running commits, then let go of the drive. A forked child only closes its descriptors."""
+        if self._use.pid != os.getpid():
+            self.files.close()
+            return
+        if self._use.closed:
+            return
+        self.shards.close()
+        with self.quiet():
+            if self.writable:
+                with contextlib.suppress(StoreError, OSError):  # what is not tidied up now is at the next start
+                    self._garbage.reap(everything=True)
+                    self.files.clear_staging()  # uploads that are still under way can no longer be committed
+                    session.end(self.catalog, self.files.objects_fd, lasting=self._sync)
+            self._use.closed = True
+            self.catalog.close()
+            self.files.close()

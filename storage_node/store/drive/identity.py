@@ -1,0 +1,120 @@
+"""Which drive a folder is: `drive.json`, written once, when the drive joins a store."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage_node.store import store_record as records
+from storage_node.store.errors import FormatError
+from storage_node.store.format import FORMAT_VERSION
+
+FILE_NAME = "drive.json"
+LEFT_FILE_NAME = "left.json"
+"""In the place of `drive.json` and `record.json` once a drive has left its store."""
+CLUSTER_FILE_NAME = "cluster.json"
+"""Of a node in a cluster; the store itself does without."""
+
+_STORED = {"catalog", "objects", "staging", "members", records.FILE_NAME, CLUSTER_FILE_NAME}
+_ASIDE = "catalog."
+_UNFINISHED = {
+    FILE_NAME + ".new", records.FILE_NAME + ".new", CLUSTER_FILE_NAME + ".new", LEFT_FILE_NAME + ".new", "lost+found",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DriveIdentity:
+    """Uuids in hex."""
+
+    drive_uuid: str
+    store_uuid: str
+
+
+def read(root: Path) -> DriveIdentity | None:
+    """Who this drive is; None when the folder is missing, empty, or was left by an interrupted creation.
+
+    Raises FormatError when the folder belongs to somebody else, or when a drive's identity is lost or damaged.
+    """
+    path = root / FILE_NAME
+    names = _names(root)
+    if FILE_NAME not in names:
+        names = _names(root)  # a store that is being created at this moment has its identity before all else
+    if LEFT_FILE_NAME in names:
+        raise FormatError(_left_message(root))
+    if FILE_NAME in names:
+        return _decode(path.read_bytes(), path)
+    if names:
+        if foreign := _foreign(names):
+            shown = ", ".join(sorted(foreign)[:3])
+            raise FormatError(f"{root} is not a store, and not empty either ({shown}); give an empty or new folder")
+        if names & _STORED:
+            # Identities are written before anything else: this one was there, and is lost.
+            raise FormatError(f"{path} is missing from a drive in use; `ais-loader doctor --rebuild` writes it anew")
+    return None
+
+
+def left(root: Path) -> str | None:
+    """Why a folder is not a drive any more; None for any other. Raises FormatError as `read` does."""
+    return _left_message(root) if LEFT_FILE_NAME in _names(root) else None
+
+
+def _left_message(root: Path) -> str:
+    return f"{root} was a drive of a store, and was retired; empty the folder to use it again"
+
+
+def is_drive_folder(root: Path) -> bool:
+    """Whether a folder is a drive, or was one that has lost files of its own."""
+    names = _names(root)
+    if LEFT_FILE_NAME in names:
+        return False
+    return FILE_NAME in names or (bool(names & _STORED) and not _foreign(names))
+
+
+def _names(root: Path) -> set[str]:
+    try:
+        return {entry.name for entry in root.iterdir()}
+    except FileNotFoundError:
+        return set()
+    except NotADirectoryError:
+        raise FormatError(f"{root} is not a folder") from None
+
+
+def _foreign(names: set[str]) -> set[str]:
+    return {name for name in names - _STORED - _UNFINISHED if not name.startswith(_ASIDE)}
+
+
+def _decode(data: bytes, path: Path) -> DriveIdentity:
+    try:
+        fields = json.loads(data)
+        if fields["format"] != FORMAT_VERSION:
+            raise FormatError(f"{path}: format {fields['format']}; this version reads format {FORMAT_VERSION}")
+        identity = DriveIdentity(fields["drive_uuid"], fields["store_uuid"])
+        if len(bytes.fromhex(identity.drive_uuid)) != 16 or len(bytes.fromhex(identity.store_uuid)) != 16:
+            raise ValueError("a uuid is not 16 bytes of hex")
+        return identity
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{path}: not a drive identity ({error}); `ais-loader doctor --rebuild` writes it anew"
+        ) from error
+
+
+def create(store_uuid: str) -> DriveIdentity:
+    """A drive that never was before."""
+    return DriveIdentity(uuid.uuid4().hex, store_uuid)
+
+
+def write(root: Path, identity: DriveIdentity) -> None:
+    """Whole and lasting on return. Raises OSError."""
+    fields = {"format": FORMAT_VERSION, "drive_uuid": identity.drive_uuid, "store_uuid": identity.store_uuid}
+    records.write_atomically(root / FILE_NAME, json.dumps(fields).encode())
+
+
+def mark_left(root: Path, identity: DriveIdentity) -> None:
+    """Say in its folder that a drive is not of its store any more. Raises OSError."""
+    fields = {"format": FORMAT_VERSION, "drive_uuid": identity.drive_uuid, "store_uuid": identity.store_uuid}
+    records.write_atomically(root / LEFT_FILE_NAME, json.dumps(fields).encode())
+    for name in (FILE_NAME, records.FILE_NAME):
+        (root / name).unlink(missing_ok=True)
+    records.sync_folder(root)

@@ -1,0 +1,78 @@
+"""Which files of a drive the catalog accounts for, in eight bytes of memory for each.
+
+Used where every file has to be compared with every entry: after a power cut, and by the doctor. Paths are remembered as
+64-bit hashes, so a collision (one in 2**64 for a pair) can spare a file that nobody names, and never condemns one.
+"""
+
+from __future__ import annotations
+
+import array
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+import numpy as np
+import xxhash
+
+from storage_node.store import format as fmt
+from storage_node.store.drive.catalog import Catalog
+from storage_node.store.files.segment_format import file_of
+from storage_node.store.format import Record
+
+_OURS = re.compile(
+    rb"([0-3][0-9a-f]/[0-3][0-9a-f]/[0-9a-f]{28}\.[0-9a-f]+|segments/[0-3][0-9a-f]/segment\.[0-9a-f]+(/[0-9a-f]+\.[0-9a-f]+)?)\Z"
+)
+_AT_ONCE = 4096
+
+
+def is_object_path(path: bytes) -> bool:
+    """Whether a path below `objects` is one that this store could have given to a file."""
+    return _OURS.match(path) is not None
+
+
+class NamedFiles:
+    """The paths that a catalog names, in entries, retained ones among them, intents and garbage."""
+
+    def __init__(self, paths: Iterable[bytes]) -> None:
+        hashes = array.array("Q", map(xxhash.xxh3_64_intdigest, paths))
+        self._hashes = np.sort(np.frombuffer(hashes, np.uint64))
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def not_among(self, paths: Iterable[bytes]) -> Iterator[bytes]:
+        """Those of `paths` that the catalog does not name."""
+        paths = iter(paths)
+        while some := list(islice(paths, _AT_ONCE)):
+            asked = np.array([xxhash.xxh3_64_intdigest(path) for path in some], np.uint64)
+            at = np.searchsorted(self._hashes, asked)
+            known = np.zeros(len(some), bool)
+            inside = at < len(self._hashes)
+            known[inside] = self._hashes[at[inside]] == asked[inside]
+            yield from (path for path, is_known in zip(some, known, strict=True) if not is_known)
+
+
+def named_by(record: Record) -> tuple[bytes, ...]:
+    """The object's path, and that of the segment in which it lies, which goes with its last object."""
+    return (record.path, file_of(record.path)) if record.offset else (record.path,)
+
+
+def named_paths(catalog: Catalog) -> Iterator[bytes]:
+    """Every path that the catalog names, and those of segments that it names objects in.
+
+    Raises FormatError at an entry that cannot be read.
+    """
+    for prefix in (fmt.OBJECT_PREFIX, fmt.RETAINED_PREFIX):
+        for _, value in catalog.scan(prefix):
+            record = fmt.decode_record(value)
+            if not record.is_tombstone:
+                yield from named_by(record)
+    for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
+        for _, path in catalog.scan(prefix):
+            yield path
+
+
+def unnamed_files(catalog: Catalog, files: Iterable[bytes]) -> Iterator[bytes]:
+    """Object files that no key of the catalog names. Raises FormatError, before it yields any, at a damaged entry."""
+    named = NamedFiles(named_paths(catalog))
+    return named.not_among(path for path in files if is_object_path(path))

@@ -1,0 +1,33 @@
+"""An object that waits for its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from storage_node.store.drive.preconditions import Condition
+from storage_node.store.files.staged_file import StagedFile
+from storage_node.store.format import Record, Version
+
+
+@dataclass(slots=True)
+class PendingObject:
+    """A staged file and the name under which it is to become visible."""
+
+    bucket_uuid: bytes
+    name: str
+    file: StagedFile
+    metadata: dict[str, str]
+    version: Version | None = None
+    """None: the drive gives one, above what it has. Otherwise it has to be newer than what the drive has."""
+    modified_ns: int = 0
+    """0: the moment of the commit."""
+    damaged: Record | None = None
+    """Of an object whose bytes are not what was put: its entry as it was, so that it goes on being found damaged."""
+    damaged_blocks: Sequence[int] = ()
+    condition: Condition | None = None
+    """Of what is there; where it does not hold, this object is not committed."""
+
+    @property
+    def write_id(self) -> bytes:
+        return self.condition.write_id if self.condition is not None else b""

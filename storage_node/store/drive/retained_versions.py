@@ -1,0 +1,242 @@
+"""Objects of one drive that were replaced or deleted, kept for the snapshots that see them.
+
+A snapshot of a bucket is a cut: a number of the store's one sequence. It sees of each name the version that was given
+at or before the cut and ended after it. What ends and is seen by a snapshot keeps its file and its block checksums: in
+the very commit that ends it its entry goes to a key of its own, by name and end, instead of becoming garbage. A crash
+leaves either the one or the other.
+
+The file then says at which number it ended, so that a rebuilt catalog takes it neither for the object nor for garbage.
+That cannot be written in the same moment: the commit names the files that have to be marked, and the next start marks
+those that a crash has left.
+
+Threads: any. What `cuts` says is changed with all stripes of the drive held, and asked with one of them held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from storage_node.store import format as fmt
+from storage_node.store.drive.catalog import Catalog, WriteBatch
+from storage_node.store.errors import StoreError
+from storage_node.store.failpoints import failpoint
+from storage_node.store.files.object_files import RawFiles
+from storage_node.store.format import Identity, Record
+from storage_node.store.names import PARTS_PREFIX
+
+_TRIM_AT_ONCE = 500
+
+
+class Retained(NamedTuple):
+    """An entry of the catalog."""
+
+    key: bytes
+    record: Record
+
+    @property
+    def ended(self) -> int:
+        return fmt.ended_of_retained(self.key)
+
+
+class Ended(NamedTuple):
+    """Objects that one commit has ended."""
+
+    dead: list[Record]
+    """Their files are garbage."""
+    kept: list[Retained]
+
+
+class Retention:
+    """Of a drive that is open for writing."""
+
+    def __init__(self, files: RawFiles, catalog: Catalog) -> None:
+        self._files = files
+        self._catalog = catalog
+        self._cuts: dict[bytes, Sequence[int]] = {}
+
+    # -- what snapshots see
+
+    def set_cuts(self, cuts: Mapping[bytes, Iterable[int]]) -> None:
+        """By bucket uuid, of all snapshots that there are."""
+        self._cuts = {bucket_uuid: sorted(of_bucket) for bucket_uuid, of_bucket in cuts.items()}
+
+    def floor(self, bucket_uuid: bytes) -> int:
+        """What is given a version now is seen by no snapshot if that is above this number."""
+        cuts = self._cuts.get(bucket_uuid)
+        return cuts[-1] if cuts else 0
+
+    def is_seen(self, bucket_uuid: bytes, born: int, ended: int) -> bool:
+        cuts = self._cuts.get(bucket_uuid, ())
+        at = bisect_left(cuts, born)
+        return at < len(cuts) and cuts[at] < ended
+
+    # -- ending
+
+    def end(self, batch: WriteBatch, ending: Iterable[tuple[bytes, Record, int]]) -> Ended:
+        """Add to a commit what becomes of entries that it ends: key, record and end of each."""
+        outcome = Ended([], [])
+        for key, record, ended in ending:
+            is_kept = bool(self._cuts) and self._is_kept(key, record, ended)
+            if record.is_tombstone:  # of a copy in a cluster: another one may not have heard of the deletion
+                if is_kept:
+                    name = fmt.name_of_key(key)
+                    batch.put(fmt.retained_key(fmt.bucket_of_key(key), name, ended), fmt.encode_record(record))
+                continue
+            generation = record.generation
+            if is_kept:
+                kept = Retained(fmt.retained_key(fmt.bucket_of_key(key), fmt.name_of_key(key), ended), record)
+                batch.put(kept.key, fmt.encode_record(record))
+                batch.put(
+                    fmt.generation_key(fmt.MARK_PREFIX, generation), ended.to_bytes(8, "big") + record.path
+                )
+                outcome.kept.append(kept)
+            else:
+                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, generation), record.path)
+                outcome.dead.append(record)
+        return outcome
+
+    def _is_kept(self, key: bytes, record: Record, ended: int) -> bool:
+        # Parts of objects to come are in no list, and nobody asks a snapshot for them.
+        is_part = key.startswith(PARTS_PREFIX.encode(), 17)
+        return not is_part and self.is_seen(fmt.bucket_of_key(key), record.counter, ended)
+
+    def mark(self, kept: Sequence[Retained]) -> None:
+        """After the commit: have the files say so. What fails is done at the next start."""
+        if kept:
+            with contextlib.suppress(OSError, StoreError):
+                self._mark((one.record.path, one.ended, one.record.generation) for one in kept)
+
+    def recover(self) -> None:
+        """Mark what earlier writers could not mark any more; what cannot be is tried again. Raises StoreError."""
+        for key, value in list(self._catalog.scan(fmt.MARK_PREFIX)):
+            with contextlib.suppress(OSError):
+                self._mark([(value[8:], int.from_bytes(value[:8], "big"), int.from_bytes(key[1:], "big"))])
+
+    def _mark(self, files: Iterable[tuple[bytes, int, int]]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        marked = False
+        for path, ended, generation in files:
+            self._files.set_ended(path, ended)
+            batch.delete(fmt.generation_key(fmt.MARK_PREFIX, generation))
+            marked = True
+        if marked:
+            failpoint("retain.marked")
+            self._catalog.write(batch, sync=False)
+
+    # -- letting go
+
+    def keys(self, bucket_uuid: bytes) -> Iterator[list[bytes]]:
+        """Of all retained versions in a bucket, some at a time."""
+        keys = (key for key, _ in self._catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid))
+        while some := list(itertools.islice(keys, _TRIM_AT_ONCE)):
+            yield some
+
+    def release(self, keys: Sequence[bytes], *, sync: bool) -> list[Record]:
+        """With a stripe held: make garbage of those of these that no snapshot sees. Returns their records."""
+        batch = WriteBatch(raw_mode=True)
+        dead: list[Record] = []
+        gone = 0
+        for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
+            if value is None:
+                continue
+            record = fmt.decode_record(value)
+            if not self.is_seen(fmt.bucket_of_key(key), record.counter, fmt.ended_of_retained(key)):
+                batch.delete(key)
+                gone += 1
+                if record.is_tombstone:
+                    continue
+                batch.delete(fmt.generation_key(fmt.MARK_PREFIX, record.generation))
+                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
+                dead.append(record)
+        if gone:
+            self._catalog.write(batch, sync=sync)
+            failpoint("snapshot.trimmed")
+        return dead
+
+
+def enter_from_file(
+    catalog: Catalog, cuts: Mapping[bytes, Iterable[int]], identity: Identity, record: Record, ended: int
+) -> bool:
+    """Into a catalog that is made anew; False for what no snapshot sees."""
+    if not any(record.counter <= cut < ended for cut in cuts.get(identity.bucket_uuid, ())):
+        return False
+    batch = WriteBatch(raw_mode=True)
+    batch.put(fmt.retained_key(identity.bucket_uuid, identity.name, ended), fmt.encode_record(record))
+    catalog.write(batch, sync=False)
+    return True
+
+
+# -- reading; of a drive that is open for reading, too
+
+
+def find_retained(catalog: Catalog, bucket_uuid: bytes, name: str, cut: int) -> Record | None:
+    """The object of a name that has ended and that this cut sees."""
+    found = find_seen(catalog, bucket_uuid, name, cut)
+    return None if found is None or found.record.is_tombstone else found.record
+
+
+def find_seen(catalog: Catalog, bucket_uuid: bytes, name: str, cut: int) -> Retained | None:
+    """As `find_retained`, of a deletion too."""
+    prefix = fmt.retained_prefix(bucket_uuid, name)
+    # Versions of one name follow each other: only the first that ended after the cut can have been there at it.
+    for key, value in catalog.scan(prefix, prefix + cut.to_bytes(8, "big")):
+        record = fmt.decode_record(value)
+        return Retained(key, record) if record.counter <= cut else None
+    return None
+
+
+def scan_at(
+    catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
+) -> Iterator[tuple[str, Record]]:
+    """Names with this prefix after `start_after` as this cut sees them, in the order of their UTF-8 bytes."""
+    return (pair for pair in scan_seen(catalog, bucket_uuid, prefix, start_after, cut) if not pair[1].is_tombstone)
+
+
+def scan_seen(
+    catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
+) -> Iterator[tuple[str, Record]]:
+    """As `scan_at`, with deletions."""
+    # Those that have not ended are looked at first: what ends meanwhile is in both lists, and in none never.
+    current = _begun(_current(catalog, bucket_uuid, prefix, start_after, cut))
+    ended = _ended(catalog, bucket_uuid, prefix, start_after, cut)
+    last: str | None = None
+    for name, record in heapq.merge(current, ended, key=lambda pair: pair[0].encode()):
+        if name != last:
+            yield name, record
+        last = name
+
+
+def _begun(scan: Iterator[tuple[str, Record] | None]) -> Iterator[tuple[str, Record]]:
+    """The list as it is now: it has been begun."""
+    next(scan)
+    return (pair for pair in scan if pair is not None)
+
+
+def _current(
+    catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
+) -> Iterator[tuple[str, Record] | None]:
+    after = fmt.object_key(bucket_uuid, start_after) if start_after else None
+    scan = catalog.scan(fmt.object_key(bucket_uuid, prefix), after)
+    first = list(itertools.islice(scan, 1))
+    yield None
+    for key, value in itertools.chain(first, scan):
+        record = fmt.decode_record(value)
+        if record.counter <= cut:
+            yield fmt.name_of_key(key), record
+
+
+def _ended(
+    catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
+) -> Iterator[tuple[str, Record]]:
+    # Behind all versions of that name: their keys end in eight bytes.
+    after = fmt.retained_prefix(bucket_uuid, start_after) + b"\xff" * 8 if start_after else None
+    for key, value in catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid + prefix.encode(), after):
+        if fmt.ended_of_retained(key) > cut:
+            record = fmt.decode_record(value)
+            if record.counter <= cut:
+                yield fmt.name_of_retained(key), record

@@ -1,0 +1,48 @@
+"""Numbers that a drive gives once and never again, over every crash: generations of files, and versions.
+
+They are reserved in the catalog many at a time, so that taking one costs nothing: a crash skips numbers. Seen together
+they are a Lamport clock: a node that has heard of a higher number goes on above it.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from storage_node.store import format as fmt
+from storage_node.store.drive.catalog import Catalog, WriteBatch
+
+_RESERVED_AT_ONCE = 1 << 16
+
+
+class Counters:
+    """Of one drive that is open for writing. Thread-safe."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        """Raises StoreError."""
+        self._catalog = catalog
+        self._lock = threading.Lock()
+        stored = catalog.get(fmt.COUNTER_KEY)
+        self._next = self._reserved = int.from_bytes(stored or b"\1", "big")  # guarded by _lock
+
+    @property
+    def highest(self) -> int:
+        """Nothing above it has been given or heard of."""
+        return self._next - 1
+
+    def take(self) -> int:
+        """Raises StoreError."""
+        with self._lock:
+            if self._next >= self._reserved:
+                # Always synced, whatever the durability: a counter that came back would name two files alike.
+                batch = WriteBatch(raw_mode=True)
+                reserved = self._next + _RESERVED_AT_ONCE
+                batch.put(fmt.COUNTER_KEY, reserved.to_bytes(8, "big"))
+                self._catalog.write(batch, sync=True)
+                self._reserved = reserved
+            self._next += 1
+            return self._next - 1
+
+    def advance(self, number: int) -> None:
+        """Give nothing up to and including `number` from now on."""
+        with self._lock:
+            self._next = max(self._next, number + 1)

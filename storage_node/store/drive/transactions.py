@@ -1,0 +1,364 @@
+"""Every change of one drive's objects: puts, deletions, tombstones, each one atomic catalog commit.
+
+An object's entry only ever gives way to a newer version of it. A put without a version of its own takes one above what
+is there; a put or a deletion that brings a version, given by another node, changes nothing where the drive has that
+version or a newer one already, be it an object or a tombstone. So copies that hear the same changes in any order end
+alike.
+
+A commit holds the stripes of its names, and nothing else waits for anything but the drive while it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from storage_node.store import format as fmt
+from storage_node.store.drive.block_checksums import put_blocks
+from storage_node.store.drive.catalog import Catalog, WriteBatch
+from storage_node.store.drive.entry_cache import RecordCache
+from storage_node.store.drive.garbage import Garbage
+from storage_node.store.drive.name_stripes import Stripes
+from storage_node.store.drive.pending import PendingObject
+from storage_node.store.drive.preconditions import Condition, LandedWrites, require, too_late
+from storage_node.store.drive.publish import CommitFiles
+from storage_node.store.drive.retained_versions import Ended, Retention
+from storage_node.store.drive.sequence import Counters
+from storage_node.store.errors import BucketNotFound, FormatError, StoreError, VersionConflict
+from storage_node.store.failpoints import failpoint
+from storage_node.store.files.object_files import RawFiles
+from storage_node.store.files.staged_file import StagedFile
+from storage_node.store.format import Record, Version
+
+
+class _Chosen(NamedTuple):
+    key: bytes
+    pending: PendingObject
+    record: Record
+
+
+class Changes:
+    """Of a drive that is open for writing. Thread-safe."""
+
+    def __init__(
+        self,
+        root: Path,
+        files: RawFiles,
+        catalog: Catalog,
+        cache: RecordCache,
+        garbage: Garbage,
+        *,
+        epoch: int,
+        sync: bool,
+        require_writable: Callable[[], None],
+    ) -> None:
+        """`require_writable` raises when the drive has been closed; asked with the stripes held, and must not refer to
+        the drive: a drive that nobody uses any more lets go of its folders at once."""
+        self._root = root
+        self._files = files
+        self._catalog = catalog
+        self._cache = cache
+        self._garbage = garbage
+        self._epoch = epoch
+        self._sync = sync
+        self._require_writable = require_writable
+        self.counters = Counters(catalog)
+        self.retention = Retention(files, catalog)
+        self.landed = LandedWrites()
+        self.stripes = Stripes()
+        self.dead_buckets: set[bytes] = set()  # guarded by all stripes
+
+    # -- putting
+
+    def commit(
+        self, objects: Sequence[PendingObject], stage: Callable[[], StagedFile],
+        elsewhere: Mapping[bytes, Record] | None = None,
+    ) -> list[Record | VersionConflict]:  # fmt: skip
+        """`elsewhere`: newest entries of these names on other drives, which count as if they were here.
+
+        `stage`: see `Drive.stage`.
+        """
+        failpoint("put.staged")
+        files = CommitFiles(self._files, self.counters, objects, stage, epoch=self._epoch, sync=self._sync)
+        try:
+            return self._commit(objects, files, elsewhere or {})
+        finally:
+            files.discard()
+
+    def _commit(
+        self, objects: Sequence[PendingObject], files: CommitFiles, elsewhere: Mapping[bytes, Record]
+    ) -> list[Record | VersionConflict]:
+        # Before the stripes are held: syncing is slow. Whoever is overtaken meanwhile takes another counter then.
+        records = files.prepare()
+        keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
+        with self.stripes.of(keys):
+            self._require_writable()
+            self._require_buckets((pending.bucket_uuid, pending.name) for pending in objects)
+            current: dict[bytes, Record] = {}
+            for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
+                if value is not None:
+                    current[key] = fmt.decode_record(value)
+            newest = dict(current)
+            for key, other in elsewhere.items():
+                if key not in newest or newest[key].version < other.version:
+                    newest[key] = other
+            chosen: list[_Chosen] = []
+            results: list[Record | VersionConflict] = list(records)
+            for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
+                before = newest.get(key)
+                if (settled := self.landed.settled(pending.condition, pending.name, before)) is not None:
+                    results[at] = settled
+                    continue
+                floor = self.retention.floor(pending.bucket_uuid)
+                if (late := too_late(pending.condition, pending.name, records[at].version, floor)) is not None:
+                    results[at] = late
+                    continue
+                newer = before.version if before is not None and before.version >= records[at].version else None
+                if before is not None and newer is not None and pending.version is not None:
+                    results[at] = before
+                    continue
+                if pending.version is None and records[at].counter <= floor:
+                    # A snapshot has been made since it took its number, and must not see it.
+                    self.counters.advance(floor)
+                    newer = newer or Version(self._epoch, floor)
+                if newer is not None:
+                    records[at] = files.identify_anew(pending, self._above(newer, pending.name))
+                newest[key] = results[at] = records[at]
+                chosen.append(_Chosen(key, pending, records[at]))
+            ended = self._publish(chosen, files, current) if chosen else Ended([], [])
+            self.landed.add((pending.write_id, record) for _, pending, record in chosen)
+        self.bury(ended)
+        return results
+
+    def bury(self, ended: Ended) -> None:
+        """With no stripe held: see to the files of what a commit has ended."""
+        self.retention.mark(ended.kept)
+        self._garbage.bury(ended.dead)
+
+    def _require_buckets(self, names: Iterable[tuple[bytes, str]]) -> None:
+        if self.dead_buckets:
+            for bucket_uuid, name in names:
+                if bucket_uuid in self.dead_buckets:
+                    raise BucketNotFound(f"the bucket of {name!r} has been deleted meanwhile")
+
+    def _above(self, before: Version, name: str) -> Version:
+        """A version of this drive's own above one that it has."""
+        self.counters.advance(before.counter)
+        # A cluster's epochs, in versions that name a node, are not this store's: they are followed.
+        version = Version(max(self._epoch, before.epoch if before.node else 0), self.counters.take())
+        if version <= before:
+            raise FormatError(
+                f"{self._root}: {name!r} has version {before}, from a later epoch than the "
+                f"store's record, {self._epoch}; `ais-loader doctor --repair` brings the two together"
+            )
+        return version
+
+    def _publish(self, chosen: Sequence[_Chosen], files: CommitFiles, current: dict[bytes, Record]) -> Ended:
+        """Announce the files, rename them, commit; returns what was replaced."""
+        records = [record for _, _, record in chosen]
+        intents = WriteBatch(raw_mode=True)
+        for record in records:
+            intents.put(fmt.generation_key(fmt.INTENT_PREFIX, record.generation), record.path)
+        self._catalog.write(intents, sync=False)
+        failpoint("put.intended")
+        commit = WriteBatch(raw_mode=True)
+        ending: list[tuple[bytes, Record, int]] = []
+        try:
+            files.publish([(pending, record) for _, pending, record in chosen])
+            for key, pending, record in chosen:
+                if key in current:
+                    ending.append((key, current[key], record.counter))
+                current[key] = record
+                commit.put(key, fmt.encode_record(record))
+                commit.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.generation))
+                blocks = pending.file.block_checksums() if pending.damaged is None else pending.damaged_blocks
+                put_blocks(commit, record.generation, blocks)
+            ended = self.retention.end(commit, ending)
+            if self._sync:
+                self._files.sync_names(record.path for record in records)
+            failpoint("put.published")
+            self._catalog.write(commit, sync=self._sync)
+        except (OSError, StoreError):
+            self._garbage.abandon(records)
+            raise
+        self._cache.forget([key for key, _, _ in chosen])
+        failpoint("put.committed")
+        return ended
+
+    # -- taking away
+
+    def delete(
+        self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool, condition: Condition | None = None
+    ) -> list[bool]:
+        """Remove objects without a trace, and tombstones if so told; True where there was an object.
+
+        Raises VersionConflict, before anything is changed, when the condition does not hold of one of them.
+        """
+        keys = [fmt.object_key(bucket_uuid, name) for name in names]
+        with self.stripes.of(keys):
+            self._require_writable()
+            gone: dict[bytes, Record] = {}
+            for name, key, value in zip(names, keys, self._catalog.get_many(keys), strict=True):
+                record = fmt.decode_record(value) if value is not None else None
+                require(condition, name, record)
+                if record is not None and (tombstones or not record.is_tombstone):
+                    gone[key] = record
+            ended = self._replace(dict.fromkeys(gone), gone)
+            failpoint("delete.committed")
+        self.bury(ended)
+        return [key in gone and not gone[key].is_tombstone for key in keys]
+
+    def entomb(
+        self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int,
+        elsewhere: Record | None = None, condition: Condition | None = None,
+    ) -> tuple[Record | None, Record | None]:
+        """Put a tombstone in an object's place; the entry before, and the one that counts now.
+
+        Without a version the drive gives one, and where there is no object nothing changes. With one, it stands if it
+        is newer than what is there, also where nothing is. `elsewhere`: see `commit`. Raises VersionConflict.
+        """
+        key = fmt.object_key(bucket_uuid, name)
+        with self.stripes.of([key]):
+            self._require_writable()
+            self._require_buckets([(bucket_uuid, name)])
+            value = self._catalog.get(key)
+            here = before = fmt.decode_record(value) if value is not None else None
+            if elsewhere is not None and (before is None or before.version < elsewhere.version):
+                before = elsewhere
+            require(condition, name, before)
+            if version is None:
+                if before is None or before.is_tombstone:
+                    return before, before
+                version = self._above(before.version, name)
+            elif late := too_late(condition, name, version, self.retention.floor(bucket_uuid)):
+                raise late
+            elif before is not None and before.version >= version:
+                return before, before
+            self.counters.advance(version.counter)
+            grave = fmt.tombstone(version, modified_ns or time.time_ns())
+            ended = self._replace({key: grave}, {key: here} if here is not None else {})
+            failpoint("delete.committed")
+        self.bury(ended)
+        return before, grave
+
+    def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
+        """Remove one entry without a trace unless it is newer than `version`; the entry that is left, if any.
+
+        With `tombstone` an object is left alone, whatever its version.
+        """
+        key = fmt.object_key(bucket_uuid, name)
+        with self.stripes.of([key]):
+            self._require_writable()
+            value = self._catalog.get(key)
+            before = fmt.decode_record(value) if value is not None else None
+            if before is None or before.version > version or (tombstone and not before.is_tombstone):
+                return before
+            ended = self._replace({key: None}, {key: before})
+            failpoint("delete.committed")
+        self.bury(ended)
+        return None
+
+    def entomb_many(
+        self, bucket_uuid: bytes, graves: Sequence[tuple[str, Version]]
+    ) -> list[tuple[Record | None, Record | None]]:
+        """As `entomb` of each name, with its version, all in one catalog commit; in order."""
+        now_ns = time.time_ns()
+        keys = [fmt.object_key(bucket_uuid, name) for name, _ in graves]
+        results: list[tuple[Record | None, Record | None]] = []
+        with self.stripes.of(keys):
+            self._require_writable()
+            self._require_buckets((bucket_uuid, name) for name, _ in graves)
+            here: dict[bytes, Record] = {}
+            for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
+                if value is not None:
+                    here[key] = fmt.decode_record(value)
+            newest, placed = dict(here), dict[bytes, Record | None]()
+            floor = self.retention.floor(bucket_uuid)
+            for key, (name, version) in zip(keys, graves, strict=True):
+                if (late := too_late(Condition(after_cuts=True), name, version, floor)) is not None:
+                    raise late
+                before = newest.get(key)
+                if before is not None and before.version >= version:
+                    results.append((before, before))
+                    continue
+                self.counters.advance(version.counter)
+                grave = newest[key] = placed[key] = fmt.tombstone(version, now_ns)
+                results.append((before, grave))
+            ended = self._replace(placed, {key: here[key] for key in placed if key in here})
+            failpoint("delete.committed")
+        self.bury(ended)
+        return results
+
+    def _replace(self, entries: dict[bytes, Record | None], before: dict[bytes, Record]) -> Ended:
+        """Set entries that bring no file, or remove them (None); returns the objects that this ends."""
+        batch = WriteBatch(raw_mode=True)
+        for key, record in entries.items():
+            if record is None:
+                batch.delete(key)
+            else:
+                batch.put(key, fmt.encode_record(record))
+        now = self.counters.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in before) else 0
+        # What a tombstone ends, ends with the tombstone's number, on whichever node and whenever that is.
+        ends = {key: grave.counter for key, grave in entries.items() if grave is not None}
+        ended = self.retention.end(batch, ((key, record, ends.get(key, now)) for key, record in before.items()))
+        if entries:
+            self._catalog.write(batch, sync=self._sync)
+            self._cache.forget(entries)
+        return ended
+
+    def replace_entry(self, key: bytes, record: Record | None, blocks: Sequence[int] = ()) -> None:
+        """Set one catalog entry as it is, or remove it (None), and bury what it named before. For the doctor.
+
+        What an object's entry named is kept for snapshots that see it if another object takes its place; not if it is
+        removed, as damaged. A retained entry goes for good.
+        """
+        with self.stripes.of([key]):
+            self._require_writable()
+            dead: list[Record] = []
+            with contextlib.suppress(FormatError):  # an unintelligible entry names no file that could be told
+                before = self._catalog.get(key)
+                dead = [fmt.decode_record(before)] if before is not None else []
+            dead = [other for other in dead if not other.is_tombstone]
+            batch = WriteBatch(raw_mode=True)
+            now = 0
+            if record is None:
+                batch.delete(key)
+            else:
+                now = record.counter if key.startswith(fmt.OBJECT_PREFIX) else 0
+                dead = [other for other in dead if other.path != record.path]
+                batch.put(key, fmt.encode_record(record))
+                put_blocks(batch, record.generation, blocks)
+            ended = self.retention.end(batch, ((key, other, now) for other in dead))
+            self._catalog.write(batch, sync=True)
+            self._cache.forget([key])
+        self.bury(ended)
+
+    # -- snapshots
+
+    def set_cuts(self, cuts: Mapping[bytes, Iterable[int]]) -> None:
+        """All that is given a number from now on is seen by none of these snapshots; the caller holds all stripes."""
+        self.counters.advance(max((cut for of_bucket in cuts.values() for cut in of_bucket), default=0))
+        self.retention.set_cuts(cuts)
+
+    def retain(self, batch: WriteBatch, key: bytes, ended: int, pending: PendingObject) -> Record:
+        """Publish a version that has ended under `key`, after `batch`; with its stripe held, and `bury` to follow."""
+        files = CommitFiles(self._files, self.counters, [pending], None, epoch=self._epoch, sync=self._sync)
+        [record] = files.prepare()
+        batch.put(fmt.generation_key(fmt.MARK_PREFIX, record.generation), ended.to_bytes(8, "big") + record.path)
+        self._catalog.write(batch, sync=self._sync)
+        self._publish([_Chosen(key, pending, record)], files, {})
+        return record
+
+    def trim(self, bucket_uuid: bytes) -> int:
+        """Let go of what no snapshot sees any more; returns how many versions that were. Raises as `commit` does."""
+        trimmed = 0
+        for keys in self.retention.keys(bucket_uuid):
+            with self.stripes.of(keys[:1]):
+                self._require_writable()
+                dead = self.retention.release(keys, sync=self._sync)
+            self._garbage.bury(dead)
+            trimmed += len(dead)
+        return trimmed

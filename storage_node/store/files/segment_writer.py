@@ -1,0 +1,90 @@
+"""A segment on its way: the small objects of one commit, put into one file instead of one each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from storage_node.store.files.segment_format import (
+    FREED,
+    LIVE,
+    Head,
+    encode_head,
+    encode_index,
+    holes_around,
+    lay_out,
+    segment_path,
+    slot_path,
+)
+from storage_node.store.files.segments import punch
+from storage_node.store.files.staged_file import StagedFile
+
+
+class SegmentDraft:
+    """First every object is described, then the segment is written. Belongs to one thread."""
+
+    def __init__(self, file: StagedFile, generation: int, objects: Sequence[StagedFile]) -> None:
+        """`file`: an empty one. `objects`: held in memory until the segment has been written."""
+        self.file = file
+        self.path = segment_path(generation)
+        self._objects = objects
+        self._slots = {id(held): slot for slot, held in enumerate(objects)}
+        self._sizes = [held.size_bytes for held in objects]
+        self._identities: list[bytes] = [b""] * len(objects)
+        self._offsets: Sequence[int] = ()
+        self._head = Head(0, 0, 0)
+        self._stale = False
+
+    def __contains__(self, file: StagedFile) -> bool:
+        return id(file) in self._slots
+
+    def describe(self, file: StagedFile, identity: bytes, generation: int) -> tuple[bytes, int]:
+        """Say what one of the objects is; its path, and its offset, 0 as long as the segment has not been written.
+
+        Then it may be described anew, in as many bytes as before.
+        """
+        slot = self._slots[id(file)]
+        assert not self._offsets or len(identity) == len(self._identities[slot])
+        self._stale = bool(self._offsets)
+        self._identities[slot] = identity
+        return slot_path(self.path, slot, generation), self._offsets[slot] if self._offsets else 0
+
+    def offset(self, file: StagedFile) -> int:
+        return self._offsets[self._slots[id(file)]]
+
+    def write(self) -> None:
+        """Raises OSError."""
+        self._head, self._offsets = lay_out(self._sizes, [len(identity) for identity in self._identities])
+        index = self._index([LIVE] * len(self._slots))
+        content = bytearray(index)
+        for held, offset in zip(self._objects, self._offsets, strict=True):
+            assert held.held is not None
+            content.extend(bytes(offset - len(content)))
+            content += held.held
+        content.extend(bytes(self._head.copy_at - len(content)))
+        content += index
+        content += encode_head(self._head)
+        self.file.append(memoryview(content))
+
+    def keep_only(self, files: Iterable[StagedFile]) -> bool:
+        """The others are not committed; whether what has been written had to be changed. Raises OSError."""
+        kept = {self._slots[id(file)] for file in files}
+        freed = np.array([slot not in kept for slot in range(len(self._slots))])
+        if not self._stale and not freed.any():
+            return False
+        self._stale = False
+        index = self._index([FREED if is_freed else LIVE for is_freed in freed])
+        for at in (0, self._head.copy_at):
+            os.pwrite(self.file.fd, index, at)
+        places = list(zip(self._offsets, self._sizes, strict=True))
+        left_out = np.flatnonzero(freed).tolist()
+        punch(
+            self.file.fd,
+            holes_around(freed, left_out, places.__getitem__, self._head.index_bytes, self._head.copy_at),
+        )
+        return True
+
+    def _index(self, states: Sequence[int]) -> bytes:
+        return encode_index(self._head, self._offsets, self._sizes, self._identities, states)

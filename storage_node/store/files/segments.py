@@ -1,0 +1,251 @@
+"""The segments of one drive: what their slots say of themselves, and how the bytes of single objects are given back.
+
+A segment is removed with its last object. Until then what is gone from it is punched out, so that a segment with few
+objects left takes no more room than these.
+
+Threads: any. States are written in place and only ever towards the end of an object: a mark that comes late must not
+bring back what has been given back meanwhile. Only the doctor has one own its bytes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from storage_node.store import format as fmt
+from storage_node.store.errors import FormatError
+from storage_node.store.files.error_counters import Faults
+from storage_node.store.files.segment_file import AnySegmentFile, open_segment, read_first_index, states_of
+from storage_node.store.files.segment_format import (
+    DEAD,
+    FREED,
+    LIVE,
+    UNKNOWN,
+    file_of,
+    holes_around,
+    slot_of,
+    slot_path,
+)
+from storage_node.store.files.segment_format_v1 import FirstIndex
+from storage_node.store.files.staged_file import is_full
+
+_KNOWN_FIRST_INDEXES = 16
+_GONE = (DEAD, FREED)
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+"""fallocate(2)."""
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+class Segments:
+    """Below the folder `objects_fd`, -1 once that has been closed."""
+
+    def __init__(self, objects_fd: int, faults: Faults) -> None:
+        self.objects_fd = objects_fd
+        self._faults = faults
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, FirstIndex] = OrderedDict()  # of format 1; guarded by _lock
+        self._states = threading.Lock()  # held from looking at a state to writing another one
+
+    def identity(self, path: bytes) -> bytes | None:
+        """What the object of this path is; None when it is dead, or nothing can be told. Raises OSError."""
+        with self._opened(path) as (_, segment):
+            if segment is None or (slot := slot_of(path)) >= segment.slots:
+                return None
+            return None if segment.state(slot) in (*_GONE, UNKNOWN) else segment.identity(slot)
+
+    def offset(self, path: bytes) -> int:
+        """Where its bytes begin in the segment. Raises OSError, FormatError."""
+        with self._opened(path) as (_, segment):
+            place = segment.place(slot) if segment and (slot := slot_of(path)) < segment.slots else None
+            if place is None:
+                raise FormatError(f"{path!r}: the segment does not say where it is")
+            return place[0]
+
+    def is_freed(self, path: bytes) -> bool:
+        """Whether its bytes have been given back. Raises OSError."""
+        with self._opened(path) as (_, segment):
+            return segment is not None and ((slot := slot_of(path)) >= segment.slots or segment.state(slot) == FREED)
+
+    def ended(self, path: bytes) -> int | None:
+        """At which counter the object was replaced or deleted, of one retained for snapshots. Raises OSError."""
+        with self._opened(path) as (_, segment):
+            if segment is None or (slot := slot_of(path)) >= segment.slots:
+                return None
+            state = segment.state(slot)
+            return None if state in (LIVE, UNKNOWN, *_GONE) else state
+
+    def set_ended(self, path: bytes, ended: int | None) -> None:
+        """Harmless where it is dead. Raises OSError."""
+        self._set_state(file_of(path), [slot_of(path)], LIVE if ended is None else ended, unless=_GONE)
+
+    def disown(self, file: bytes, slots: Sequence[int]) -> None:
+        """The objects in these slots are dead, and must not come back when the catalog is rebuilt. Raises OSError."""
+        self._set_state(file, slots, DEAD, unless=(FREED,))
+
+    def own(self, path: bytes, identity: bytes) -> bool:
+        """The object is alive; False where the segment says otherwise than `identity` what it is. Raises OSError."""
+        with self._opened(path) as (_, segment):
+            if segment is None or (slot := slot_of(path)) >= segment.slots or segment.identity(slot) != identity:
+                return False
+        return bool(self._set_state(file_of(path), [slot], LIVE, unless=(FREED,)))
+
+    def free(self, file: bytes, slots: Sequence[int]) -> None:
+        """Give the bytes of dead objects back, and remove the segment with the last of them. Raises OSError."""
+        with self._opened(file, os.O_RDWR) as (fd, segment):
+            if segment is not None:  # otherwise nothing is certain; the doctor tells of it once no entry names it
+                self._free(file, fd, segment, [slot for slot in slots if slot < segment.slots])
+
+    def _free(self, file: bytes, fd: int, segment: AnySegmentFile, slots: Sequence[int]) -> None:
+        with self._states:
+            try:
+                segment.set_states(slots, FREED)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                # A file system that writes nothing in its place needs room for it.
+                going = np.zeros(segment.slots, bool)
+                going[list(slots)] = True
+                _punch_around(fd, segment, going, slots)
+                segment.set_states(slots, FREED)
+            freed = segment.states() == FREED
+        if freed.all():
+            with self._lock:
+                self._known.pop(file, None)
+            os.unlink(file, dir_fd=self.objects_fd)
+        else:
+            # Where a state could not be written, in a file that has been cut, nothing is given back.
+            _punch_around(fd, segment, freed, [slot for slot in slots if freed[slot]])
+
+    def drop_unknown(self, file: bytes) -> None:
+        """Free the slots of which it cannot be told what they are, all of them if that is so. Raises OSError."""
+        try:
+            with self._opened(file, os.O_RDWR) as (fd, segment):
+                if segment is not None:
+                    left = np.flatnonzero(segment.states() != FREED).tolist()
+                    unknown = [slot for slot in left if _is_untold(segment, slot)]
+                    if len(unknown) < len(left):
+                        self._free(file, fd, segment, unknown)
+                        return
+        except FileNotFoundError:
+            return
+        except OSError:
+            pass  # what cannot even be read goes whole
+        os.unlink(file, dir_fd=self.objects_fd)
+
+    def paths(self, file: bytes) -> Iterator[bytes]:
+        """Of the objects in a segment whose bytes are there; of the segment itself when some or all cannot be told."""
+        left: list[bytes] = []
+        untold = False
+        try:
+            with self._opened(file) as (_, segment):
+                states: list[int] = [] if segment is None else segment.states().tolist()
+                identities = [] if segment is None else segment.identities()
+            for slot, (state, identity) in enumerate(zip(states, identities, strict=True)):
+                if state != FREED and identity is not None:
+                    left.append(slot_path(file, slot, _generation(identity)))
+                untold |= state != FREED and identity is None
+        except FileNotFoundError:
+            return
+        except (OSError, FormatError):
+            left = []  # one bad sector must not stand between the rest of the drive and who looks for it
+        yield from left
+        if untold or not left:
+            yield file
+
+    def is_spent(self, file: bytes) -> bool:
+        """Whether it is certain that no object is left in a segment. Raises OSError."""
+        with self._opened(file) as (_, segment):
+            return segment is not None and bool((segment.states() == FREED).all())
+
+    def is_untold(self, path: bytes) -> bool:
+        """Whether nobody can tell any more if there is an object in this slot, or which. Raises OSError."""
+        with self._opened(path) as (_, segment):
+            if segment is None:
+                return True
+            return (slot := slot_of(path)) < segment.slots and _is_untold(segment, slot)
+
+    def is_damaged(self, file: bytes, *, in_motion: bool) -> bool:
+        """Whether one of the copies of its index is, and the other one tells what is in it; see `SegmentFile`.
+
+        Raises OSError.
+        """
+        with self._opened(file) as (_, segment):
+            return segment is not None and segment.is_damaged(in_motion=in_motion)
+
+    def mend(self, file: bytes) -> bool:
+        """Make both copies of its index whole; whether they are. Raises OSError."""
+        with self._opened(file, os.O_RDWR) as (_, segment), self._states:
+            return segment is not None and segment.mend()
+
+    def _set_state(self, file: bytes, slots: Sequence[int], state: int, *, unless: Sequence[int]) -> int:
+        """Of how many it is that now: it stays one of `unless`, and where the index is damaged. Raises OSError."""
+        with self._opened(file, os.O_RDWR) as (_, segment), self._states:
+            slots = [slot for slot in slots if segment is not None and slot < segment.slots]
+            if segment is None or not slots:
+                return 0
+            before = states_of(segment, slots)
+            changed = [slot for slot, was in zip(slots, before, strict=True) if was not in unless]
+            segment.set_states(changed, state)
+        return len(changed)
+
+    @contextlib.contextmanager
+    def _opened(self, path: bytes, flags: int = os.O_RDONLY) -> Iterator[tuple[int, AnySegmentFile | None]]:
+        """The segment's file, and what its index says, unless that is damaged. Raises OSError."""
+        file = file_of(path)
+        fd = -1
+        try:
+            fd = os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.objects_fd)
+            yield fd, open_segment(fd, self._note, lambda: self._first_index(file, fd))
+        except OSError as error:
+            self._note(error)
+            raise
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _note(self, error: OSError) -> None:
+        self._faults.note(error, "looking after an object")
+
+    def _first_index(self, file: bytes, fd: int) -> FirstIndex | None:
+        with self._lock:
+            if (known := self._known.get(file)) is not None:
+                self._known.move_to_end(file)
+                return known
+        index = read_first_index(fd)
+        if index is not None:
+            with self._lock:
+                self._known[file] = index
+                while len(self._known) > _KNOWN_FIRST_INDEXES:
+                    self._known.popitem(last=False)
+        return index
+
+
+def _is_untold(segment: AnySegmentFile, slot: int) -> bool:
+    state = segment.state(slot)
+    return state == UNKNOWN or (state not in _GONE and segment.identity(slot) is None)
+
+
+def _punch_around(fd: int, segment: AnySegmentFile, freed: npt.NDArray[np.bool_], slots: Iterable[int]) -> None:
+    punch(fd, holes_around(freed, slots, segment.place, segment.first_byte, segment.end))
+
+
+def punch(fd: int, holes: Iterable[tuple[int, int]]) -> None:
+    """Give these parts of a file back; where the file system cannot, the room comes with the whole. Raises OSError."""
+    for start, end in holes:
+        if _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, start, end - start):
+            number = ctypes.get_errno()
+            if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                raise OSError(number, os.strerror(number))
+
+
+def _generation(identity: bytes) -> int:
+    return fmt.decode_identity(identity).generation

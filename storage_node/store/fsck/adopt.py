@@ -1,0 +1,75 @@
+"""Single steps of a repair on a drive that is open for writing: each leaves the drive whole, whatever happens next."""
+
+from __future__ import annotations
+
+from storage_node.store import format as fmt
+from storage_node.store.drive.drive import Drive
+from storage_node.store.format import Identity, Record
+from storage_node.store.fsck.file_identity import object_key, read_checksums, record_of
+
+
+def adopt_file(drive: Drive, identity: Identity, path: bytes) -> bool:
+    """Take a file back into the catalog, in place of an older version; False when its bytes are not what it says.
+
+    Raises OSError, StoreError.
+    """
+    record = record_of(drive.files, identity, path)
+    size, whole, blocks = read_checksums(drive.files, record)
+    if (size, whole) != (record.size_bytes, record.checksum):
+        return False
+    drive.replace_entry(object_key(identity), record, blocks)
+    return True
+
+
+def restore_blocks(drive: Drive, key: bytes, record: Record) -> bool:
+    """Compute the block checksums of an object anew; False when the whole does not match its checksum."""
+    size, whole, blocks = read_checksums(drive.files, record)
+    if (size, whole) != (record.size_bytes, record.checksum):
+        return False
+    drive.replace_entry(key, record, blocks)
+    return True
+
+
+def restore_identity(drive: Drive, key: bytes, record: Record) -> bool:
+    """Write on an object's file what it is; False where the file system cannot keep it.
+
+    An object in a segment whose index is damaged gets a file of its own, if its bytes are sound.
+    Raises OSError, StoreError.
+    """
+    ended = fmt.ended_of_retained(key) if key.startswith(fmt.RETAINED_PREFIX) else None
+    says = drive.files.own(record.path, fmt.encode_identity(_identity_of(key, record)))
+    if not says and record.offset:
+        moved = _own_file(drive, key, record)
+        says, record = moved is not None, moved or record
+    if says:
+        drive.files.set_ended(record.path, ended)
+    return says
+
+
+def _own_file(drive: Drive, key: bytes, record: Record) -> Record | None:
+    """Copy an object out of its segment; its entry now. None when its bytes are not what was put."""
+    generation = drive.counters.take()
+    name = fmt.name_of_key(fmt.object_key_of(key))
+    own = record._replace(offset=0, path=fmt.file_path(fmt.bucket_of_key(key), name, generation))
+    staged = drive.stage()
+    try:
+        for part in drive.files.read(record):
+            staged.write(part)
+        if (staged.size_bytes, staged.checksum) != (record.size_bytes, record.checksum):
+            return None
+        drive.files.set_identity(staged.fd, fmt.encode_identity(_identity_of(key, own)))
+        staged.sync()
+        drive.files.make_lasting_folders([own.path])
+        drive.files.publish(staged, own.path)
+        drive.files.sync_names([own.path])
+    finally:
+        staged.discard()
+    drive.replace_entry(key, own)
+    return own
+
+
+def _identity_of(key: bytes, record: Record) -> Identity:
+    return Identity(
+        fmt.bucket_of_key(key), fmt.name_of_key(fmt.object_key_of(key)), record.version, record.generation,
+        record.size_bytes, record.checksum, record.modified_ns, record.metadata,
+    )  # fmt: skip

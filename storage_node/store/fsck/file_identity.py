@@ -1,0 +1,119 @@
+"""What object files say of themselves, and what their bytes say: what a catalog is compared with, or made of."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from storage_node.store import format as fmt
+from storage_node.store.checksum import crc32c
+from storage_node.store.errors import FormatError
+from storage_node.store.files.object_files import RawFiles
+from storage_node.store.files.segment_format import is_slot
+from storage_node.store.format import BLOCK_BYTES, Identity, Record
+
+
+def keeps_identity(files: RawFiles) -> bool:
+    """Whether the file system stores extended attributes; asks without writing."""
+    try:
+        os.getxattr(files.objects_fd, fmt.XATTR_NAME)
+    except OSError as error:
+        return error.errno == errno.ENODATA
+    return True
+
+
+def read_identity(files: RawFiles, path: bytes) -> Identity | None:
+    """What a file says it is; None when it says nothing, nothing intelligible, or not what its name says.
+
+    Raises OSError.
+    """
+    raw = files.identity(path)
+    if raw is None:
+        return None
+    try:
+        identity = fmt.decode_identity(raw)
+    except FormatError:
+        return None
+    if is_slot(path):
+        return identity if fmt.generation_of_path(path) == identity.generation else None
+    expected = fmt.file_path(identity.bucket_uuid, identity.name, identity.generation)
+    return identity if expected == path else None
+
+
+def object_key(identity: Identity) -> bytes:
+    return fmt.object_key(identity.bucket_uuid, identity.name)
+
+
+def record_of(files: RawFiles, identity: Identity, path: bytes) -> Record:
+    """The catalog entry that a file's identity stands for; without metadata where that did not fit. Raises OSError."""
+    version = identity.version
+    return Record(
+        version.epoch, version.counter, version.node, identity.size_bytes, identity.checksum, identity.modified_ns,
+        files.offset(path), path, fmt.encode_metadata(identity.metadata or {}),
+    )  # fmt: skip
+
+
+def read_checksums(files: RawFiles, record: Record) -> tuple[int, int, list[int]]:
+    """Size of an object's file, CRC-32C of its bytes, and that of each block (empty for at most one block).
+
+    A file of another size than the object's is not read: its checksums are 0 and []. Raises OSError.
+    """
+    whole, blocks = 0, []
+    fd = files.open(record.path)
+    try:
+        size = _bytes_in(fd, record)
+        if size != record.size_bytes:
+            return size, 0, []
+        for offset in range(0, record.size_bytes, BLOCK_BYTES):
+            wanted = min(BLOCK_BYTES, record.size_bytes - offset)
+            block = _pread(fd, wanted, record.offset + offset)
+            if len(block) < wanted:
+                return offset + len(block), 0, []  # somebody cut it meanwhile
+            blocks.append(crc32c(block))
+            whole = crc32c(block, whole)
+    finally:
+        os.close(fd)
+    return size, whole, blocks if record.size_bytes > BLOCK_BYTES else []
+
+
+def compare(files: RawFiles, record: Record, *, verify: bool) -> tuple[tuple[str, str] | None, list[int]]:
+    """What is wrong with an object's bytes, as kind and message of a finding, and the checksums of its blocks.
+
+    Without `verify` small objects are not read: only how many bytes there are is compared.
+    """
+    try:
+        if verify or record.size_bytes > BLOCK_BYTES:
+            size, whole, blocks = read_checksums(files, record)
+        else:
+            size, whole, blocks = stored_bytes(files, record), record.checksum, []
+    except OSError as error:
+        return ("unreadable", f"{error.strerror} (errno {error.errno})"), []
+    if size != record.size_bytes:
+        return ("wrong-size", f"the file has {size:,} bytes, the object {record.size_bytes:,}"), []
+    if whole != record.checksum:
+        return ("corrupt", "the bytes do not match the checksum"), []
+    return None, blocks
+
+
+def stored_bytes(files: RawFiles, record: Record) -> int:
+    """How many bytes of an object there are. Raises OSError, FileNotFoundError when they are gone."""
+    if record.offset and not files.exists(record.path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    fd = files.open(record.path)
+    try:
+        return _bytes_in(fd, record)
+    finally:
+        os.close(fd)
+
+
+def _bytes_in(fd: int, record: Record) -> int:
+    file_bytes = os.fstat(fd).st_size
+    # Others stand behind an object in a segment.
+    return max(0, min(file_bytes - record.offset, record.size_bytes)) if record.offset else file_bytes
+
+
+def _pread(fd: int, size: int, offset: int) -> bytes:
+    data = os.pread(fd, size, offset)
+    while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+        data += more
+    return data

@@ -1,0 +1,316 @@
+"""Examines a store, and puts right what can be put right without losing anything.
+
+`check` never writes and works beside a writer; `repair` and `rebuild` (in `rebuild.py`) need the store for themselves.
+An object whose bytes are damaged is reported, never removed, unless `drop_damaged` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from storage_node.store import store_record as records
+from storage_node.store.drive import identity as identities
+from storage_node.store.drive.catalog import held_by_this_process
+from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.identity import DriveIdentity
+from storage_node.store.drive.locking import lock_holder
+from storage_node.store.errors import FormatError, StoreError, StoreNotFound
+from storage_node.store.fsck.adopt import adopt_file, restore_blocks, restore_identity
+from storage_node.store.fsck.file_identity import keeps_identity
+from storage_node.store.fsck.rebuild import rebuild
+from storage_node.store.fsck.report import DriveSummary, Finding, Progress, Report, batch_reader
+from storage_node.store.fsck.scan import Examination, Suspect
+from storage_node.store.pool.open import drive_folders
+from storage_node.store.store import Store
+from storage_node.store.store_record import ClusterRecord, recovered_name
+
+__all__ = ["DriveSummary", "Finding", "Progress", "Report", "check", "rebuild", "repair"]
+
+DAMAGED = ("missing-file", "wrong-size", "corrupt", "bad-entry")
+
+
+def check(
+    paths: Sequence[str | os.PathLike[str]], *, checksums: bool = False, progress: Progress | None = None
+) -> Report:
+    """Compare every catalog entry with its file, every file with the catalog, and the drives with each other.
+
+    Reads sizes only, or with `checksums` every byte. Beside a writer the report says that it is `in_motion`; what the
+    writer was only in the middle of is left out.
+
+    Raises StoreNotFound when there is nothing at all at `paths`, InvalidRequest for paths that cannot be a store.
+    """
+    roots = drive_folders(paths)
+    known, record, findings = _identify(roots)
+    drives: list[DriveSummary] = []
+    for root, identity in list(known.items()):
+        if record is not None and (how := record.gone.get(identity.drive_uuid)) is not None:
+            message = f"drive {identity.drive_uuid} was {how}: the store does without what is on it"
+            findings.append(Finding("left-out", str(root), message))
+            continue
+        summary, found = _check_drive(root, identity, record, checksums=checksums, progress=progress)
+        drives.append(summary)
+        findings.extend(found)
+    if record is not None:
+        for drive_uuid in record.drives:
+            if drive_uuid not in {identity.drive_uuid for identity in known.values()}:
+                message = f"drive {drive_uuid} is not among the folders given, or not mounted"
+                findings.append(Finding("drive-missing", "", message))
+    in_motion = any(drive.held_by for drive in drives)
+    if in_motion:
+        holders = ", ".join(sorted({drive.held_by for drive in drives if drive.held_by}))
+        message = f"open for writing by {holders}: the figures are those of passing moments"
+        findings.append(Finding("in-motion", "", message))
+    store_uuid = record.store_uuid if record is not None else next((i.store_uuid for i in known.values()), "")
+    return _report("check", store_uuid, drives, findings, checksums=checksums, in_motion=in_motion)
+
+
+def repair(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    drop_damaged: bool = False,
+    checksums: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Put right what `check` finds, as far as nothing is lost by it; each finding says what was done.
+
+    Removes files that nothing names, takes files that are newer than the catalog back into it, equalises the drives'
+    records, restores block checksums and file identities from intact bytes, and gives buckets that the record does
+    not know a name. `drop_damaged` also removes objects whose file is missing, damaged or unintelligible.
+
+    Raises StoreLocked, and what else `Store.open` raises: a catalog that cannot be opened needs `rebuild`.
+    """
+    roots = drive_folders(paths)
+    if not any(root.is_dir() and any(root.iterdir()) for root in roots):
+        raise StoreNotFound(f"no store at {', '.join(map(str, roots))}")
+    _, _, before = _identify(roots)
+    staged = {root: _staged(root) for root in roots}
+    findings: list[Finding] = []
+    drives: list[DriveSummary] = []
+    with Store.open(roots, mode="a") as store:
+        for finding in before:
+            findings.append(replace(finding, repaired="written anew") if finding.kind == "record-differs" else finding)
+        for state, drive in zip(store.states(), store.drives, strict=True):
+            if drive is None:
+                drives.append(DriveSummary(state.uuid, state.path, state.problem))
+                findings.append(Finding("drive-unusable", state.path, str(state.problem)))
+                continue
+            if staged[drive.root]:
+                message = f"{staged[drive.root]:,} files of uploads that were never finished"
+                findings.append(Finding("staging", str(drive.root), message, repaired="removed"))
+            summary, found = _repair_drive(store, drive, checksums, drop_damaged, progress)
+            drives.append(summary)
+            findings.extend(found)
+        return _report("repair", store.store_uuid, drives, findings, checksums=checksums, in_motion=False)
+
+
+def _report(
+    action: Literal["check", "repair"],
+    store_uuid: str,
+    drives: Sequence[DriveSummary],
+    findings: Sequence[Finding],
+    *,
+    checksums: bool,
+    in_motion: bool,
+) -> Report:
+    return Report(action, store_uuid, tuple(drives), tuple(findings), checksums, in_motion, *batch_reader())
+
+
+# -- identities and records
+
+
+def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], ClusterRecord | None, list[Finding]]:
+    """Which folders are drives, the record that counts, and what is wrong with either."""
+    known: dict[Path, DriveIdentity] = {}
+    findings: list[Finding] = []
+    for root in roots:
+        try:
+            if (reason := identities.left(root)) is not None:
+                findings.append(Finding("left-out", str(root), reason))
+                continue
+            found = identities.read(root)
+        except (FormatError, OSError) as error:
+            findings.append(Finding("identity-lost", str(root), str(error)))
+            continue
+        if found is not None:
+            known[root] = found
+    if not known and not findings:
+        raise StoreNotFound(f"no store at {', '.join(map(str, roots))}")
+    on_drives: dict[Path, ClusterRecord] = {}
+    for root, identity in known.items():
+        try:
+            record = records.read(root)
+        except (FormatError, OSError) as error:
+            findings.append(Finding("record-differs", str(root), f"its copy of the record cannot be read: {error}"))
+            continue
+        if record is None:
+            findings.append(Finding("record-differs", str(root), "it has no copy of the record"))
+        elif record.store_uuid != identity.store_uuid:
+            message = f"its record is that of store {record.store_uuid}, the drive is of {identity.store_uuid}"
+            findings.append(Finding("record-differs", str(root), message))
+        else:
+            on_drives[root] = record
+    if known and not on_drives:
+        message = "no drive has a readable record of the store; `ais-loader doctor --rebuild` makes one"
+        findings.append(Finding("record-lost", "", message))
+    newest = max(on_drives.values(), key=lambda record: record.order, default=None)
+    for root, record in on_drives.items():
+        if newest is not None and record != newest:
+            mine, other = f"{record.epoch}.{record.revision}", f"{newest.epoch}.{newest.revision}"
+            message = f"its copy of the record is revision {mine}, another drive has {other}"
+            findings.append(Finding("record-differs", str(root), message))
+    return known, newest, findings
+
+
+def _staged(root: Path) -> int:
+    try:
+        return len(os.listdir(root / "staging"))
+    except OSError:
+        return 0
+
+
+# -- one drive
+
+
+def _check_drive(
+    root: Path, identity: DriveIdentity, record: ClusterRecord | None, *, checksums: bool, progress: Progress | None
+) -> tuple[DriveSummary, list[Finding]]:
+    lock = root / "catalog"
+    held_by = "this process" if held_by_this_process(lock) else lock_holder(lock / "LOCK")
+    try:
+        drive = Drive(root, identity, writable=False)
+    except StoreError as error:
+        return (
+            DriveSummary(identity.drive_uuid, str(root), str(error), held_by=held_by),
+            [Finding("drive-unusable", str(root), str(error))],
+        )
+    with contextlib.closing(drive):
+        exam = Examination(drive, record, checksums=checksums, progress=progress)
+        findings: list[Finding] = []
+        problem = None
+        try:
+            findings.extend(suspect.finding for suspect in exam.entries())
+            findings.extend(suspect.finding for suspect in exam.strays())
+            findings.extend(suspect.finding for suspect in exam.copies())
+        except (StoreError, OSError) as error:
+            problem = str(error)
+            findings.append(Finding("drive-unusable", str(root), problem))
+        staged = _staged(root)
+        if staged and held_by is None:
+            message = f"{staged:,} files of uploads that were never finished; the next start removes them"
+            findings.append(Finding("staging", str(root), message))
+        return _summary(exam, drive, findings, problem=problem, staged=staged, held_by=held_by), findings
+
+
+def _summary(
+    exam: Examination,
+    drive: Drive,
+    findings: list[Finding],
+    *,
+    problem: str | None = None,
+    staged: int = 0,
+    held_by: str | None = None,
+) -> DriveSummary:
+    keeps = keeps_identity(drive.files)
+    if not keeps:
+        message = "the file system stores no extended attributes: a lost catalog could not be rebuilt"
+        findings.append(Finding("no-xattr", str(drive.root), message))
+    counted = exam.survey
+    if counted.moving:
+        message = f"{counted.moving:,} entries are to move to other drives; they are read from here until then"
+        findings.append(Finding("moving", str(drive.root), message))
+    return DriveSummary(
+        drive.identity.drive_uuid, str(drive.root), problem, counted.objects, counted.object_bytes, counted.files,
+        counted.waiting, staged, keeps, held_by,
+    )  # fmt: skip
+
+
+# -- repairing
+
+
+@dataclass(frozen=True, slots=True)
+class _Remedies:
+    store: Store
+    drive: Drive
+    drop_damaged: bool
+
+    def treat(self, suspect: Suspect) -> Finding:
+        """Do what can be done; the finding then says so."""
+        kind = suspect.finding.kind
+        treatment: Callable[[Suspect], str | None] | None = getattr(self, "_" + kind.replace("-", "_"), None)
+        done = treatment(suspect) if treatment is not None else None
+        if done is None and self.drop_damaged and kind in DAMAGED:
+            self.drive.replace_entry(suspect.key, None)
+            done = "dropped"
+        return replace(suspect.finding, repaired=done)
+
+    def _orphan(self, suspect: Suspect) -> str:
+        self.drive.files.unlink(suspect.file)
+        return "removed"
+
+    def _segment_damaged(self, suspect: Suspect) -> str | None:
+        if not self.drop_damaged:
+            return None  # a rebuild may have missed what is in it
+        self.drive.files.drop_untold(suspect.file)
+        return "removed"
+
+    def _segment_copy(self, suspect: Suspect) -> str | None:
+        with contextlib.suppress(OSError):
+            if self.drive.files.mend_segment(suspect.file):
+                return "written anew from the other copy"
+        return None
+
+    def _recoverable(self, suspect: Suspect) -> str | None:
+        identity = suspect.identity
+        assert identity is not None
+        if not adopt_file(self.drive, identity, suspect.file):
+            return None
+        if not self.store.record.knows_bucket(identity.bucket_uuid):
+            self.store.change_record(lambda record: record.with_recovered_bucket(identity.bucket_uuid))
+        return "taken back into the catalog"
+
+    def _missing_blocks(self, suspect: Suspect) -> str | None:
+        assert suspect.record is not None
+        return "computed from intact bytes" if restore_blocks(self.drive, suspect.key, suspect.record) else None
+
+    def _file_identity(self, suspect: Suspect) -> str | None:
+        assert suspect.record is not None
+        return "written anew" if restore_identity(self.drive, suspect.key, suspect.record) else None
+
+    def _later_epoch(self, suspect: Suspect) -> str | None:
+        assert suspect.record is not None
+        epoch = suspect.record.epoch
+        if epoch > self.store.record.epoch:
+            self.store.change_record(lambda record: record.with_epoch(epoch))
+        return f"the record was raised to epoch {epoch}"
+
+    def _unknown_bucket(self, suspect: Suspect) -> str:
+        bucket_uuid = suspect.key[1:17]
+        self.store.change_record(lambda record: record.with_recovered_bucket(bucket_uuid))
+        return f"kept, as bucket {recovered_name(bucket_uuid)!r}"
+
+
+def _repair_drive(
+    store: Store, drive: Drive, checksums: bool, drop_damaged: bool, progress: Progress | None
+) -> tuple[DriveSummary, list[Finding]]:
+    exam = Examination(drive, store.record, checksums=checksums, progress=progress)
+    remedies = _Remedies(store, drive, drop_damaged)
+    findings: list[Finding] = []
+    problem = None
+    try:
+        for suspect in _all(exam):
+            findings.append(remedies.treat(suspect))
+    except (StoreError, OSError) as error:
+        problem = str(error)
+        findings.append(Finding("drive-unusable", str(drive.root), problem))
+    return _summary(exam, drive, findings, problem=problem), findings
+
+
+def _all(exam: Examination) -> Iterator[Suspect]:
+    yield from exam.entries()
+    yield from exam.strays()
+    yield from exam.copies()

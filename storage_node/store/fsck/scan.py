@@ -1,0 +1,312 @@
+"""One drive's catalog against its files: what the doctor compares, without changing anything.
+
+A drive that a writer holds is surveyed as a reader: every suspicion is looked at again after catching up, so that what
+was only in motion is not reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storage_node.store import format as fmt
+from storage_node.store.drive.block_checksums import read_blocks
+from storage_node.store.drive.catalog import Catalog
+from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.inventory import NamedFiles, is_object_path, named_by
+from storage_node.store.errors import CorruptObject, FormatError
+from storage_node.store.files.segment_format import file_of, is_segment, is_slot
+from storage_node.store.format import BLOCK_BYTES, Identity, Record, Version
+from storage_node.store.fsck.file_identity import (
+    keeps_identity,
+    object_key,
+    read_checksums,
+    read_identity,
+    stored_bytes,
+)
+from storage_node.store.fsck.report import PROGRESS_EVERY, Finding, Progress
+from storage_node.store.pool.placement import Placement
+from storage_node.store.store_record import ClusterRecord
+
+_LOOKS_AT_A_MOVING_OBJECT = 20
+
+
+@dataclass(slots=True)
+class Survey:
+    """What one drive holds. Findings arrive through `examine`."""
+
+    objects: int = 0
+    object_bytes: int = 0
+    files: int = 0
+    waiting: int = 0
+    newest: Version = field(default_factory=lambda: Version(0, 0))
+    unknown_buckets: Counter[bytes] = field(default_factory=Counter)
+    moving: int = 0
+    """Entries that are to move to another drive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A finding, and what a repair needs to know about it."""
+
+    finding: Finding
+    key: bytes = b""
+    record: Record | None = None
+    identity: Identity | None = None
+    file: bytes = b""
+
+
+def shown(path: bytes) -> str:
+    return "objects/" + path.decode(errors="backslashreplace")
+
+
+class Examination:
+    """Compares one open drive. Run `entries`, `strays`, `copies`; they yield what is wrong as they meet it."""
+
+    def __init__(
+        self, drive: Drive, record: ClusterRecord | None, *, checksums: bool, progress: Progress | None
+    ) -> None:
+        self.survey = Survey()
+        self._drive = drive
+        self._record = record
+        self._checksums = checksums
+        self._progress = progress
+        self._named: NamedFiles | None = None
+        self._segments: list[bytes] = []
+        self._names: dict[bytes, str] = {}
+        self._placement: Placement | None = None
+        if record is not None:
+            self._names = {bucket.uuid_bytes: name for name, bucket in record.buckets.items()}
+            self._names |= {bytes.fromhex(purged): "" for purged in record.purging}
+            self._placement = Placement(record, {uuid: at for at, uuid in enumerate(record.drives)})
+
+    def _advance(self, doing: str, done: int) -> None:
+        if self._progress is not None and done % PROGRESS_EVERY == 0:
+            self._progress(f"{self._drive.root}: {doing}", done)
+
+    def _suspect(self, kind: str, message: str, *, key: bytes = b"", record: Record | None = None) -> Suspect:
+        bucket, name = "", ""
+        if key:
+            bucket = self._names.get(fmt.bucket_of_key(key), fmt.bucket_of_key(key).hex())
+            name = fmt.object_key_of(key)[17:].decode(errors="backslashreplace")
+            if key.startswith(fmt.RETAINED_PREFIX):
+                message = f"a version retained for snapshots: {message}"
+        path = shown(record.path) if record is not None else ""
+        return Suspect(Finding(kind, str(self._drive.root), message, path, bucket, name), key, record)
+
+    # -- entries, each against its file
+
+    def entries(self) -> Iterator[Suspect]:
+        """Walk the catalog. Raises FormatError, DriveFailed when it cannot be read to the end."""
+        if not self._drive.writable:
+            self._drive.catch_up()
+        self._named = NamedFiles(self._note_paths())
+        scan = self._drive.catalog.scan
+        for key, value in itertools.chain(scan(fmt.OBJECT_PREFIX), scan(fmt.RETAINED_PREFIX)):
+            if key.startswith(fmt.OBJECT_PREFIX):
+                self.survey.objects += not fmt.is_tombstone(value)
+            self._advance("comparing objects", self.survey.objects)
+            suspect = self._examine(key, value)
+            if suspect is not None and not self._drive.writable:
+                suspect = self._examine_again(key, value, suspect)
+            if suspect is not None:
+                yield suspect
+        for bucket_uuid, count in self.survey.unknown_buckets.items():
+            message = f"{count:,} objects of bucket {bucket_uuid.hex()}, which the store's record does not have"
+            yield self._suspect("unknown-bucket", message, key=fmt.OBJECT_PREFIX + bucket_uuid)
+
+    def _examine_again(self, key: bytes, value: bytes, suspect: Suspect) -> Suspect | None:
+        """Beside a writer: the suspicion, if it is about what the catalog still says."""
+        for _ in range(_LOOKS_AT_A_MOVING_OBJECT):
+            self._drive.catch_up()
+            now = self._drive.catalog.get(key)
+            if now is None:
+                return None
+            if now == value:
+                return suspect
+            again = self._examine(key, now)
+            if again is None:
+                return None
+            value, suspect = now, again
+        return None  # replaced faster than it can be looked at: by a writer that is well
+
+    def _note_paths(self) -> Iterator[bytes]:
+        for _, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
+            with contextlib.suppress(FormatError):  # `entries` reports it
+                record = fmt.decode_record(value)
+                self.survey.object_bytes += record.size_bytes
+                self.survey.newest = max(self.survey.newest, record.version)
+                if not record.is_tombstone:
+                    yield from named_by(record)
+        for _, value in self._drive.catalog.scan(fmt.RETAINED_PREFIX):
+            with contextlib.suppress(FormatError):
+                yield from named_by(fmt.decode_record(value))
+        for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
+            for _, path in self._drive.catalog.scan(prefix):
+                self.survey.waiting += 1
+                yield path
+
+    def _examine(self, key: bytes, value: bytes) -> Suspect | None:
+        try:
+            record = fmt.decode_record(value)
+            fmt.decode_metadata(record.raw_metadata)
+            name = fmt.name_of_key(fmt.object_key_of(key))
+        except (FormatError, UnicodeDecodeError) as error:
+            return self._suspect("bad-entry", str(error), key=key)
+        if key.startswith(fmt.RETAINED_PREFIX):
+            # It stays where it was when it ended; a tombstone has no file.
+            return None if record.is_tombstone else self._examine_file(key, record)
+        bucket_uuid = fmt.bucket_of_key(key)
+        if self._record is not None:
+            if bucket_uuid not in self._names:
+                self.survey.unknown_buckets[bucket_uuid] += 1
+            # In a cluster versions, with the number of a node in them, have the epochs of its map.
+            if record.epoch > self._record.epoch and not record.node:
+                message = f"version {record.version} is of a later epoch than the store's record, {self._record.epoch}"
+                return self._suspect("later-epoch", message, key=key, record=record)
+            if self._placement is not None and len(self._record.drives) > 1:
+                owners = [self._record.drives[at] for at in self._placement.places(bucket_uuid, name).slots]
+                here = self._drive.identity.drive_uuid
+                if here not in owners:
+                    message = f"it belongs on drive {owners[0]}, where readers look for it"
+                    return self._suspect("misplaced", message, key=key, record=record)
+                self.survey.moving += here != owners[0]
+        return None if record.is_tombstone else self._examine_file(key, record)
+
+    def _examine_file(self, key: bytes, record: Record) -> Suspect | None:
+        try:
+            if self._checksums:
+                size, whole, computed = read_checksums(self._drive.files, record)
+            else:
+                size, whole, computed = stored_bytes(self._drive.files, record), 0, []
+            if size != record.size_bytes:
+                message = f"the file has {size:,} bytes, the object {record.size_bytes:,}"
+                return self._suspect("wrong-size", message, key=key, record=record)
+            blocks = self._stored_blocks(record)
+            if self._checksums:
+                if whole != record.checksum or (blocks is not None and blocks != computed):
+                    return self._suspect("corrupt", "the bytes do not match the checksum", key=key, record=record)
+                if (problem := self._identity_problem(key, record)) is not None:
+                    return self._suspect("file-identity", problem, key=key, record=record)
+            if blocks is None:
+                message = "the checksums of its blocks are missing: ranges cannot be verified"
+                return self._suspect("missing-blocks", message, key=key, record=record)
+        except FileNotFoundError:
+            return self._suspect("missing-file", "the file is gone", key=key, record=record)
+        except OSError as error:
+            return self._suspect("unreadable", f"{error.strerror} (errno {error.errno})", key=key, record=record)
+        return None
+
+    def _stored_blocks(self, record: Record) -> list[int] | None:
+        if record.size_bytes <= BLOCK_BYTES:
+            return []
+        try:
+            stored = read_blocks(self._drive.catalog, record, 0, -(-record.size_bytes // BLOCK_BYTES))
+            return [int(checksum) for checksum in stored]
+        except CorruptObject:
+            return None
+
+    def _identity_problem(self, key: bytes, record: Record) -> str | None:
+        if not keeps_identity(self._drive.files):
+            return None
+        ended = None
+        if key.startswith(fmt.RETAINED_PREFIX):
+            ended = fmt.ended_of_retained(key)
+            if self._drive.catalog.get(fmt.generation_key(fmt.MARK_PREFIX, record.generation)) is not None:
+                return None  # about to be marked, by the writer or at the next start
+        found = read_identity(self._drive.files, record.path)
+        if found is None:
+            return "the file does not say what it is: rebuilding a lost catalog would miss it"
+        if (object_key(found), found.version, found.checksum) != (
+            fmt.object_key_of(key), record.version, record.checksum,
+        ):  # fmt: skip
+            return f"the file says that it is version {found.version} of {found.name!r}"
+        if self._drive.files.ended(record.path) != ended:
+            return "the file is wrong about whether the object has ended, and when"
+        return None
+
+    # -- files, each against the catalog
+
+    def strays(self) -> Iterator[Suspect]:
+        """Files that the catalog does not account for. Call after `entries` has ended."""
+        assert self._named is not None
+        for path in self._named.not_among(self._walk()):
+            if not is_object_path(path):
+                finding = Finding("foreign-file", str(self._drive.root), "not a file of the store", shown(path))
+                yield Suspect(finding, file=path)
+            elif (suspect := self._stray(path)) is not None:
+                yield suspect
+
+    def _walk(self) -> Iterator[bytes]:
+        last = b""
+        for path in self._drive.files.walk():
+            if (file := file_of(path)) != last:  # objects in a segment come one after another
+                last = file
+                self.survey.files += 1
+                self._advance("comparing files", self.survey.files)
+                if is_segment(file):
+                    self._segments.append(file)
+            yield path
+
+    def copies(self) -> Iterator[Suspect]:
+        """Segments of whose index only one copy is whole. Call after `strays` has ended."""
+        in_motion = not self._drive.writable
+        for file in self._segments:
+            with contextlib.suppress(OSError):  # it has gone, or cannot be read, which others tell
+                # One look may come upon a state that is just being written.
+                looks = range(_LOOKS_AT_A_MOVING_OBJECT if in_motion else 1)
+                if all(self._drive.files.is_segment_damaged(file, in_motion=in_motion) for _ in looks):
+                    yield damaged_copy(self._drive.root, file)
+
+    def _stray(self, path: bytes) -> Suspect | None:
+        ended = None
+        try:
+            identity = read_identity(self._drive.files, path)
+            ended = self._drive.files.ended(path)
+        except OSError:
+            identity = None
+        self._drive.catch_up()
+        catalog = self._drive.catalog
+        generation = fmt.generation_of_path(path)
+        for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
+            if catalog.get(fmt.generation_key(prefix, generation)) == path:
+                return None
+        entry = catalog.get(object_key(identity)) if identity is not None else None
+        try:
+            record = fmt.decode_record(entry) if entry is not None else None
+        except FormatError:
+            return None  # it may be the file of the entry that cannot be read
+        if (record is not None and record.path == path) or not self._drive.files.exists(path):
+            return None
+        if identity is not None and _is_retained(catalog, identity, path):
+            return None
+        drive = str(self._drive.root)
+        purged = identity is not None and self._names.get(identity.bucket_uuid) == ""
+        newer = identity is not None and (record is None or record.version < identity.version)
+        if identity is not None and newer and ended is None and not purged:
+            bucket = self._names.get(identity.bucket_uuid, identity.bucket_uuid.hex())
+            message = f"version {identity.version}, newer than what the catalog knows"
+            finding = Finding("recoverable", drive, message, shown(path), bucket, identity.name)
+            return Suspect(finding, object_key(identity), record, identity, path)
+        if self._drive.files.may_hold_objects(path):
+            message = "the index of a segment is damaged, and no entry names an object in it; --drop-damaged removes it"
+            if is_slot(path):
+                message = "no entry names it, and its segment is damaged: it may be alive; --drop-damaged removes it"
+            return Suspect(Finding("segment-damaged", drive, message, shown(path)), file=path)
+        whose = f"an old version, {identity.version}, of {identity.name!r}" if identity else "it does not say of what"
+        finding = Finding("orphan", drive, f"a file that nothing names: {whose}", shown(path))
+        return Suspect(finding, identity=identity, file=path)
+
+
+def damaged_copy(root: Path, file: bytes) -> Suspect:
+    message = "a copy of a segment's index is damaged: if the other one was as well, a rebuild would miss its objects"
+    return Suspect(Finding("segment-copy", str(root), message, shown(file)), file=file)
+
+
+def _is_retained(catalog: Catalog, identity: Identity, path: bytes) -> bool:
+    versions = catalog.scan(fmt.retained_prefix(identity.bucket_uuid, identity.name))
+    return any(fmt.decode_record(value).path == path for _, value in versions)

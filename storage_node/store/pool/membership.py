@@ -1,0 +1,286 @@
+"""Drives come and go while their store is open.
+
+What may be lost, and when: retiring a drive loses nothing, since it leaves only when everything on it has moved.
+Forgetting one loses what it held. Disabling one changes nothing that lasts: its names answer DriveFailed until it is
+enabled, or forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from storage_node.store import store_record as records
+from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.drive import identity as identities
+from storage_node.store.drive.drive import Drive, Durability
+from storage_node.store.drive.identity import DriveIdentity
+from storage_node.store.errors import DriveFailed, FormatError, InvalidRequest, StoreError
+from storage_node.store.failpoints import failpoint
+from storage_node.store.files.object_files import drive_error
+from storage_node.store.pool.drive_set import DriveSet
+from storage_node.store.pool.open import find_drive, make_folder, new_drive_folder
+from storage_node.store.pool.rebalance import Moved, Mover
+from storage_node.store.replica_state import Copies
+from storage_node.store.store_record import ClusterRecord
+
+
+class DriveChanges(Copies):
+    """The part of a store that changes its drives. One change at a time; objects are read and written meanwhile."""
+
+    writable: bool
+
+    def __init__(
+        self, drives: DriveSet, durability: Durability, roots: Sequence[Path], shard_limits: ShardLimits | None
+    ) -> None:
+        super().__init__()
+        self._set = drives
+        self._durability = durability
+        self._shard_limits = shard_limits
+        self._roots = list(roots)
+        self._drives_lock = threading.Lock()
+        self._record_lock = threading.Lock()
+        self._dead_buckets: set[bytes] = set()  # guarded by _record_lock
+        self._mover = Mover(drives, lambda: self.record.purging)
+
+    @abstractmethod
+    def _require_open(self) -> None: ...
+
+    @abstractmethod
+    def _commit_record(self, record: ClusterRecord, also: Sequence[Drive] = (), *, whoever: bool = False) -> None: ...
+
+    @abstractmethod
+    def _purge(self, bucket_uuid: str) -> int: ...
+
+    @abstractmethod
+    def _trim(self, bucket_uuid: str) -> int: ...
+
+    # -- coming
+
+    def add_drive(self, path: str | os.PathLike[str]) -> str:
+        """Make an empty or new folder a drive of this store, which owns its share of the names from now on.
+
+        Returns the drive's uuid. What the other drives hold of these names moves to it in `move_some`. Raises
+        FormatError for a folder with anything in it, InvalidRequest for a drive of this store, StoreReadOnly,
+        DriveFull, DriveFailed, StoreClosed; the store is as it was then.
+        """
+        self._require_writable()
+        root = Path(os.path.abspath(os.fspath(path)))
+        with self._drives_lock:
+            self._require_no_snapshots()
+            identity = new_drive_folder(root, self.record) or identities.create(self.record.store_uuid)
+            try:
+                make_folder(root)
+                identities.write(root, identity)
+            except OSError as error:
+                raise drive_error(error, root, "adding a drive") from error
+            failpoint("drive.identity")
+            drive = self._open_drive(root, identity)
+            try:
+                drive.counters.take()  # a drive that cannot write is refused now
+                for dead in self._dead_buckets:
+                    drive.refuse_bucket(dead)
+                self._change_drives(lambda record: record.with_drive(identity.drive_uuid), [drive])
+            except BaseException:
+                drive.close()
+                raise
+            self._roots.append(root)
+        return identity.drive_uuid
+
+    def reinstate_drive(self, uuid: str) -> None:
+        """Undo `retire_drive`: the drive owns its share of the names again. Raises as `retire_drive` does."""
+        self._require_writable()
+        with self._drives_lock:
+            self._set.slot(uuid)
+            if uuid in self.record.retiring:
+                self._change_drives(lambda record: record.with_reinstated(uuid))
+
+    # -- going
+
+    def retire_drive(self, uuid: str) -> None:
+        """Take a drive's names away from it; what it holds moves to the others in `move_some`, then it leaves.
+
+        Its folder says then that it is not of this store any more, and can be unmounted. Raises InvalidRequest for the
+        last active drive and for one that is not of this store, DriveFailed for one that cannot be read,
+        StoreReadOnly, DriveFull, StoreClosed.
+        """
+        self._require_writable()
+        with self._drives_lock:
+            self._set.at(self._set.slot(uuid))
+            if uuid in self.record.retiring:
+                return
+            if self.record.active == (uuid,):
+                raise InvalidRequest(f"drive {uuid} is the last one that takes objects; add another one first")
+            self._change_drives(lambda record: record.with_retiring(uuid))
+
+    def forget_drive(self, uuid: str) -> None:
+        """Give up a drive that is missing, broken or disabled: what it held is not in this store any more.
+
+        Its names belong to the other drives from now on. An older version of an object that had been moved to it, or
+        overwritten on it, shortly before a crash may be found again on the drive that had it before. Raises
+        InvalidRequest for a drive that works and for the last one, DriveFailed, DriveFull, StoreReadOnly, StoreClosed.
+        """
+        self._require_writable()
+        with self._drives_lock:
+            slot = self._set.slot(uuid)
+            if self._set.slots[slot].drive is not None:
+                raise InvalidRequest(f"drive {uuid} works: retire it, or disable it first if it does not deserve that")
+            if set(self.record.active) <= {uuid}:
+                raise InvalidRequest(f"drive {uuid} is the last one that takes objects; add another one first")
+            self._change_drives(lambda record: record.without_drive(uuid), whoever=True)
+            self._set.slots[slot].problem = f"drive {uuid} was forgotten"
+        self._purge_all()
+
+    # -- failing, and coming back
+
+    def disable_drive(self, uuid: str, reason: str) -> None:
+        """Stop using a drive: its names answer DriveFailed with this reason, at once for all threads but this one.
+
+        This one waits for the commits that are running on the drive, and closes it; who is reading from it reads on.
+        Nothing of this lasts: when the store is opened again, the drive is as well. Harmless when it is not open.
+        Raises InvalidRequest, StoreClosed.
+        """
+        self._require_open()
+        slot = self._set.slot(uuid)
+        drive = self._set.take_out(slot, reason)
+        if drive is not None:
+            drive.give_up(reason)
+
+    def enable_drive(self, uuid: str, path: str | os.PathLike[str] | None = None) -> None:
+        """Open a drive that is disabled, or was missing. `path`: where it is now, None: where it was, or beside the
+        others.
+
+        Harmless when it is open. Raises InvalidRequest, DriveFailed when it is not there, FormatError, DriveFull,
+        StoreReadOnly, StoreLocked, StoreClosed.
+        """
+        self._require_open()
+        with self._drives_lock:
+            slot = self._set.slot(uuid)
+            if self._set.slots[slot].drive is not None:
+                return
+            root = self._where(slot, path)
+            try:
+                there = records.read(root)
+            except OSError as error:
+                raise drive_error(error, root, "reading its record") from error
+            if there is not None and there.order > self.record.order:
+                raise FormatError(f"{root} knows of later changes of the store; close the store and open it with it")
+            drive = self._open_drive(root, DriveIdentity(uuid, self.record.store_uuid))
+            try:
+                self._admit(slot, drive)
+            except BaseException:
+                drive.close()
+                raise
+        if self.writable:
+            self._purge_all()
+
+    def _purge_all(self) -> None:
+        """Finish deleting the buckets, and the snapshots, that were being deleted."""
+        for finish, left in ((self._purge, self.record.purging), (self._trim, self.record.trimming)):
+            for bucket_uuid in left:
+                with contextlib.suppress(StoreError):  # the next start goes on
+                    finish(bucket_uuid)
+
+    def _admit(self, slot: int, drive: Drive) -> None:
+        with self._record_lock, self._set.gate.alone():
+            self._require_open()
+            if self.writable:
+                self._synchronise([*self._live(), drive])
+                for dead in self._dead_buckets:
+                    drive.refuse_bucket(dead)
+                drive.set_cuts(self.record.cuts)
+                with contextlib.suppress(OSError):  # the others have it, and a full drive must open to be emptied
+                    records.write(drive.root, self.record)
+            self._set.put_in(slot, drive)
+
+    def _where(self, slot: int, path: str | os.PathLike[str] | None) -> Path:
+        known = self._set.slots[slot]
+        if path is not None:
+            roots = [Path(os.path.abspath(os.fspath(path)))]
+        else:
+            roots = [*([known.root] if known.root is not None else []), *self._roots]
+        found = find_drive(roots, known.uuid, beside=path is None)
+        if found is None:
+            raise DriveFailed(f"drive {known.uuid} is not at {', '.join(map(str, roots))}, or not mounted")
+        return found
+
+    def _open_drive(self, root: Path, identity: DriveIdentity) -> Drive:
+        return Drive(
+            root, identity, writable=self.writable, durability=self._durability, epoch=self.record.epoch,
+            shard_limits=self._shard_limits,
+        )  # fmt: skip
+
+    # -- moving
+
+    @property
+    def moving(self) -> bool:
+        """Whether objects may be on drives that do not own them any more."""
+        return self._set.placement.moving
+
+    def move_some(self, max_objects: int = 256, max_bytes: int = 64 << 20) -> Moved:
+        """Move some objects to the drives that own them; always one at least, whatever its size.
+
+        Call it until nothing is left, at any pace, from one thread or several; after a crash, go on. What cannot be
+        moved is said in `problem`, and tried again. Raises StoreReadOnly, StoreClosed, DriveFailed, DriveFull.
+        """
+        self._require_writable()
+        moved, settled = self._mover.step(max_objects, max_bytes)
+        if settled is not None and not self._settle_drives(settled):
+            moved = moved._replace(left_estimate=max(1, moved.left_estimate))
+        return moved
+
+    def _settle_drives(self, changes: int) -> bool:
+        """Everything has moved, as of this state of the drives: let go of those that retire."""
+        with self._drives_lock:
+            leaving: list[Drive] = []
+            with self._record_lock, self._set.gate.alone():
+                if self._set.changes != changes or not self._set.all_live():
+                    return False
+                for uuid in self.record.retiring:
+                    drive = self._set.at(self._set.slot(uuid))
+                    if next(drive.entries(), None) is not None:
+                        return False
+                    leaving.append(drive)
+                self._commit_record(self.record.settled())
+            failpoint("drive.settled")
+            for drive in leaving:
+                with contextlib.suppress(StoreError):  # nobody comes back for these files
+                    drive.reap(everything=True)
+                drive.give_up(f"drive {drive.identity.drive_uuid} has left the store")
+                with contextlib.suppress(OSError):  # the record says it as well
+                    identities.mark_left(drive.root, drive.identity)
+        return True
+
+    # -- what all changes of drives have in common
+
+    def _change_drives(
+        self, change: Callable[[ClusterRecord], ClusterRecord], also: Sequence[Drive] = (), *, whoever: bool = False
+    ) -> None:
+        with self._record_lock, self._set.gate.alone():
+            self._require_open()
+            self._require_no_snapshots(losing=whoever)
+            self._synchronise([*self._live(), *also])
+            self._commit_record(change(self.record), also, whoever=whoever)
+        failpoint("drive.recorded")
+
+    def _require_no_snapshots(self, *, losing: bool = False) -> None:
+        """Versions that have ended stay on their drives, and are not looked for on others.
+
+        `losing`: what the drive has is given up. Of a cluster's buckets other nodes have it.
+        """
+        named = [one for of_bucket in self.record.snapshots.values() for one in of_bucket.values()]
+        if any(not (losing and one.of_cluster) for one in named):
+            raise InvalidRequest("the store has snapshots: delete them before drives come or go")
+
+    def _synchronise(self, drives: Sequence[Drive]) -> None:
+        """Whichever of these drives gives a number next, it is above all that any of them has given."""
+        highest = max((drive.counters.highest for drive in drives), default=0)
+        for drive in drives:
+            if drive.counters.highest < highest:
+                drive.counters.advance(highest)
+                with contextlib.suppress(StoreError):  # a full drive cannot make it last, and gives no numbers
+                    drive.counters.take()

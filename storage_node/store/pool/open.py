@@ -1,0 +1,325 @@
+"""From folders to the open drives of one store: who is who, which record counts, what is missing, what to create.
+
+A drive that is missing or cannot be opened is left out with the reason, as long as another one works; whatever needs
+it then fails with that reason. What looks like a mistake of the caller (another store's drive, a folder with foreign
+files, a store that is open for writing already) refuses the whole store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage_node.store import store_record as records
+from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.drive import identity as identities
+from storage_node.store.drive.drive import Drive, Durability
+from storage_node.store.drive.identity import DriveIdentity
+from storage_node.store.errors import (
+    DriveFailed,
+    DriveFull,
+    FormatError,
+    InvalidRequest,
+    StoreError,
+    StoreLocked,
+    StoreNotFound,
+    StoreReadOnly,
+)
+from storage_node.store.failpoints import failpoint
+from storage_node.store.files.object_files import drive_error
+from storage_node.store.store_record import ClusterRecord
+
+_MAY_BE_MISSING = (DriveFailed, DriveFull, FormatError, StoreReadOnly)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDrives:
+    """`drives` and `problems` in the order of `record.drives`; exactly one of the two is None at each place."""
+
+    record: ClusterRecord
+    drives: list[Drive | None]
+    problems: list[str | None]
+    left_out: dict[Path, str]
+    """Folders that are not of the store any more, or not yet, and why."""
+
+
+def drive_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Absolute and different. Raises InvalidRequest."""
+    roots = [Path(os.path.abspath(os.fspath(path))) for path in paths]
+    if not roots or len(set(roots)) != len(roots):
+        raise InvalidRequest(f"need one or more different drive folders, got {[str(root) for root in roots]}")
+    return roots
+
+
+def open_drives(
+    roots: Sequence[Path], *, writable: bool, durability: Durability, shard_limits: ShardLimits | None = None
+) -> OpenDrives:
+    """Open the drives of the store that lives in these folders; a writer creates one where there is none.
+
+    Raises StoreNotFound, StoreLocked, StoreReadOnly, FormatError, DriveFull, DriveFailed.
+    """
+    if not writable:
+        folders = _look(roots)
+        if _never_used(folders.roots, folders.known):
+            raise StoreNotFound(f'no store at {", ".join(map(str, roots))}; mode="a" creates one')
+        return _open_known(folders, writable=False, durability=durability, shard_limits=shard_limits)
+    with _only_opener(roots):
+        folders = _look(roots)
+        if _never_used(folders.roots, folders.known):
+            folders.known = _create(folders.roots)
+        return _open_known(folders, writable=True, durability=durability, shard_limits=shard_limits)
+
+
+@dataclass(slots=True)
+class _Folders:
+    roots: list[Path]
+    """Without those that are left out, and those that cannot be read."""
+    known: dict[Path, DriveIdentity]
+    """Those of them that are drives already."""
+    left_out: dict[Path, str]
+    unreadable: list[str]
+    """What was wrong with each of those that cannot be read."""
+
+
+def _look(roots: Sequence[Path]) -> _Folders:
+    """Raises FormatError, and DriveFailed when no folder can be read."""
+    found = _Folders([], {}, {}, [])
+    problem: StoreError | None = None
+    for root in roots:
+        try:
+            reason = identities.left(root)
+            identity = identities.read(root) if reason is None else None
+        except OSError as error:
+            problem = drive_error(error, root, "reading its identity")
+            found.unreadable.append(str(problem))
+            continue
+        if reason is not None:
+            found.left_out[root] = reason
+            continue
+        found.roots.append(root)
+        if identity is not None:
+            found.known[root] = identity
+    if problem is not None and not found.known:
+        raise problem
+    if not found.roots:
+        raise FormatError("; ".join(found.left_out.values()))
+    return found
+
+
+def _open_known(
+    folders: _Folders, *, writable: bool, durability: Durability, shard_limits: ShardLimits | None
+) -> OpenDrives:
+    roots, known, left_out = folders.roots, folders.known, folders.left_out
+    record = newest_record(known)
+    left_out = {**left_out, **_strangers(known, record, mend=writable)}
+    known = {root: identity for root, identity in known.items() if root not in left_out}
+    roots = [root for root in roots if root not in left_out]
+    by_uuid = _by_uuid(roots, known, record)
+    drives: list[Drive | None] = []
+    problems: list[str | None] = []
+    first_error: StoreError | None = None
+    try:
+        for drive_uuid in record.drives:
+            drive, problem = None, None
+            if drive_uuid not in by_uuid:
+                problem = f"drive {drive_uuid} is not among the folders given, or not mounted"
+                if folders.unreadable:
+                    problem = f"drive {drive_uuid} is not among the folders that can be read; {folders.unreadable[0]}"
+            else:
+                root = by_uuid[drive_uuid]
+                try:
+                    drive = Drive(
+                        root, known[root], writable=writable, durability=durability, epoch=record.epoch,
+                        shard_limits=shard_limits,
+                    )  # fmt: skip
+                except _MAY_BE_MISSING as error:
+                    first_error, problem = first_error or error, str(error)
+            drives.append(drive)
+            problems.append(problem)
+        if first_error is not None and not any(drives):
+            raise first_error
+    except BaseException:
+        for drive in drives:
+            if drive is not None:
+                drive.close()
+        raise
+    return OpenDrives(record, drives, problems, left_out)
+
+
+def _strangers(known: dict[Path, DriveIdentity], record: ClusterRecord, *, mend: bool) -> dict[Path, str]:
+    """Drives that have left the store, and folders that were only about to become one."""
+    found: dict[Path, str] = {}
+    for root, identity in known.items():
+        how = record.gone.get(identity.drive_uuid)
+        if identity.store_uuid != record.store_uuid or identity.drive_uuid in record.drives:
+            continue
+        if how is not None:
+            found[root] = f"{root} is drive {identity.drive_uuid}, which was {how}; empty the folder to use it again"
+            if how == "retired" and mend:
+                with contextlib.suppress(OSError):  # the record says it as well
+                    identities.mark_left(root, identity)
+        elif is_blank(root):
+            found[root] = f"{root} was only about to be added to the store; add it again"
+    return found
+
+
+def is_blank(root: Path) -> bool:
+    """Whether nothing was ever stored on a drive."""
+    objects = root / "objects"
+    return not objects.is_dir() or not any(objects.iterdir())
+
+
+def new_drive_folder(root: Path, record: ClusterRecord) -> DriveIdentity | None:
+    """The identity of a folder that was about to be added before; None for one that is empty, or not there.
+
+    Raises FormatError, DriveFailed, and InvalidRequest for a drive of this store.
+    """
+    try:
+        found = identities.read(root)
+    except OSError as error:
+        raise drive_error(error, root, "reading its identity") from error
+    if found is None:
+        return None
+    if found.store_uuid != record.store_uuid:
+        raise FormatError(f"{root} is a drive of another store, {found.store_uuid}; give an empty or new folder")
+    if found.drive_uuid in record.drives:
+        raise InvalidRequest(f"{root} is a drive of this store already, {found.drive_uuid}")
+    if found.drive_uuid in record.gone or not is_blank(root):
+        how = record.gone.get(found.drive_uuid, "in use")
+        raise FormatError(
+            f"{root} is drive {found.drive_uuid}, which was {how}, with what it held then; empty the folder to add it"
+        )
+    return found
+
+
+def find_drive(roots: Sequence[Path], drive_uuid: str, *, beside: bool = False) -> Path | None:
+    """The folder of a drive among these, or with `beside` among the folders next to these."""
+    folders = list(roots)
+    if beside:
+        for parent in dict.fromkeys(root.parent for root in roots):
+            with contextlib.suppress(OSError):
+                folders += sorted(parent.iterdir())
+    for folder in dict.fromkeys(folders):
+        with contextlib.suppress(FormatError, OSError):
+            found = identities.read(folder) if (folder / identities.FILE_NAME).exists() else None
+            if found is not None and found.drive_uuid == drive_uuid:
+                return folder
+    return None
+
+
+def open_beside(
+    record: ClusterRecord, before: ClusterRecord, roots: Sequence[Path], durability: Durability,
+    shard_limits: ShardLimits | None,
+) -> list[Drive]:  # fmt: skip
+    """For a reader: drives that a writer has added, where they lie beside the others."""
+    found: list[Drive] = []
+    for drive_uuid in record.drives:
+        if drive_uuid not in before.drives:
+            root = find_drive(roots, drive_uuid, beside=True)
+            with contextlib.suppress(StoreError):  # its names answer that it is not open here
+                if root is not None:
+                    identity = DriveIdentity(drive_uuid, record.store_uuid)
+                    found.append(Drive(
+                        root, identity, writable=False, durability=durability, epoch=record.epoch,
+                        shard_limits=shard_limits,
+                    ))  # fmt: skip
+    return found
+
+
+def newest_record(known: dict[Path, DriveIdentity]) -> ClusterRecord:
+    """The record with the highest epoch and revision. Raises FormatError when no drive has a readable one."""
+    found: list[ClusterRecord] = []
+    faults: list[str] = []
+    for root, identity in known.items():
+        try:
+            record = records.read(root)
+        except (FormatError, OSError) as error:
+            faults.append(str(error))
+            continue
+        if record is None:
+            faults.append(f"{root}: no record")
+        elif record.store_uuid != identity.store_uuid:
+            faults.append(f"{root}: the record is that of another store")
+        else:
+            found.append(record)
+    if not found:
+        raise FormatError(
+            f"no drive has a readable record of the store ({'; '.join(faults)}); `ais-loader doctor --rebuild` makes "
+            "one from what the drives hold"
+        )
+    return max(found, key=lambda record: record.order)
+
+
+def _by_uuid(roots: Sequence[Path], known: dict[Path, DriveIdentity], record: ClusterRecord) -> dict[str, Path]:
+    stores = {identity.store_uuid for identity in known.values()}
+    if len(stores) > 1:
+        raise FormatError(f"the drives belong to {len(stores)} different stores: {', '.join(map(str, known))}")
+    if strangers := [str(root) for root, identity in known.items() if identity.drive_uuid not in record.drives]:
+        raise FormatError(f"{', '.join(strangers)}: not among the drives of store {record.store_uuid}")
+    for root in roots:
+        # A folder that does not exist is a drive that is not mounted; an empty one could be that too.
+        if root not in known and len(known) == len(record.drives):
+            raise FormatError(f"{root} is new, but store {record.store_uuid} has its {len(known)} drives already")
+    by_uuid = {identity.drive_uuid: root for root, identity in known.items()}
+    if len(by_uuid) != len(known):
+        raise FormatError(f"two of these folders are copies of the same drive: {', '.join(map(str, known))}")
+    return by_uuid
+
+
+def _never_used(roots: Sequence[Path], known: dict[Path, DriveIdentity]) -> bool:
+    """Records are written after all identities, folders after all records: without either, nothing was ever stored."""
+    return not any(
+        (root / name).exists() for root in {*roots, *known} for name in (records.FILE_NAME, "catalog", "objects")
+    )
+
+
+def _create(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
+    """Make a new store on empty folders."""
+    store_uuid = uuid.uuid4().hex
+    known = {root: identities.create(store_uuid) for root in roots}
+    record = ClusterRecord(store_uuid, tuple(identity.drive_uuid for identity in known.values()))
+    try:
+        for root, identity in known.items():
+            make_folder(root)
+            identities.write(root, identity)
+            failpoint("create.identity")
+        for root in roots:
+            records.write(root, record)
+    except OSError as error:
+        raise drive_error(error, root, "creating a store") from error
+    return known
+
+
+def make_folder(root: Path) -> None:
+    """With all its parents, lasting."""
+    missing = [folder for folder in (root, *root.parents) if not folder.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        records.sync_folder(folder.parent)
+
+
+@contextlib.contextmanager
+def _only_opener(roots: Sequence[Path]) -> Iterator[None]:
+    """Of several processes that open a store for writing at once, one gets to look at it."""
+    root = next((root for root in roots if root.is_dir()), roots[0])
+    try:
+        make_folder(root)
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (NotADirectoryError, FileExistsError):
+        raise FormatError(f"{root} is not a folder") from None
+    except OSError as error:
+        raise drive_error(error, root, "opening a store") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"{root} is just being opened for writing by somebody else; one writer at a time"
+            raise StoreLocked(message) from None
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,71 @@
+"""Which drives can have an entry of a name: its owner, and those that owned it before, until all has moved.
+
+Whoever changes a name does so on its owner and leaves nothing newer elsewhere. So among the drives that owned the name
+one after another the later has the newer entry, unless one of them owned it twice: then the versions have to be
+compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ais_loader.wire.placement import Candidate, ranked
+from storage_node.store.store_record import ClusterRecord
+
+
+class Places(NamedTuple):
+    slots: tuple[int, ...]
+    """Different drives, the owner first."""
+    ordered: bool
+    """Whether the first of them that has an entry has the newest."""
+
+
+class _Era(NamedTuple):
+    slots: tuple[int, ...]
+    candidates: tuple[Candidate, ...]
+
+    def owner(self, bucket_uuid: bytes, name: str) -> int:
+        if len(self.slots) == 1:
+            return self.slots[0]
+        return self.slots[ranked(bucket_uuid, name, self.candidates)[0]]
+
+
+class Placement:
+    """Immutable. A slot is what the caller calls a drive by."""
+
+    def __init__(self, record: ClusterRecord, slot_of: Mapping[str, int]) -> None:
+        sets = (record.active, *reversed(record.former))
+        self._eras = [
+            _Era(tuple(slot_of[uuid] for uuid in drives), tuple(Candidate(bytes.fromhex(uuid)) for uuid in drives))
+            for drives in sets
+        ]
+        self.slots = tuple(slot_of[uuid] for uuid in record.drives)
+        """All drives of the store."""
+        self.moving = len(sets) > 1
+        """Whether names can have entries on a drive that does not own them any more."""
+        self.ordered = all(_changes(uuid, sets) <= 1 for uuid in record.drives)
+        """Whether the owner's entry, where it has one, is always the newest."""
+        self.owner = self._eras[0].owner
+        """Of (bucket uuid, name): the slot of the drive that owns it."""
+        self.only = self._eras[0].slots[0] if len(self._eras[0].slots) == 1 else None
+        """The slot of the drive that owns every name, if there is one."""
+
+    def leaving(self, slot: int) -> float:
+        """About which share of the entries on a drive belongs elsewhere, before anything has moved."""
+        now, before = self._eras[0].slots, self._eras[-1].slots
+        if slot not in now:
+            return 1.0
+        return len(set(now) - set(before)) / len(now)
+
+    def places(self, bucket_uuid: bytes, name: str) -> Places:
+        owners = [era.owner(bucket_uuid, name) for era in self._eras]
+        turns = [owner for at, owner in enumerate(owners) if at == 0 or owner != owners[at - 1]]
+        slots = tuple(dict.fromkeys(turns))
+        return Places(slots, len(slots) == len(turns))
+
+
+def _changes(uuid: str, sets: Sequence[Sequence[str]]) -> int:
+    """How often a drive came or went."""
+    there = [uuid in drives for drives in sets]
+    return sum(there[at] != there[at - 1] for at in range(1, len(there)))

@@ -1,0 +1,309 @@
+"""Objects on a drive that does not own them any more go to the one that does, a bounded step at a time.
+
+Everything is found by going through the catalogs of the drives, so that a step may end at any moment, a crash included,
+and the next one goes on. An object is copied first, with nothing held; then, holding its name, the copy is committed on
+the owner. When that is on the disk, whatever the durability, the old entry is dropped. What cannot be moved (the owner
+is full, the file cannot be read) stays where it is, is found there, and is tried again when the catalogs are gone
+through once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from storage_node.store import format as fmt
+from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.pending import PendingObject
+from storage_node.store.drive.preconditions import Condition
+from storage_node.store.errors import BucketNotFound, DriveFull, StoreError
+from storage_node.store.failpoints import failpoint
+from storage_node.store.files.object_files import drive_error
+from storage_node.store.format import BLOCK_BYTES, Record
+from storage_node.store.pool.drive_set import DriveSet
+from storage_node.store.pool.placement import Placement
+
+_GROUP = 64
+"""Committed on their owner, and made lasting, at once."""
+_MAX_SCANNED = 20_000
+"""Entries looked at in one step, so that a step that finds nothing to move ends as well."""
+
+
+class Moved(NamedTuple):
+    """What one step has done."""
+
+    objects: int
+    """Entries that went to their owner, tombstones and removed leftovers among them."""
+    bytes: int
+    left_estimate: int
+    """About how many entries are not with their owner yet; 0 only when there is none."""
+    problem: str = ""
+    """What kept an object where it is, if anything did; it is tried again."""
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """Once through the catalogs of all drives."""
+
+    changes: int
+    """The state of the drive set for which it stands."""
+    slots: list[int]
+    left: dict[int, int]
+    """For each slot that is not behind it, about how many entries there have to go."""
+    after: bytes | None = None
+    clean: bool = True
+    """Whether everything met so far is with its owner now."""
+    full: set[int] = field(default_factory=set)
+
+
+class _Entry(NamedTuple):
+    key: bytes
+    record: Record
+    owner: int
+    """Slot of the drive that it belongs on."""
+
+
+class Mover:
+    """Of a store that is open for writing. Thread-safe: steps wait for each other."""
+
+    def __init__(self, drives: DriveSet, purging: Callable[[], Sequence[str]]) -> None:
+        """`purging`: uuids of deleted buckets whose objects go, wherever they are."""
+        self._drives = drives
+        self._purging = purging
+        self._lock = threading.Lock()
+        self._sweep: _Sweep | None = None
+
+    def step(self, max_objects: int, max_bytes: int) -> tuple[Moved, int | None]:
+        """Move some, one object at least; and the state of the drive set for which everything is in its place now.
+
+        That is None as long as it is not. Raises nothing but StoreClosed.
+        """
+        with self._lock:
+            placement = self._drives.placement
+            if not placement.moving:
+                return Moved(0, 0, 0), None
+            sweep = self._sweep
+            if sweep is None or sweep.changes != self._drives.changes:
+                sweep = self._sweep = self._begin(placement)
+            sweep.full.clear()
+            step = _Step(self._drives, placement, sweep, {bytes.fromhex(uuid) for uuid in self._purging()})
+            step.run(max_objects, max_bytes)
+            if sweep.slots:
+                return step.moved(), None
+            self._sweep = None
+            done = sweep.clean and sweep.changes == self._drives.changes and self._drives.all_live()
+            return step.moved(), sweep.changes if done else None
+
+    def _begin(self, placement: Placement) -> _Sweep:
+        changes = self._drives.changes
+        slots = [slot for slot in placement.slots if self._drives.slots[slot].drive is not None]
+        left: dict[int, int] = {}
+        for slot in slots:
+            with contextlib.suppress(StoreError):
+                left[slot] = int(self._drives.at(slot).catalog.estimated_keys() * placement.leaving(slot))
+        return _Sweep(changes, slots, left)
+
+
+class _Step:
+    def __init__(self, drives: DriveSet, placement: Placement, sweep: _Sweep, purging: set[bytes]) -> None:
+        self._drives = drives
+        self._placement = placement
+        self._sweep = sweep
+        self._purging = purging
+        self._objects = self._bytes = 0
+        self._problem = ""
+
+    def moved(self) -> Moved:
+        left = sum(self._sweep.left.values())
+        unfinished = bool(self._sweep.slots) or not self._sweep.clean or not self._drives.all_live()
+        return Moved(self._objects, self._bytes, max(left, 1) if unfinished else 0, self._problem)
+
+    def run(self, max_objects: int, max_bytes: int) -> None:
+        scanned = 0
+        while self._sweep.slots and scanned < _MAX_SCANNED and self._drives.changes == self._sweep.changes:
+            if self._objects and (self._objects >= max_objects or self._bytes >= max_bytes):
+                return
+            slot = self._sweep.slots[0]
+            want = max(1, min(_GROUP, max_objects - self._objects))
+            room_bytes = max(1, max_bytes - self._bytes)
+            try:
+                looked, group, ended = self._next(slot, want, room_bytes, _MAX_SCANNED - scanned)
+                scanned += looked
+                self._move(slot, group)
+            except StoreError as error:
+                self._fail(str(error))
+                ended = True  # the rest of this drive waits for the next sweep
+            self._sweep.left[slot] = max(0, self._sweep.left.get(slot, 0) - len(group)) if not ended else 0
+            if ended:
+                del self._sweep.slots[0]
+                self._sweep.left.pop(slot, None)
+                self._sweep.after = None
+
+    def _fail(self, problem: str) -> None:
+        self._sweep.clean = False
+        self._problem = problem
+
+    def _next(self, slot: int, want: int, room_bytes: int, most: int) -> tuple[int, list[_Entry], bool]:
+        """How many entries were looked at, those that belong elsewhere, and whether there are no more."""
+        drive = self._drives.at(slot)
+        group: list[_Entry] = []
+        looked = group_bytes = 0
+        for key, value in drive.entries(self._sweep.after):
+            looked += 1
+            owner = self._placement.owner(fmt.bucket_of_key(key), fmt.name_of_key(key))
+            if owner != slot:
+                record = fmt.decode_record(value)
+                if group and group_bytes + record.size_bytes > room_bytes:
+                    return looked, group, False
+                group.append(_Entry(key, record, owner))
+                group_bytes += record.size_bytes
+            self._sweep.after = key
+            if len(group) >= want or looked >= most:
+                return looked, group, False
+        return looked, group, True
+
+    # -- moving one group from one drive
+
+    def _move(self, slot: int, group: Sequence[_Entry]) -> None:
+        by_owner: dict[int, list[_Entry]] = {}
+        for entry in group:
+            if fmt.bucket_of_key(entry.key) in self._purging:
+                bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
+                self._drives.at(slot).delete(bucket_uuid, [name], tombstones=True)
+            else:
+                by_owner.setdefault(entry.owner, []).append(entry)
+        for owner, entries in by_owner.items():
+            self._move_to(slot, owner, entries)
+
+    def _move_to(self, slot: int, owner: int, entries: Sequence[_Entry]) -> None:
+        staged: dict[bytes, PendingObject] = {}
+        try:
+            source, target = self._drives.at(slot), self._drives.at(owner)
+            for entry in entries:
+                try:
+                    pending = self._stage(source, target, owner, entry)
+                except StoreError as error:
+                    self._fail(str(error))
+                    if isinstance(error, DriveFull):
+                        self._sweep.full.add(owner)
+                else:
+                    if pending is not None:
+                        staged[entry.key] = pending
+            failpoint("move.staged")
+            keys = [entry.key for entry in entries]
+            with self._drives.gate.shared():
+                if self._drives.placement is not self._placement:
+                    return
+                with self._drives.names.of(keys):
+                    there = self._commit(source, target, entries, staged)
+            failpoint("move.committed")
+            if not there:
+                return
+            target.sync()  # with nothing held: it takes as long as it takes
+            with self._drives.gate.shared():
+                if self._drives.placement is self._placement:
+                    with self._drives.names.of(keys):
+                        self._drop(source, target, there)
+            failpoint("move.dropped")
+        except StoreError as error:
+            self._fail(str(error))
+        finally:
+            for pending in staged.values():
+                pending.file.discard()
+
+    def _stage(self, source: Drive, target: Drive, owner: int, entry: _Entry) -> PendingObject | None:
+        """A copy of the object on its owner, invisible; None where that is not what moves. Raises StoreError."""
+        record = entry.record
+        bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
+        there = target.newest(bucket_uuid, [name])[0]
+        if record.is_tombstone or (there is not None and there.version >= record.version):
+            return None
+        if owner in self._sweep.full:
+            raise DriveFull(f"{target.root}: no space left for what moves there")
+        pending = PendingObject(
+            bucket_uuid, name, target.stage(held=True), record.metadata, record.version, record.modified_ns,
+            condition=Condition(write_id=record.write_id),
+        )  # fmt: skip
+        try:
+            _copy(source, record, target, pending)
+        except BaseException:
+            pending.file.discard()
+            raise
+        return pending
+
+    def _commit(
+        self, source: Drive, target: Drive, entries: Sequence[_Entry], staged: dict[bytes, PendingObject]
+    ) -> list[_Entry]:
+        """With the names held: enter what is still the newest on its owner; returns those that the owner has now."""
+        commit: list[PendingObject] = []
+        there: list[_Entry] = []
+        for entry in entries:
+            bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
+            found = self._found(source, target, bucket_uuid, name)
+            if not found:
+                continue  # deleted meanwhile
+            best, newest = max(found, key=lambda pair: pair[1].version)  # of equal ones the owner's, which comes first
+            if best is not target and newest.is_tombstone:
+                target.entomb(bucket_uuid, name, newest.version, newest.modified_ns)
+            elif best is not target:
+                pending = staged.get(entry.key)
+                if best is not source or newest.path != entry.record.path or pending is None:
+                    self._sweep.clean = False  # it changed meanwhile, or another drive has a newer one: the next sweep
+                    continue
+                commit.append(pending)
+            there.append(entry)
+        if commit:
+            try:
+                target.commit(commit)
+            except BucketNotFound:
+                self._sweep.clean = False  # deleted meanwhile, and about to be purged
+                return []
+        return there
+
+    def _drop(self, source: Drive, target: Drive, entries: Sequence[_Entry]) -> None:
+        """With the names held: take away what the owner has, lastingly, as new or newer."""
+        for entry in entries:
+            bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
+            found = dict(self._found(source, target, bucket_uuid, name))
+            owners = found.pop(target, None)
+            if owners is None and source in found:
+                self._sweep.clean = False  # what the owner had is gone: this may be an older one, or what it was
+                continue
+            for drive, record in found.items():
+                if owners is not None and record.version <= owners.version:
+                    drive.drop(bucket_uuid, name, record.version, tombstone=False)
+            self._objects += 1
+            self._bytes += entry.record.size_bytes
+
+    def _found(self, source: Drive, target: Drive, bucket_uuid: bytes, name: str) -> list[tuple[Drive, Record]]:
+        """All entries of a name, the owner's first. Raises StoreError: a drive that cannot be asked may have one."""
+        slots = self._placement.places(bucket_uuid, name).slots
+        found: list[tuple[Drive, Record]] = []
+        for drive in dict.fromkeys((target, *(self._drives.at(slot) for slot in slots), source)):
+            record = drive.newest(bucket_uuid, [name])[0]
+            if record is not None:
+                found.append((drive, record))
+        return found
+
+
+def _copy(source: Drive, record: Record, target: Drive, pending: PendingObject) -> None:
+    """Bytes as they are. What is damaged stays damaged: it keeps the size and the checksums that it should have."""
+    try:
+        for part in source.files.read(record):
+            try:
+                pending.file.write(part)
+            except OSError as error:
+                raise drive_error(error, target.root, "moving an object to its drive") from error
+    except FileNotFoundError:
+        pass  # as damaged as can be; or it was replaced meanwhile, and this copy is not used
+    except OSError as error:
+        raise drive_error(error, source.root, "reading an object that moves to another drive") from error
+    if (pending.file.size_bytes, pending.file.checksum) != (record.size_bytes, record.checksum):
+        source.faults.note_checksum()
+        pending.damaged = record
+        if record.size_bytes > BLOCK_BYTES:
+            with contextlib.suppress(StoreError):
+                pending.damaged_blocks = source.block_checksums(record, 0, -(-record.size_bytes // BLOCK_BYTES))

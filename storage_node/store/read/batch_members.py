@@ -1,0 +1,74 @@
+"""Entries of a batch that are members of archives: where each one's bytes are, or why it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ais_loader.wire import ais_batch_pb2 as pb
+from storage_node.store.archives.errors import (
+    ArchiveDamaged,
+    ArchiveError,
+    CopiesBusy,
+    IndexDamaged,
+    MemberNotFound,
+)
+from storage_node.store.archives.member import Member
+from storage_node.store.archives.open_archives import OpenShard
+from storage_node.store.drive.drive import Drive
+from storage_node.store.errors import CorruptObject, RangeError, StoreError
+from storage_node.store.format import Record
+from storage_node.store.read.frame_plan import check_range
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPart:
+    """A member, or a range of it. Holding it keeps the shard's file open."""
+
+    shard: OpenShard
+    member: Member
+    start: int
+    size_bytes: int
+    file_offset: int | None
+    """Where the bytes are in the file `shard.fd`; None where they are packed and have to be unpacked."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.size_bytes == self.member.size_bytes
+
+    def pieces(self, offset: int = 0) -> Iterator[bytes]:
+        """The bytes from `offset` of this part on, unpacked; a whole member is verified with its last piece.
+
+        Raises StoreError, OSError.
+        """
+        return self.shard.archive.pieces(self.member, self.start + offset, self.size_bytes - offset)
+
+
+def find_member(drive: Drive, record: Record, name: str, member: str, start: int, length: int) -> MemberPart:
+    """`length` -1: to the end. The first member that is asked of a shard without an index waits for one.
+
+    Raises FileNotFoundError when the shard's file is gone, OSError, RangeError, ArchiveError.
+    """
+    shard = drive.shards.open(record, name)
+    try:
+        found = shard.find(member)
+    except MemberNotFound:
+        raise MemberNotFound(f"{name!r} has no member {member!r}") from None
+    if fault := check_range(start, length, found.size_bytes):
+        raise RangeError(f"{name!r}, member {member!r}: {fault}")
+    size_bytes = found.size_bytes - start if length < 0 else length
+    in_file = shard.archive.file_range(found)
+    return MemberPart(shard, found, start, size_bytes, None if in_file is None else in_file[0] + start)
+
+
+def status_of(error: StoreError) -> int:
+    """How an entry fares whose member cannot be delivered."""
+    if isinstance(error, MemberNotFound):
+        return pb.MEMBER_NOT_FOUND
+    if isinstance(error, RangeError):
+        return pb.RANGE
+    if isinstance(error, ArchiveDamaged | IndexDamaged | CorruptObject):
+        return pb.CORRUPT
+    if isinstance(error, ArchiveError) and not isinstance(error, CopiesBusy):
+        return pb.FAILED
+    return pb.UNAVAILABLE

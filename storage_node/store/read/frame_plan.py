@@ -1,0 +1,93 @@
+"""How a batch is cut into frames: pure functions over arrays, no I/O.
+
+Entries stay in request order. Small ones share a frame until its payload is full; an entry larger than
+MAX_WHOLE_BYTES travels alone, in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ais_loader.wire import ais_batch_pb2 as pb
+from storage_node.store.errors import InvalidRequest
+
+MAX_WHOLE_BYTES = 4 << 20
+"""An entry of at most this size is one buffer in one frame, with no assembly at the other end."""
+MAX_ENTRIES_PER_FRAME = 4096
+"""Bounds the header of a frame of empty or failed entries."""
+MAX_ENTRIES = 10_000
+"""In one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSpan:
+    """Entries first .. stop-1 of a batch; or, with `piece_bytes`, that many bytes of entry `first` from `offset`."""
+
+    first: int
+    stop: int
+    payload_bytes: int
+    offset: int = 0
+    piece_bytes: int | None = None
+
+    @property
+    def is_piece(self) -> bool:
+        return self.piece_bytes is not None
+
+
+def plan_frames(
+    sizes: npt.NDArray[np.int64], *, target_bytes: int, resume_offset: int = 0
+) -> Iterator[FrameSpan]:
+    """Cut entries of these sizes (shape (n,), bytes; 0 for those known to fail) into frames of about `target_bytes`.
+
+    With `resume_offset` the first entry continues there, and is sent as pieces whatever its size.
+    """
+    n = len(sizes)
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < n:
+        size = int(sizes[first])
+        resumed = resume_offset if first == 0 else 0
+        if size > MAX_WHOLE_BYTES or resumed:
+            for offset in range(resumed, max(size, resumed + 1), target_bytes):
+                piece = min(target_bytes, size - offset)
+                yield FrameSpan(first, first + 1, piece, offset, piece)
+            first += 1
+            continue
+        before = int(ends[first]) - size
+        # The frame ends with the entry that fills it, or before one that fills a frame by itself.
+        stop = int(np.searchsorted(ends, before + target_bytes, side="left")) + 1
+        stop = max(first + 1, min(stop, n, first + MAX_ENTRIES_PER_FRAME))
+        large = np.flatnonzero(sizes[first + 1 : stop] > target_bytes)
+        if len(large):
+            stop = first + 1 + int(large[0])
+        yield FrameSpan(first, stop, int(ends[stop - 1]) - before)
+        first = stop
+
+
+def check_range(start: int, length: int, size_bytes: int) -> str | None:
+    """What is wrong with reading `length` bytes (-1: to the end) from `start`; None when nothing is."""
+    if start < 0 or length < -1:
+        return "negative start" if start < 0 else "negative length"
+    if start > size_bytes:
+        return f"start={start:,} lies past the end of {size_bytes:,} bytes"
+    if length >= 0 and start + length > size_bytes:
+        return f"start={start:,}, length={length:,} reaches past the end of {size_bytes:,} bytes"
+    return None
+
+
+def check_columns(request: pb.BatchRequest, n: int) -> None:
+    """Raises InvalidRequest when the columns of a request for n entries do not fit together."""
+    if n > MAX_ENTRIES:
+        raise InvalidRequest(f"{n:,} entries in one request, at most {MAX_ENTRIES:,}: send it in parts")
+    for column in ("bucket_index", "member", "start", "length", "version"):
+        length = len(getattr(request, column))
+        if length not in (0, n):
+            raise InvalidRequest(f"column {column!r} has {length:,} values for {n:,} entries")
+    if n and (not request.bucket or max(request.bucket_index, default=0) >= len(request.bucket)):
+        raise InvalidRequest("an entry refers to a bucket that the request does not name")
+    if bool(request.start) != bool(request.length):
+        raise InvalidRequest("columns 'start' and 'length' come together")

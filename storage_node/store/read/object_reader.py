@@ -1,0 +1,237 @@
+"""Reading one object, or a range of it, as a stream of chunks; whatever can be verified is before it is handed on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from storage_node.store.checksum import crc32c
+from storage_node.store.drive.block_checksums import read_blocks
+from storage_node.store.drive.drive import Drive
+from storage_node.store.errors import (
+    CorruptObject,
+    DriveFailed,
+    ObjectNotFound,
+    RangeError,
+    StoreError,
+)
+from storage_node.store.files.object_files import drive_error
+from storage_node.store.format import BLOCK_BYTES, Record
+from storage_node.store.read.batch_members import MemberPart, find_member
+from storage_node.store.read.frame_plan import check_range
+from storage_node.store.store import Store
+
+CHUNK_BYTES = 4 * BLOCK_BYTES
+_LOOKUPS_OF_A_MOVING_OBJECT = 10
+T = TypeVar("T")
+
+
+class _SlotDamaged(CorruptObject):
+    """The object was replaced a moment ago, most likely."""
+
+
+class ObjectReader(Iterator[bytes]):
+    """Chunks of at most CHUNK_BYTES, `length` bytes in all, of one version of one object.
+
+    Its file and its checksums are at hand from the start: what is put or deleted meanwhile changes nothing. Exhaust it
+    or close it. Belongs to one thread at a time.
+    """
+
+    def __init__(
+        self, drive: Drive, record: Record, fd: int, label: str, start: int, length: int, verify: bool
+    ) -> None:
+        """Takes over `fd`. Raises CorruptObject when checksums are missing, and then closes it."""
+        self.record = record
+        self.length = length
+        self._drive = drive
+        self._fd = fd
+        self._label = label
+        self._at, self._stop = start, start + length
+        self._first_block = start // BLOCK_BYTES
+        # Ranges are only checked when asked: that reads their whole blocks.
+        self._verify = verify or (start == 0 and length == record.size_bytes)
+        self._blocks: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
+        self._held: bytes | None = None
+        if record.offset:
+            try:
+                self._held = self._read_from_segment()
+            finally:
+                os.close(self._fd)
+                self._fd = -1
+            return
+        if self._verify and length and record.size_bytes > BLOCK_BYTES:
+            try:
+                stop_block = -(-self._stop // BLOCK_BYTES)
+                self._blocks = read_blocks(drive.catalog, record, self._first_block, stop_block)
+            except BaseException:
+                self.close()
+                raise
+
+    def __next__(self) -> bytes:
+        if self._at >= self._stop:
+            self.close()
+            raise StopIteration
+        try:
+            if self._held is not None:
+                chunk = self._held[self._at : self._stop]
+            elif self._verify:
+                chunk = self._next_verified()
+            else:
+                chunk = self._pread(self._at, min(CHUNK_BYTES, self._stop - self._at))
+        except BaseException:
+            self.close()
+            raise
+        self._at += len(chunk)
+        return chunk
+
+    def _read_from_segment(self) -> bytes:
+        """The whole object at once: in a segment the bytes of a dead one are given back under who has it open."""
+        data = self._pread(self.record.offset, self.record.size_bytes)
+        if crc32c(data) != self.record.checksum:
+            raise _SlotDamaged(self._damage())
+        return data
+
+    def _damage(self) -> str:
+        return (
+            f"{self._label}: the bytes on {self._drive.root} do not match the stored checksum; "
+            "run `ais-loader doctor`, and put the object again"
+        )
+
+    def _next_verified(self) -> bytes:
+        size = self.record.size_bytes
+        if size <= BLOCK_BYTES:
+            whole = self._pread(0, size)
+            self._compare(whole, self.record.checksum)
+            return whole[self._at : self._stop]
+        first = self._at // BLOCK_BYTES
+        begin = first * BLOCK_BYTES
+        end = min(begin + CHUNK_BYTES, -(-self._stop // BLOCK_BYTES) * BLOCK_BYTES, size)
+        blocks = memoryview(self._pread(begin, end - begin))
+        for at in range(0, len(blocks), BLOCK_BYTES):
+            number = first + at // BLOCK_BYTES
+            self._compare(blocks[at : at + BLOCK_BYTES], int(self._blocks[number - self._first_block]))
+        return bytes(blocks[self._at - begin : self._stop - begin])
+
+    def _compare(self, data: bytes | memoryview, expected: int) -> None:
+        if crc32c(data) != expected:
+            self._drive.faults.note_checksum()
+            raise CorruptObject(self._damage())
+
+    def _pread(self, offset: int, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            try:
+                part = os.pread(self._fd, size, offset)
+            except OSError as error:
+                self._drive.faults.note(error, f"reading {self._label}")
+                raise drive_error(error, self._drive.root, f"reading {self._label}") from error
+            if not part:
+                raise CorruptObject(f"{self._label}: its file on {self._drive.root} is shorter than what was put")
+            parts.append(part)
+            offset, size = offset + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        self._at = self._stop
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class MemberReader(Iterator[bytes]):
+    """A member of an archive, or `length` bytes of it, in chunks of at most a few MiB; as ObjectReader."""
+
+    def __init__(self, record: Record, part: MemberPart, *, verify: bool) -> None:
+        """`record`: of the archive. With `verify` a range is read as a part of the whole member, which is verified."""
+        self.record = record
+        self.length = part.size_bytes
+        self._pieces = _within(part) if verify and not part.is_whole else part.pieces()
+
+    def __next__(self) -> bytes:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        self._pieces = iter(())
+
+
+def _within(part: MemberPart) -> Iterator[bytes]:
+    """Nothing is handed on before all of it has been verified, in a pass of its own."""
+    for _ in part.shard.archive.pieces(part.member):
+        pass
+    yield from part.pieces()
+
+
+def open_object(
+    store: Store, bucket: str, name: str, *, start: int = 0, length: int | None = None, version: str = "",
+    verify: bool = False,
+) -> ObjectReader:  # fmt: skip
+    """Open an object for reading.
+
+    Raises BucketNotFound, ObjectNotFound (also when `version` is gone), RangeError, CorruptObject, DriveFailed,
+    FormatError, StoreClosed.
+    """
+    label = f"{bucket}/{name}"
+    if length is not None and length < 0:
+        raise RangeError(f"{label}: negative range: start={start}, length={length}")
+
+    def opened(drive: Drive, record: Record) -> ObjectReader:
+        if fault := check_range(start, -1 if length is None else length, record.size_bytes):
+            raise RangeError(f"{label}: {fault}")
+        wanted = record.size_bytes - start if length is None else length
+        return ObjectReader(drive, record, drive.files.open(record.path), label, start, wanted, verify)
+
+    return open_current(store, bucket, name, version, opened)
+
+
+def open_member(
+    store: Store, bucket: str, name: str, member: str, *, start: int = 0, length: int | None = None, version: str = "",
+    verify: bool = False,
+) -> MemberReader:  # fmt: skip
+    """Open a member of the archive `name` for reading. Raises ArchiveError, and what `open_object` raises."""
+    if length is not None and length < 0:
+        raise RangeError(f"{bucket}/{name}, member {member!r}: negative range: start={start}, length={length}")
+
+    def opened(drive: Drive, record: Record) -> MemberReader:
+        part = find_member(drive, record, name, member, start, -1 if length is None else length)
+        return MemberReader(record, part, verify=verify)
+
+    return open_current(store, bucket, name, version, opened)
+
+
+def open_current(store: Store, bucket: str, name: str, version: str, open_file: Callable[[Drive, Record], T]) -> T:
+    """What `open_file` gives for the object as it is now; asked again when its file has gone meanwhile."""
+    label = f"{bucket}/{name}"
+    gone: tuple[Drive, bytes] | None = None
+    for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
+        drive, record = store.locate(bucket, name)
+        if version and version != str(record.version):
+            raise ObjectNotFound(f"{label}: version {version} is gone, the store has {record.version}")
+        try:
+            return open_file(drive, record)
+        except OSError as error:
+            if error.errno != errno.ENOENT or not (drive.root / "objects").is_dir():
+                raise drive_error(error, drive.root, f"opening {label}") from error
+            if gone == (drive, record.path):
+                raise CorruptObject(f"{label}: its file on {drive.root} is missing; see `ais-loader doctor`") from error
+        except CorruptObject as error:
+            if gone == (drive, record.path):
+                if isinstance(error, _SlotDamaged):
+                    drive.faults.note_checksum()
+                raise
+        except DriveFailed:
+            if drive in store.drives:
+                raise  # else it has left the store, and what was on it is elsewhere
+        # Replaced, deleted or moved between the two steps, most likely; what the catalog says next is final.
+        gone = drive, record.path
+        with contextlib.suppress(StoreError):  # the next look says what there is to say
+            drive.catch_up()
+    raise DriveFailed(f"{label} is replaced faster than it can be opened")

@@ -1,0 +1,202 @@
+"""Archives stored otherwise than they came: with many places to begin to unpack at, so that members are cheap.
+
+A .tar.zst becomes seekable zst, a .tar.lz4 frames of independent blocks; of a .tar.gz the index finds such places by
+itself. It is done once, by the store that a client puts to, before any copy is made: all copies are the same bytes.
+What was sent is kept in a file without a name until all of it has come and has been found to be what was announced. An
+archive that is damaged, has such places already, is too large, or whose members would not all be the same afterwards is
+stored as it came. The size and checksum of what was sent go into the object's metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ais_loader.wire.reserved import ORIGINAL_CHECKSUM, ORIGINAL_SIZE
+from storage_node.store.archives.archive import Archive, index_shard
+from storage_node.store.archives.errors import LibraryMissing
+from storage_node.store.archives.index import MemberIndex
+from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
+from storage_node.store.archives.reframe import reframe
+from storage_node.store.archives.source import FdSource, chunks_of
+from storage_node.store.checksum import crc32c
+from storage_node.store.errors import DriveFailed, InvalidRequest, StoreError
+from storage_node.store.files.object_files import drive_error
+from storage_node.store.store import Store
+from storage_node.store.upload import checked_metadata
+from storage_node.store.writes import check_content
+
+WORTH_BYTES = 1 << 20
+"""An archive is left alone if no more than this has to be unpacked in front of any member."""
+MAX_CONTENT_BYTES = 1 << 30
+"""Of an archive that is re-framed: its client waits meanwhile."""
+_LZ4_BLOCK_BYTES = 256 << 10
+log = logging.getLogger(__name__)
+
+
+class Spooled:
+    """The bytes of one object in a file without a name, which goes with this process. Belongs to one thread at a time.
+
+    Raises DriveFull, DriveFailed.
+    """
+
+    def __init__(self, folder: Path, label: str) -> None:
+        self.label = label
+        self.size_bytes = 0
+        self.checksum = 0
+        self._folder = folder
+        with self._reporting():
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - `close` closes it
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        self.checksum, self.size_bytes = crc32c(view, self.checksum), self.size_bytes + len(view)
+        with self._reporting():
+            while view:
+                view = view[os.write(self._file.fileno(), view) :]
+
+    @property
+    def source(self) -> FdSource:
+        return FdSource(self._file.fileno(), self.size_bytes)
+
+    def chunks(self) -> Iterator[bytes]:
+        with self._reporting():
+            yield from chunks_of(self.source)
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise drive_error(error, self._folder, "keeping an archive until it is stored") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def can_reframe(name: str) -> bool:
+    return kind_of_name(name) in (ArchiveKind.TAR_ZST, ArchiveKind.TAR_LZ4)
+
+
+def spool_for(store: Store, label: str) -> Spooled:
+    """On the drive with the most room. Raises DriveFull, DriveFailed."""
+    states = [state for state in store.states() if state.problem is None]
+    if not states:
+        raise DriveFailed("no drive of the store can be used")
+    return Spooled(Path(max(states, key=lambda state: state.free_bytes).path), label)
+
+
+def reframed(store: Store, name: str, spool: Spooled) -> Spooled | None:
+    """What is to be stored instead, which the caller closes; None: what came."""
+    made: Spooled | None = None
+    try:
+        before = index_shard(spool.source, name)
+        archive = Archive(spool.source, before)
+        if archive.stretch_bytes <= WORTH_BYTES or before.content_bytes > MAX_CONTENT_BYTES:
+            return None
+        content = archive.content()
+        made = spool_for(store, spool.label)
+        for piece in reframe(content) if archive.kind is ArchiveKind.TAR_ZST else _independent_blocks(content):
+            made.write(piece)
+        after = index_shard(made.source, name)
+        if not _same_members(before, after):
+            raise StoreError("its members would not be the same")
+        return made
+    except (StoreError, OSError, RuntimeError, MemoryError) as error:  # whatever it is, what came can be stored
+        log.info("%s is stored as it came: %s", spool.label, error)
+        if made is not None:
+            made.close()
+        return None
+
+
+def _same_members(before: MemberIndex, after: MemberIndex) -> bool:
+    return before.content_bytes == after.content_bytes and len(before) == len(after) and all(
+        (one.name, one.offset_bytes, one.size_bytes, one.checksum)
+        == (other.name, other.offset_bytes, other.size_bytes, other.checksum)
+        for one, other in zip(before, after, strict=True)
+    )  # fmt: skip
+
+
+def _independent_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    try:
+        import lz4.frame  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise LibraryMissing("re-framing needs the package lz4: pip install 'ais-loader[archives]'") from error
+    compressor = lz4.frame.LZ4FrameCompressor(
+        block_size=lz4.frame.BLOCKSIZE_MAX256KB, block_linked=False, content_checksum=True
+    )
+    yield compressor.begin()
+    for chunk in chunks:
+        for at in range(0, len(chunk), _LZ4_BLOCK_BYTES):
+            yield compressor.compress(chunk[at : at + _LZ4_BLOCK_BYTES])
+    yield compressor.flush()
+
+
+def original_metadata(metadata: dict[str, str], spool: Spooled) -> dict[str, str]:
+    """With what was sent. Raises InvalidRequest when that is too much."""
+    return checked_metadata(
+        {**metadata, ORIGINAL_SIZE: str(spool.size_bytes), ORIGINAL_CHECKSUM: f"{spool.checksum:08x}"}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ToStore:
+    """What a PUT stores."""
+
+    chunks: Iterable[bytes | bytearray | memoryview]
+    metadata: dict[str, str]
+    size_bytes: int | None
+    checksum: int | None
+
+
+def replacement(store: Store, name: str, metadata: dict[str, str], spool: Spooled) -> tuple[Spooled, dict[str, str]]:
+    """Of what has come: the bytes that are to be stored, which the caller closes, and their metadata."""
+    try:
+        described = original_metadata(metadata, spool)
+    except InvalidRequest:
+        return spool, metadata
+    made = reframed(store, name, spool)
+    return (spool, metadata) if made is None else (made, described)
+
+
+@contextlib.contextmanager
+def content_of(
+    store: Store, bucket: str, name: str, chunks: Iterable[bytes | bytearray | memoryview], metadata: dict[str, str],
+    size_bytes: int | None, checksum: int | None,
+) -> Iterator[ToStore]:  # fmt: skip
+    """For a store that has its buckets to itself: what is to be stored of what comes.
+
+    Raises ContentMismatch, DriveFull, DriveFailed.
+    """
+    found = store.find_bucket(bucket)
+    if found is None or not found.reframe or not can_reframe(name):
+        yield ToStore(chunks, metadata, size_bytes, checksum)
+        return
+    with contextlib.ExitStack() as held:
+        spool = spool_for(store, f"{bucket}/{name}")
+        held.callback(spool.close)
+        for chunk in chunks:
+            spool.write(chunk)
+        check_content(spool, size_bytes, checksum)
+        stored, described = replacement(store, name, metadata, spool)
+        held.callback(stored.close)
+        yield ToStore(stored.chunks(), described, stored.size_bytes, stored.checksum)
+
+
+def reframed_bytes(
+    store: Store, label: str, name: str, pieces: Sequence[bytes], metadata: dict[str, str]
+) -> tuple[bytes, dict[str, str]] | None:
+    """Of a small object: its bytes and metadata; None: as it came. Raises DriveFull, DriveFailed."""
+    with contextlib.ExitStack() as held:
+        spool = spool_for(store, label)
+        held.callback(spool.close)
+        for piece in pieces:
+            spool.write(piece)
+        stored, described = replacement(store, name, metadata, spool)
+        held.callback(stored.close)
+        return None if stored is spool else (b"".join(stored.chunks()), described)

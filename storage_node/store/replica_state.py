@@ -1,0 +1,172 @@
+"""What copies of an object on several nodes are compared by: versions, tombstones, the clock that they come from."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from storage_node.store.drive.drive import Drive
+from storage_node.store.errors import DriveFailed, DriveFull, ObjectDeleted, ObjectNotFound, StoreError
+from storage_node.store.format import Record, Version
+from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault
+from storage_node.store.stale_replicas import CopyInDoubt, Doubts
+from storage_node.store.store_record import BucketRecord, ClusterRecord
+
+
+class StoredVersion(NamedTuple):
+    """One name in a listing of versions."""
+
+    name: str
+    version: Version
+    is_tombstone: bool
+    size_bytes: int
+    checksum: int
+
+
+def not_found_message(bucket: str, name: str) -> str:
+    fault = object_name_fault(name)
+    return f"no object {name!r} in bucket {bucket!r}" + (f" (nor can there be: {fault})" if fault else "")
+
+
+class Copies(ABC):
+    """The part of a store that takes part in a cluster."""
+
+    def __init__(self) -> None:
+        self.doubts = Doubts()
+        """Copies that are not to be read from."""
+        self.is_owner: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
+        """Whether what this store knows of an object, by bucket uuid and name, is what counts. Set by the cluster."""
+        self.is_holder: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
+        """Whether readers of a snapshot ask this store for an object. Of others it may have what is out of date."""
+
+    @property
+    @abstractmethod
+    def record(self) -> ClusterRecord: ...
+
+    @abstractmethod
+    def bucket(self, name: str) -> BucketRecord: ...
+
+    @abstractmethod
+    def _live(self) -> list[Drive]: ...
+
+    @abstractmethod
+    def newest_entry(self, bucket_uuid: bytes, name: str) -> Record | None:
+        """What there is of a name on any drive, tombstones too. Raises DriveFailed, FormatError, StoreClosed."""
+
+    @abstractmethod
+    def _drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
+        """See `Changes.drop`."""
+
+    @abstractmethod
+    def _scans(self, bucket: str, prefix: str, start_after: str, *, tombstones: bool) -> Iterator[tuple[str, Record]]:
+        """All drives' entries in name order."""
+
+    @abstractmethod
+    def _require_writable(self) -> None: ...
+
+    def in_doubt(self, bucket_uuid: bytes, name: str, found: Record | None) -> bool:
+        """Whether a reader may not believe what was found of this name. Raises DriveFailed, FormatError.
+
+        Not to be asked of snapshots: whatever was written since they were made, they see what they saw.
+        """
+        if self.doubts.whole(bucket_uuid):
+            return True
+        wanted = self.doubts.wanted(bucket_uuid, name)
+        if wanted is None and (found is not None or not self.doubts.gaps(bucket_uuid)):
+            return False
+        if found is None:
+            found = self.newest_entry(bucket_uuid, name)
+        if wanted is None:
+            return found is None  # a tombstone is an answer
+        if found is None or found.version < wanted:
+            return True
+        self.doubts.trust_name(bucket_uuid, name, found.version)
+        return False
+
+    def trusted_objects(
+        self, bucket: str, prefix: str, start_after: str, page_size: int
+    ) -> Iterator[tuple[str, Record]]:
+        """As `objects`, without those in doubt: another node lists them. Raises CopyInDoubt where all are."""
+        of = self.bucket(bucket)
+        bucket_uuid = of.uuid_bytes
+        found = self._scans(bucket, prefix, start_after, tombstones=False)
+        if self.doubts.any and of.cut is None:
+            if self.doubts.whole(bucket_uuid) or self.doubts.gaps(bucket_uuid):
+                raise CopyInDoubt(f"bucket {bucket!r}: copies here may be old, and are being compared with others")
+            found = (pair for pair in found if not self.in_doubt(bucket_uuid, *pair))
+        return itertools.islice(found, page_size)
+
+    def versions(
+        self, bucket: str, start_after: str = "", limit: int | None = None, prefix: str = ""
+    ) -> Iterator[StoredVersion]:
+        """Objects and tombstones in name order. Raises what `objects` raises."""
+        for name, record in itertools.islice(self._scans(bucket, prefix, start_after, tombstones=True), limit):
+            yield StoredVersion(name, record.version, record.is_tombstone, record.size_bytes, record.checksum)
+
+    def tombstones(self, bucket: str) -> Iterator[StoredVersion]:
+        """Raises what `objects` raises."""
+        return (found for found in self.versions(bucket) if found.is_tombstone)
+
+    def forget_tombstone(self, bucket: str, name: str, version: Version) -> bool:
+        """Remove a tombstone that every copy has seen; False when there is none, or a newer one. Raises as `delete`."""
+        self._require_writable()
+        bucket_uuid = self.bucket(bucket).uuid_bytes
+        before = self.newest_entry(bucket_uuid, name)
+        if before is None or not before.is_tombstone or before.version > version:
+            return False
+        return self._drop(bucket_uuid, name, version, tombstone=True) is None
+
+    def missing(self, bucket: str, bucket_uuid: bytes, name: str) -> ObjectNotFound:
+        """What to say of a name that is not in doubt, and of which there is no object: that it was deleted, if so."""
+        message = not_found_message(bucket, name)
+        if object_name_fault(name) is None and SNAPSHOT_MARK not in bucket:
+            with contextlib.suppress(StoreError):  # of its drive; there is no object all the same
+                found = self.newest_entry(bucket_uuid, name)
+                if found is not None and found.is_tombstone and self.is_owner(bucket_uuid, name):
+                    return ObjectDeleted(f"{message}: deleted with version {found.version}")
+        return ObjectNotFound(message)
+
+    def newest(self, bucket: str, names: Sequence[str]) -> list[Record | None]:
+        """What there is of each name, tombstones too. Raises InvalidName, BucketNotFound, DriveFailed, FormatError."""
+        for name in names:
+            check_object_name(name)
+        bucket_uuid = self.bucket(bucket).uuid_bytes
+        return [self.newest_entry(bucket_uuid, name) for name in names]
+
+    @property
+    def clock(self) -> int:
+        """No version with a higher counter was given here, or heard of. Raises StoreReadOnly, StoreClosed."""
+        return max((drive.counters.highest for drive in self._live()), default=0)
+
+    def next_version(self, node: int, epoch: int, seen: Iterable[Version], clock: int = 0) -> Version:
+        """A version for a write that this store's node coordinates; never given twice, over any crash of it.
+
+        Above all `seen`, of `epoch` at least, and with a counter above `clock`. Raises DriveFailed, DriveFull,
+        StoreClosed.
+        """
+        self._require_writable()
+        drives = self._live()
+        highest = max(seen, default=Version(0, 0))
+        floor = max(self.clock, clock, highest.counter)
+        if not drives:
+            raise DriveFailed("no drive of the store can be used")
+        # All drives hear of it: with one of them left, the number still cannot come back. Those that cannot write are
+        # done without, as those that are away: a node with one bad drive goes on writing to the others.
+        for drive in drives:
+            drive.counters.advance(floor)
+        counter = 0
+        problem: DriveFailed | DriveFull | None = None
+        for drive in drives:
+            try:
+                drive.counters.advance(counter - 1)
+                taken = drive.counters.take()
+            except (DriveFailed, DriveFull) as error:
+                problem = error
+            else:
+                counter = counter or taken
+        if not counter and problem is not None:
+            raise problem
+        return Version(max(epoch, highest.epoch, self.record.epoch), counter, node)

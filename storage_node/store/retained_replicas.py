@@ -1,0 +1,214 @@
+"""What snapshots see on one node of a cluster, compared with what they see on others, and made equal.
+
+All copies of a bucket have the same cuts. What a cut sees of a name is the newest version that any node has of it with
+a counter up to the cut, be it an object or a tombstone: so nodes that differ agree by taking over what is newer. A
+version that a node lacks may have ended already, on that node too: then it comes to the versions that are retained, and
+never becomes the object again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from storage_node.store import format as fmt
+from storage_node.store.drive.catalog import WriteBatch
+from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.pending import PendingObject
+from storage_node.store.drive.retained_versions import Ended, Retained, find_seen, scan_seen
+from storage_node.store.errors import StoreError
+from storage_node.store.files.object_files import drive_error
+from storage_node.store.files.staged_file import StagedFile
+from storage_node.store.format import Record
+from storage_node.store.names import PARTS_PREFIX
+from storage_node.store.store import Store
+
+
+class Seen(NamedTuple):
+    """What a cut sees of a name."""
+
+    record: Record
+    """Of an object or a tombstone."""
+    ended: int
+    """When it was replaced or deleted here; 0 as long as it is what counts."""
+
+
+class NewerFirst(StoreError):
+    """What has to be retained would be hidden by something older that has not ended: that has to be replaced first."""
+
+    kind = "newer-first"
+
+
+def seen(store: Store, bucket_uuid: bytes, names: Sequence[str], cut: int) -> list[Seen | None]:
+    """Of each name, in order. Raises DriveFailed, FormatError, StoreClosed."""
+    found: list[Seen | None] = []
+    for name in names:
+        drive = store.drive_at(store.drive_index(bucket_uuid, name))
+        current = drive.newest(bucket_uuid, [name])[0]
+        if current is not None and current.counter <= cut:
+            found.append(Seen(current, 0))
+        else:
+            ended = find_seen(drive.catalog, bucket_uuid, name, cut)
+            found.append(None if ended is None else Seen(ended.record, ended.ended))
+    return found
+
+
+def seen_after(store: Store, bucket_uuid: bytes, start_after: str, cut: int, limit: int) -> list[tuple[str, Record]]:
+    """The next names of which the cut sees something, tombstones too. Raises as `seen`, and for a missing drive."""
+    drives = [store.drive_at(slot) for slot in store.placement.slots]
+    scans: list[Iterator[tuple[str, Record]]] = [
+        scan_seen(drive.catalog, bucket_uuid, "", start_after, cut) for drive in drives
+    ]
+    merged = heapq.merge(*scans, key=lambda pair: pair[0].encode())
+    return list(itertools.islice((pair for pair in merged if not pair[0].startswith(PARTS_PREFIX)), limit))
+
+
+class RetainedHere(NamedTuple):
+    """A version that is retained on a drive."""
+
+    drive: Drive
+    key: bytes
+    name: str
+    record: Record
+    seen_by: range
+    """The cuts that see it, if they are those of snapshots."""
+
+
+def retained_after(drive: Drive, bucket_uuid: bytes, after: bytes, limit: int) -> list[RetainedHere]:
+    """The next ones after this key, in the order of names. Raises DriveFailed, FormatError, StoreClosed."""
+    found: list[RetainedHere] = []
+    for key, value in itertools.islice(drive.catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid, after or None), limit):
+        record = fmt.decode_record(value)
+        seen_by = range(record.counter, fmt.ended_of_retained(key))
+        found.append(RetainedHere(drive, key, fmt.name_of_retained(key), record, seen_by))
+    return found
+
+
+def release(gone: Sequence[RetainedHere]) -> None:
+    """Let go of versions that other nodes retain. Raises StoreError."""
+    for one in gone:
+        changes = one.drive.changes
+        dead: list[Record] = []
+        with changes.stripes.of([fmt.object_key_of(one.key)]):
+            now = one.drive.catalog.get(one.key)
+            if now is None or fmt.decode_record(now) != one.record:
+                continue
+            batch = WriteBatch(raw_mode=True)
+            batch.delete(one.key)
+            if not one.record.is_tombstone:
+                generation = one.record.generation
+                batch.delete(fmt.generation_key(fmt.MARK_PREFIX, generation))
+                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, generation), one.record.path)
+                dead.append(one.record)
+            one.drive.catalog.write(batch, sync=False)
+        changes.bury(Ended(dead, []))
+
+
+@dataclass(slots=True)
+class KeptVersion:
+    """A version on its way to those that are retained. Belongs to one thread; `commit` or `abort` ends it."""
+
+    drive: Drive
+    bucket_uuid: bytes
+    name: str
+    record: Record
+    """As another node has it: without a path."""
+    ended: int
+    metadata: dict[str, str]
+    file: StagedFile | None = None
+    """None for a tombstone."""
+
+    @property
+    def label(self) -> str:
+        return repr(self.name)
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self.file is None else self.file.size_bytes
+
+    @property
+    def checksum(self) -> int:
+        return 0 if self.file is None else self.file.checksum
+
+    def write(self, data: bytes) -> None:
+        """Raises DriveFull, DriveFailed."""
+        assert self.file is not None
+        try:
+            self.file.write(data)
+        except OSError as error:
+            raise drive_error(error, self.drive.root, "writing a version for a snapshot") from error
+
+    def commit(self) -> None:
+        """Retain it, unless cuts see something newer here. Raises NewerFirst, and as `Drive.commit`."""
+        try:
+            _keep(self)
+        except OSError as error:
+            raise drive_error(error, self.drive.root, "retaining a version for a snapshot") from error
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        if self.file is not None:
+            self.file.discard()
+
+
+def _keep(kept: KeptVersion) -> None:
+    drive, record, changes = kept.drive, kept.record, kept.drive.changes
+    retention = changes.retention
+    dead: list[Record] = []
+    marked: list[Retained] = []
+    with changes.stripes.of([fmt.object_key(kept.bucket_uuid, kept.name)]):
+        current = drive.newest(kept.bucket_uuid, [kept.name])[0]
+        prefix = fmt.retained_prefix(kept.bucket_uuid, kept.name)
+        others = [Retained(key, fmt.decode_record(value)) for key, value in drive.catalog.scan(prefix)]
+        newer = [other.record for other in others if other.record.version > record.version]
+        if current is not None and current.version >= record.version:
+            newer.append(current)
+        # It ended with the next version that there is here, if that is known to have come earlier.
+        ended = min([kept.ended, *(one.counter for one in newer)])
+        if not retention.is_seen(kept.bucket_uuid, record.counter, ended):
+            return
+        if current is not None and current.version < record.version:
+            raise NewerFirst(f"{kept.name!r}: version {current.version} is still what this node has")
+        batch = WriteBatch(raw_mode=True)
+        for other in others:
+            if other.record.version == record.version:
+                if other.ended >= ended:
+                    return
+                _end_at(batch, other, ended, marked)
+                drive.catalog.write(batch, sync=False)
+                break
+            if other.record.version < record.version and other.ended > record.counter:
+                if retention.is_seen(kept.bucket_uuid, other.record.counter, record.counter):
+                    _end_at(batch, other, record.counter, marked)
+                else:
+                    batch.delete(other.key)
+                    if not other.record.is_tombstone:
+                        batch.delete(fmt.generation_key(fmt.MARK_PREFIX, other.record.generation))
+                        path = other.record.path
+                        batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, other.record.generation), path)
+                        dead.append(other.record)
+        else:
+            key = fmt.retained_key(kept.bucket_uuid, kept.name, ended)
+            if kept.file is None:
+                batch.put(key, fmt.encode_record(record))
+                drive.catalog.write(batch, sync=False)
+            else:
+                pending = PendingObject(
+                    kept.bucket_uuid, kept.name, kept.file, kept.metadata, record.version, record.modified_ns
+                )
+                marked.append(Retained(key, changes.retain(batch, key, ended, pending)))
+    changes.bury(Ended(dead, marked))
+
+
+def _end_at(batch: WriteBatch, other: Retained, ended: int, marked: list[Retained]) -> None:
+    record = other.record
+    key = other.key[:-8] + ended.to_bytes(8, "big")
+    batch.delete(other.key)
+    batch.put(key, fmt.encode_record(record))
+    if not record.is_tombstone:
+        batch.put(fmt.generation_key(fmt.MARK_PREFIX, record.generation), ended.to_bytes(8, "big") + record.path)
+        marked.append(Retained(key, record))

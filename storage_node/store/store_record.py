@@ -1,0 +1,299 @@
+"""The cluster record: which drives form the store, and its buckets. Small, whole, on every drive.
+
+A change counts once a majority of the drives holds it; opening takes the highest (epoch, revision) found. One JSON
+file per drive, replaced atomically and synced, with a checksum of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from storage_node.store.checked_json import seal, unseal
+from storage_node.store.errors import FormatError
+from storage_node.store.failpoints import failpoint
+from storage_node.store.files.segment_format import SEGMENT_FORMAT
+from storage_node.store.format import FORMAT_VERSION
+from storage_node.store.names import SNAPSHOT_MARK
+
+FILE_NAME = "record.json"
+RECORD_VERSION = 8
+_READ_VERSIONS = (FORMAT_VERSION, 3, 4, 5, 6, 7, RECORD_VERSION)
+"""Since 3 drives may change, since 4 there are snapshots, since 5 buckets have properties, since 6 clusters have
+snapshots, for which tombstones are retained as well, since 7 small objects share files, since 8 these have their index
+twice, and who deletes has to say so in both. Older versions of the code would misread each of these, and read none of
+a later format."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRecord:
+    """A bucket's lasting settings. Deleted and made again, it has another uuid."""
+
+    uuid: str
+    copies: int = 1
+    reframe: bool = False
+    """Archives in one frame are stored with many, see `reframing`. A cluster has it in its map."""
+
+    @property
+    def uuid_bytes(self) -> bytes:
+        return bytes.fromhex(self.uuid)
+
+    @property
+    def cut(self) -> int | None:
+        """What a snapshot of the bucket sees, see `retained`; None for the bucket as it is now."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenBucket(BucketRecord):
+    """A bucket at one of its snapshots. Never written to a record."""
+
+    at: int = 0
+
+    @property
+    def cut(self) -> int | None:
+        return self.at
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    cut: int
+    """It sees what was given this number or a lower one, and has not ended before."""
+    created_ns: int
+    objects: int = -1
+    """-1: not counted yet."""
+    size_bytes: int = -1
+    of_cluster: bool = False
+    """Made by all nodes of a cluster, whose map says that it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """Immutable; every change is a new record with a higher revision."""
+
+    store_uuid: str
+    drives: tuple[str, ...]
+    """Uuids (hex) of all drives; placement does not depend on their order."""
+    epoch: int = 1
+    revision: int = 1
+    buckets: Mapping[str, BucketRecord] = field(default_factory=dict)
+    purging: tuple[str, ...] = ()
+    """Uuids of deleted buckets whose objects may not all be gone yet."""
+    retiring: tuple[str, ...] = ()
+    """Those of `drives` that own no names any more: what they still hold moves to the others."""
+    former: tuple[tuple[str, ...], ...] = ()
+    """The sets of drives that owned the names before, oldest first; empty when everything is where it belongs."""
+    gone: Mapping[str, str] = field(default_factory=dict)
+    """Uuids of drives that left the store, and how: "retired" or "forgotten"."""
+    snapshots: Mapping[str, Mapping[str, SnapshotRecord]] = field(default_factory=dict)
+    """By uuid of the bucket, then by name; no bucket without any."""
+    trimming: tuple[str, ...] = ()
+    """Uuids of buckets of which versions may be retained that no snapshot sees any more."""
+    segments: int = SEGMENT_FORMAT
+    """Up to which format segments may be there, 0 for none: none is made before the record says so, in a format that
+    older versions refuse."""
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The drives that own the names."""
+        return tuple(drive for drive in self.drives if drive not in self.retiring)
+
+    def with_drive(self, drive_uuid: str) -> ClusterRecord:
+        return self._placed((*self.drives, drive_uuid), self.retiring)
+
+    def with_retiring(self, drive_uuid: str) -> ClusterRecord:
+        return self._placed(self.drives, (*self.retiring, drive_uuid))
+
+    def with_reinstated(self, drive_uuid: str) -> ClusterRecord:
+        return self._placed(self.drives, tuple(other for other in self.retiring if other != drive_uuid))
+
+    def _placed(self, drives: tuple[str, ...], retiring: tuple[str, ...]) -> ClusterRecord:
+        changed = replace(self, revision=self.revision + 1, drives=drives, retiring=retiring)
+        return replace(changed, former=_eras((*self.former, self.active), changed.active))
+
+    def without_drive(self, drive_uuid: str) -> ClusterRecord:
+        """The drive is given up: what it held is not in the store any more."""
+        left = self._left((drive_uuid,), "forgotten")
+        former = (tuple(drive for drive in era if drive != drive_uuid) for era in self.former)
+        return replace(left, former=_eras(tuple(era for era in former if era), left.active))
+
+    def settled(self) -> ClusterRecord:
+        """Everything is where it belongs: nothing is anywhere else, nor on a drive that retires."""
+        return replace(self._left(self.retiring, "retired"), former=())
+
+    def _left(self, drives: tuple[str, ...], how: str) -> ClusterRecord:
+        return replace(
+            self, revision=self.revision + 1, drives=tuple(drive for drive in self.drives if drive not in drives),
+            retiring=tuple(drive for drive in self.retiring if drive not in drives),
+            gone={**self.gone, **dict.fromkeys(drives, how)},
+        )  # fmt: skip
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.epoch, self.revision
+
+    def with_bucket(
+        self, name: str, copies: int, bucket_uuid: str | None = None, *, reframe: bool = False
+    ) -> ClusterRecord:
+        bucket = BucketRecord(bucket_uuid or uuid.uuid4().hex, copies, reframe)
+        return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
+
+    def with_reframe(self, name: str, reframe: bool) -> ClusterRecord:
+        bucket = replace(self.buckets[name], reframe=reframe)
+        return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
+
+    def without_bucket(self, name: str) -> ClusterRecord:
+        left = {other: bucket for other, bucket in self.buckets.items() if other != name}
+        uuid = self.buckets[name].uuid
+        return replace(
+            self, revision=self.revision + 1, buckets=left, purging=(*self.purging, uuid),
+            snapshots={other: found for other, found in self.snapshots.items() if other != uuid},
+        )  # fmt: skip
+
+    def purged(self, bucket_uuid: str) -> ClusterRecord:
+        left = tuple(other for other in self.purging if other != bucket_uuid)
+        return replace(self, revision=self.revision + 1, purging=left)
+
+    def knows_bucket(self, bucket_uuid: bytes) -> bool:
+        return any(bucket.uuid == bucket_uuid.hex() for bucket in self.buckets.values())
+
+    def with_recovered_bucket(self, bucket_uuid: bytes) -> ClusterRecord:
+        """A bucket whose objects are there but whose name is lost."""
+        bucket = BucketRecord(bucket_uuid.hex())
+        return replace(
+            self, revision=self.revision + 1, buckets={**self.buckets, recovered_name(bucket_uuid): bucket}
+        )
+
+    # -- snapshots
+
+    def bucket(self, name: str) -> BucketRecord | None:
+        """By its name, or by that of one of its snapshots: bucket@snapshot."""
+        found = self.buckets.get(name)
+        if found is None and SNAPSHOT_MARK in name:
+            of, _, snapshot = name.partition(SNAPSHOT_MARK)
+            bucket = self.buckets.get(of)
+            frozen = self.snapshots.get(bucket.uuid, {}).get(snapshot) if bucket is not None else None
+            if bucket is not None and frozen is not None:
+                return FrozenBucket(bucket.uuid, bucket.copies, at=frozen.cut)
+        return found
+
+    @property
+    def cuts(self) -> dict[bytes, list[int]]:
+        """Of all snapshots, by uuid of the bucket."""
+        return {bytes.fromhex(uuid): [one.cut for one in named.values()] for uuid, named in self.snapshots.items()}
+
+    def with_snapshot(self, bucket_uuid: str, name: str, snapshot: SnapshotRecord) -> ClusterRecord:
+        named = {**self.snapshots.get(bucket_uuid, {}), name: snapshot}
+        return replace(self, revision=self.revision + 1, snapshots={**self.snapshots, bucket_uuid: named})
+
+    def with_snapshots_of(self, found: Mapping[str, Mapping[str, SnapshotRecord]]) -> ClusterRecord:
+        """With exactly these of the buckets with these uuids."""
+        snapshots = {of: named for of, named in {**self.snapshots, **found}.items() if named}
+        changed = replace(self, revision=self.revision + 1, snapshots=snapshots)
+        for of in found:
+            left = {one.cut for one in snapshots.get(of, {}).values()}
+            if any(one.cut not in left for one in self.snapshots.get(of, {}).values()):
+                changed = changed.with_trimming(of)
+        return changed
+
+    def without_snapshot(self, bucket_uuid: str, name: str) -> ClusterRecord:
+        named = {other: one for other, one in self.snapshots[bucket_uuid].items() if other != name}
+        left = {other: found for other, found in self.snapshots.items() if other != bucket_uuid}
+        snapshots = {**left, bucket_uuid: named} if named else left
+        return replace(self, revision=self.revision + 1, snapshots=snapshots).with_trimming(bucket_uuid)
+
+    def with_trimming(self, bucket_uuid: str) -> ClusterRecord:
+        return replace(self, trimming=(*(other for other in self.trimming if other != bucket_uuid), bucket_uuid))
+
+    def trimmed(self, bucket_uuid: str) -> ClusterRecord:
+        left = tuple(other for other in self.trimming if other != bucket_uuid)
+        return replace(self, revision=self.revision + 1, trimming=left)
+
+    def with_segments(self) -> ClusterRecord:
+        return replace(self, segments=SEGMENT_FORMAT, revision=self.revision + 1)
+
+    def with_epoch(self, epoch: int) -> ClusterRecord:
+        return replace(self, epoch=epoch, revision=self.revision + 1)
+
+    def next_epoch(self) -> ClusterRecord:
+        """After a catalog was lost: versions given from now on rank above all that were ever given."""
+        return replace(self, epoch=self.epoch + 1, revision=self.revision + 1)
+
+
+def recovered_name(bucket_uuid: bytes) -> str:
+    return f"recovered-{bucket_uuid.hex()}"
+
+
+def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Without those that the next one repeats."""
+    following = (*former, active)[1:]
+    return tuple(era for era, after in zip(former, following, strict=True) if set(era) != set(after))
+
+
+def encode(record: ClusterRecord) -> bytes:
+    return seal("record", RECORD_VERSION, asdict(replace(record, segments=SEGMENT_FORMAT)))
+
+
+def decode(data: bytes, source: Path) -> ClusterRecord:
+    """Raises FormatError on anything that `encode` did not write."""
+    try:
+        fields = unseal("record", _READ_VERSIONS, data, source)
+        fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
+        fields["drives"], fields["purging"] = tuple(fields["drives"]), tuple(fields["purging"])
+        fields["retiring"] = tuple(fields.get("retiring", ()))
+        fields["former"] = tuple(map(tuple, fields.get("former", ())))
+        fields["snapshots"] = {
+            bucket_uuid: {name: SnapshotRecord(**one) for name, one in named.items()}
+            for bucket_uuid, named in fields.get("snapshots", {}).items()
+        }
+        fields["trimming"] = tuple(fields.get("trimming", ()))
+        fields["segments"] = int(fields.get("segments", 0))
+        return ClusterRecord(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{source}: not a cluster record: {error}") from error
+
+
+def write(folder: Path, record: ClusterRecord) -> None:
+    """Replace the record of one drive; whole and lasting on return. Raises OSError."""
+    write_atomically(folder / FILE_NAME, encode(record), before_rename=lambda: failpoint("record.staged"))
+    failpoint("record.one_drive")
+
+
+def read(folder: Path) -> ClusterRecord | None:
+    """The record on one drive, or None where there is none yet."""
+    path = folder / FILE_NAME
+    try:
+        return decode(path.read_bytes(), path)
+    except FileNotFoundError:
+        return None
+
+
+def write_atomically(path: Path, data: bytes, before_rename: Callable[[], None] | None = None) -> None:
+    """Write, sync, rename, sync the folder: afterwards the file is either the old one or the new one, whole."""
+    staged = path.with_name(path.name + ".new")
+    try:
+        with staged.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if before_rename is not None:
+            before_rename()
+        os.rename(staged, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
