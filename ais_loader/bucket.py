@@ -60,9 +60,15 @@ class Bucket(BucketComposing):
         return self._transport.set_bucket(self.name, BucketChange(copies, min_copies, reframe))
 
     def put(
-        self, name: str, data: Content, *, metadata: Mapping[str, str] | None = None, checksum: int | None = None,
-        if_absent: bool = False, if_version: str | None = None,
-    ) -> ObjectInfo:  # fmt: skip
+        self,
+        name: str,
+        data: Content,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: int | None = None,
+        if_absent: bool = False,
+        if_version: str | None = None,
+    ) -> ObjectInfo:
         """Store an object, replacing one of the same name; visible whole, or not at all.
 
         Args:
@@ -102,11 +108,20 @@ class Bucket(BucketComposing):
         return Lazily(results, "put_many()")
 
     def promote(
-        self, path: str | os.PathLike[str], *, recursive: bool = True, prefix: str = "", move: bool = False,
-        shared: Shared = "auto", overwrite: Overwrite = "changed", include: Sequence[str] = (),
-        exclude: Sequence[str] = (), node: str | None = None, on_error: Literal["raise", "return"] = "raise",
+        self,
+        path: str | os.PathLike[str],
+        *,
+        recursive: bool = True,
+        prefix: str = "",
+        move: bool = False,
+        shared: Shared = "auto",
+        overwrite: Overwrite = "changed",
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        node: str | None = None,
+        on_error: Literal["raise", "return"] = "raise",
         on_result: Callable[[PromoteResult], None] | None = None,
-    ) -> PromoteSummary:  # fmt: skip
+    ) -> PromoteSummary:
         """Have files that the store's machine sees become objects, without passing through this process.
 
         A folder's file `a/b.wav` becomes the object `prefix + "a/b.wav"`. What is there already is skipped, so that
@@ -129,15 +144,30 @@ class Bucket(BucketComposing):
         NodeUnavailable, SilenceTimeout.
         """
         spec = promote_spec(
-            self.name, path, recursive=recursive, prefix=prefix, move=move, shared=shared, overwrite=overwrite,
-            include=include, exclude=exclude, node=node,
-        )  # fmt: skip
+            self.name,
+            path,
+            recursive=recursive,
+            prefix=prefix,
+            move=move,
+            shared=shared,
+            overwrite=overwrite,
+            include=include,
+            exclude=exclude,
+            node=node,
+        )
         return summarize(self._transport.promote(spec), on_result, raising=on_error == "raise")
 
     def get(
-        self, name: str, *, start: int = 0, length: int | None = None, member: str | None = None,
-        version: str | None = None, verify: bool = False, timeout_s: float = 30.0,
-    ) -> bytes:  # fmt: skip
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        member: str | None = None,
+        version: str | None = None,
+        verify: bool = False,
+        timeout_s: float = 30.0,
+    ) -> bytes:
         """An object's bytes, or `length` of them from `start` (None: to the end).
 
         A whole object is always compared with its stored checksum; a range when `verify` is set.
@@ -154,9 +184,14 @@ class Bucket(BucketComposing):
         return b"".join(chunks)
 
     def open(
-        self, name: str, *, version: str | None = None, timeout_s: float = 30.0,
-        read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False,
-    ) -> ObjectFile:  # fmt: skip
+        self,
+        name: str,
+        *,
+        version: str | None = None,
+        timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        verify: bool = False,
+    ) -> ObjectFile:
         """An object as a read-only, seekable binary file, of the version that it has now.
 
         Args:
@@ -168,27 +203,26 @@ class Bucket(BucketComposing):
         Raises ObjectNotFound, BucketNotFound, InvalidRequest.
         """
         info = pinned_head(self._transport, self.name, name, version)
-        return ObjectFile(
-            self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify
-        )
+        return ObjectFile(self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify)
 
     def reader(
-        self, name: str, *, version: str | None = None, timeout_s: float = 30.0,
-        read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False,
-    ) -> ObjectReader:  # fmt: skip
+        self,
+        name: str,
+        *,
+        version: str | None = None,
+        timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        verify: bool = False,
+    ) -> ObjectReader:
         """An object as a plain stream: forward only, in views of what arrives. Arguments and errors as `open`."""
         info = pinned_head(self._transport, self.name, name, version)
-        return ObjectReader(
-            self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify
-        )
+        return ObjectReader(self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify)
 
     def head(self, name: str) -> ObjectInfo:
         """Raises ObjectNotFound, BucketNotFound."""
         return self._transport.head(self.name, name)
 
-    def set_metadata(
-        self, name: str, metadata: Mapping[str, str], *, if_version: str | None = None
-    ) -> ObjectInfo:
+    def set_metadata(self, name: str, metadata: Mapping[str, str], *, if_version: str | None = None) -> ObjectInfo:
         """Give an object these metadata in place of those that it has: a new version of it, with the same bytes.
 
         The store copies the bytes for it; they do not pass through this process. What others put meanwhile keeps its

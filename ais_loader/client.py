@@ -80,21 +80,27 @@ def connect(
             raise errors.InvalidRequest(f"tenant={reprlib.repr(tenant)}: need at most {MAX_TENANT} characters of text")
         if not isinstance(hedge_budget, numbers.Real) or not 0 <= hedge_budget <= 1:
             raise errors.InvalidRequest(f"hedge_budget={hedge_budget!r}: need a share, 0 to 1")
-        return Client(ClusterTransport(
-            text, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, hedge_budget=hedge_budget
-        ))  # fmt: skip
+        return Client(
+            ClusterTransport(
+                text, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, hedge_budget=hedge_budget
+            )
+        )
     if "://" in text and not text.startswith("file://"):
         scheme = text.partition("://")[0]
-        raise errors.InvalidRequest(f"{text!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port")
+        raise errors.InvalidRequest(
+            f"{text!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port"
+        )
     with GATE.call():
         from ais_loader.transport.embedded import EmbeddedTransport
 
     paths = [part.removeprefix("file://") for part in text.split(",")]
     if not all(paths):
         raise errors.InvalidRequest(f"{text!r} names an empty path")
-    return Client(EmbeddedTransport(
-        paths, mode=mode, durability=durability, open_shards=open_shards, shard_copy_bytes=shard_copy_bytes
-    ))  # fmt: skip
+    return Client(
+        EmbeddedTransport(
+            paths, mode=mode, durability=durability, open_shards=open_shards, shard_copy_bytes=shard_copy_bytes
+        )
+    )
 
 
 class Client:
@@ -127,9 +133,7 @@ class Client:
 
         Raises BucketExists (unless `exist_ok`), InvalidName, InvalidRequest, StoreReadOnly.
         """
-        self._transport.create_bucket(
-            name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
-        )
+        self._transport.create_bucket(name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe)
         return Bucket(self, name)
 
     def bucket(self, name: str, *, snapshot: str | None = None) -> Bucket:
@@ -154,17 +158,25 @@ class Client:
 
     @overload
     def get_batch(
-        self, entries: Sequence[EntryLike], *, archive: ArchiveFormat, archive_names: ArchiveNames = "bucket",
+        self,
+        entries: Sequence[EntryLike],
+        *,
+        archive: ArchiveFormat,
+        archive_names: ArchiveNames = "bucket",
         **options: Any,
-    ) -> BatchArchive: ...  # fmt: skip
+    ) -> BatchArchive: ...
 
     @overload
     def get_batch(self, entries: Sequence[EntryLike], *, archive: None = None, **options: Any) -> Batch: ...
 
     def get_batch(
-        self, entries: Sequence[EntryLike], *, archive: ArchiveFormat | None = None,
-        archive_names: ArchiveNames = "bucket", **options: Any,
-    ) -> Batch | BatchArchive:  # fmt: skip
+        self,
+        entries: Sequence[EntryLike],
+        *,
+        archive: ArchiveFormat | None = None,
+        archive_names: ArchiveNames = "bucket",
+        **options: Any,
+    ) -> Batch | BatchArchive:
         """Fetch many entries with one request.
 
         Args:

@@ -346,9 +346,14 @@ class Run:
     def steps(self, plan: Plan, even_ranks: bool) -> range:
         """What is left to deliver here."""
         mine = split_steps(
-            plan.steps(self.start.epoch), start=self.start.step, rank=self.rank, world_size=self.world_size,
-            worker=self.worker, num_workers=self.num_workers, even_ranks=even_ranks,
-        )  # fmt: skip
+            plan.steps(self.start.epoch),
+            start=self.start.step,
+            rank=self.rank,
+            world_size=self.world_size,
+            worker=self.worker,
+            num_workers=self.num_workers,
+            even_ranks=even_ranks,
+        )
         return mine[self.delivered :]
 
     def position(self) -> Position:

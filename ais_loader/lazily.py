@@ -39,5 +39,7 @@ class Lazily(Generic[_T]):
         if not self._begun:
             warnings.warn(
                 f"{self._call} was never iterated, so nothing was done: iterate it, or call list()",
-                RuntimeWarning, stacklevel=2, source=self,
-            )  # fmt: skip
+                RuntimeWarning,
+                stacklevel=2,
+                source=self,
+            )

@@ -128,9 +128,14 @@ class ObjectFile(_ObjectStream):
     """
 
     def __init__(
-        self, client: Client, info: ObjectInfo, *, timeout_s: float = 30.0,
-        read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        client: Client,
+        info: ObjectInfo,
+        *,
+        timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        verify: bool = False,
+    ) -> None:
         super().__init__(client, info, timeout_s, read_ahead_bytes, verify)
         self._kept: deque[tuple[int, memoryview]] = deque()
         self._kept_bytes = 0
@@ -205,9 +210,14 @@ class ObjectReader(_ObjectStream):
     """The plain stream of an object: forward only. `for chunk in reader` gives views, without any copy."""
 
     def __init__(
-        self, client: Client, info: ObjectInfo, *, timeout_s: float = 30.0,
-        read_ahead_bytes: int = READ_AHEAD_BYTES, verify: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        client: Client,
+        info: ObjectInfo,
+        *,
+        timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        verify: bool = False,
+    ) -> None:
         super().__init__(client, info, timeout_s, read_ahead_bytes, verify)
         self._rest = memoryview(b"")
 

@@ -75,9 +75,18 @@ class PromoteSummary:
 
 
 def promote_spec(
-    bucket: str, path: str | os.PathLike[str], *, recursive: bool, prefix: str, move: bool, shared: Shared,
-    overwrite: Overwrite, include: Sequence[str], exclude: Sequence[str], node: str | None,
-) -> PromoteSpec:  # fmt: skip
+    bucket: str,
+    path: str | os.PathLike[str],
+    *,
+    recursive: bool,
+    prefix: str,
+    move: bool,
+    shared: Shared,
+    overwrite: Overwrite,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    node: str | None,
+) -> PromoteSpec:
     """Raises InvalidRequest, TypeError."""
     text = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
@@ -90,9 +99,17 @@ def promote_spec(
         if isinstance(patterns, str):
             raise TypeError(f"{patterns!r}: need a sequence of patterns, not one")
     return PromoteSpec(
-        bucket=bucket, path=text, prefix=prefix, recursive=recursive, move=move, overwrite=overwrite,
-        include=tuple(include), exclude=tuple(exclude), shared=shared, node=node,
-    )  # fmt: skip
+        bucket=bucket,
+        path=text,
+        prefix=prefix,
+        recursive=recursive,
+        move=move,
+        overwrite=overwrite,
+        include=tuple(include),
+        exclude=tuple(exclude),
+        shared=shared,
+        node=node,
+    )
 
 
 def summarize(

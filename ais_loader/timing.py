@@ -88,7 +88,14 @@ class Stopwatch:
             spent_s[self._cause] += time.perf_counter() - self._since_s
         paused_s = min(paused_s, spent_s["wire"])
         return BatchTiming(
-            queue_s=spent_s["queue"] + paused_s, ahead_s=spent_s["ahead"], wire_s=spent_s["wire"] - paused_s,
-            consumer_s=spent_s["consumer"], decode_s=spent_s["decode"], payload_bytes=self.payload_bytes,
-            entries=self.entries, failures=self.failures, retries=retries, hedged=hedged,
-        )  # fmt: skip
+            queue_s=spent_s["queue"] + paused_s,
+            ahead_s=spent_s["ahead"],
+            wire_s=spent_s["wire"] - paused_s,
+            consumer_s=spent_s["consumer"],
+            decode_s=spent_s["decode"],
+            payload_bytes=self.payload_bytes,
+            entries=self.entries,
+            failures=self.failures,
+            retries=retries,
+            hedged=hedged,
+        )

@@ -47,8 +47,13 @@ PLOT = Path(__file__).with_name("access_patterns.png")
 
 SEQUENTIAL, RANDOM_GET, GET_BATCH = "sequential reading", "random GETs", "GetBatch"
 GET_BATCH_AHEAD, GET_BATCH_CLUSTER = "GetBatch, 2 asked for ahead", "GetBatch from 3 nodes"
-COLOURS = {SEQUENTIAL: "#1b7837", RANDOM_GET: "#c0392b", GET_BATCH: "#2166ac", GET_BATCH_AHEAD: "#92c5de",
-           GET_BATCH_CLUSTER: "#762a83"}  # fmt: skip
+COLOURS = {
+    SEQUENTIAL: "#1b7837",
+    RANDOM_GET: "#c0392b",
+    GET_BATCH: "#2166ac",
+    GET_BATCH_AHEAD: "#92c5de",
+    GET_BATCH_CLUSTER: "#762a83",
+}
 
 
 class Sample(NamedTuple):

@@ -152,8 +152,9 @@ def _reads(
 def main(mib: int, rounds: int, no_write: bool) -> None:
     tar = shard_of(mib << 20)
     members = (mib << 20) // MEMBER_BYTES
-    contestants = {name: _mb_per_s(work, tar, len(tar), members) for name, work in
-                   ((INDEX, _index), (SCAN, _scan), (SUMMED, _sum))}  # fmt: skip
+    contestants = {
+        name: _mb_per_s(work, tar, len(tar), members) for name, work in ((INDEX, _index), (SCAN, _scan), (SUMMED, _sum))
+    }
     packed = {
         "index of a tar.zst, seekable": ("s.tar.zst", b"".join(reframe([tar]))),
         "index of a tar.lz4, independent blocks": ("s.tar.lz4", bytes(lz4.frame.compress(tar, block_linked=False))),
@@ -162,7 +163,10 @@ def main(mib: int, rounds: int, no_write: bool) -> None:
     }
     for what, (name, data) in packed.items():
         contestants[what] = _mb_per_s(
-            lambda data, name=name: len(index_shard(BytesSource(data), name)), data, len(tar), members  # type: ignore[misc]
+            lambda data, name=name: len(index_shard(BytesSource(data), name)),
+            data,
+            len(tar),
+            members,  # type: ignore[misc]
         )
     rates = run_rounds(contestants, rounds)
     rates[WANTED] = [float(WANTED_MB_S)] * rounds

@@ -29,9 +29,13 @@ def batches(names: Sequence[str], batch_size: int, seed: int) -> Iterator[list[E
 
 
 def get_batches(
-    client: ais_loader.Client, names: Sequence[str], batch_size: int, in_flight: int, seed: int,
+    client: ais_loader.Client,
+    names: Sequence[str],
+    batch_size: int,
+    in_flight: int,
+    seed: int,
     options: dict[str, Any] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Fetch every name once; returns the bytes that came."""
     total = 0
     for batch in client.get_batches(batches(names, batch_size, seed), in_flight=in_flight, **(options or {})):

@@ -83,15 +83,19 @@ def latency_table(
 ) -> str:
     """One call at a time, over three nodes and over one, as Markdown."""
     most = max(10, min(100, (1 << 30) // (BATCH * size_bytes * rounds)))
-    batch = Latency({
-        ONE: batch_latencies(single, names, BATCH, most),
-        DIRECT: batch_latencies(several, names, BATCH, most, assembly="direct"),
-        TARGET: batch_latencies(several, names, BATCH, most, assembly="target"),
-    })  # fmt: skip
-    get = Latency({
-        "1 node, single GET": get_latencies(single, names, 300),
-        f"{NODES} nodes, single GET": get_latencies(several, names, 300),
-    })  # fmt: skip
+    batch = Latency(
+        {
+            ONE: batch_latencies(single, names, BATCH, most),
+            DIRECT: batch_latencies(several, names, BATCH, most, assembly="direct"),
+            TARGET: batch_latencies(several, names, BATCH, most, assembly="target"),
+        }
+    )
+    get = Latency(
+        {
+            "1 node, single GET": get_latencies(single, names, 300),
+            f"{NODES} nodes, single GET": get_latencies(several, names, 300),
+        }
+    )
     lines = ["| one at a time | P50 ms | P99 ms | against 1 node, P50 | P99 |", "|---|---:|---:|---:|---:|"]
     for latency in (batch, get):
         latency.run(rounds)

@@ -84,9 +84,13 @@ def get_latencies(client: ais_loader.Client, names: Sequence[str], most: int) ->
 
 
 def grid_table(
-    client: ais_loader.Client, clients: Clients, shares: Sequence[Sequence[str]], size_bytes: int, nodes: int,
+    client: ais_loader.Client,
+    clients: Clients,
+    shares: Sequence[Sequence[str]],
+    size_bytes: int,
+    nodes: int,
     rounds: int,
-) -> str:  # fmt: skip
+) -> str:
     """Direct against target for each number of entries per owner, as Markdown.
 
     `shares`: the names that each of the client processes fetches.

@@ -96,9 +96,18 @@ def few_workers(per_owners: tuple[int, ...], say: Say, batches: int = 300) -> di
         for per_owner in per_owners:
             for kind, (mode, target_of) in KINDS.items():
                 found[size, per_owner, kind] = simulate(
-                    Setup(64, mode, size, entries=64, per_owner=per_owner, workers=4, in_flight=8, batches=batches,
-                          target_of=target_of)
-                )  # fmt: skip
+                    Setup(
+                        64,
+                        mode,
+                        size,
+                        entries=64,
+                        per_owner=per_owner,
+                        workers=4,
+                        in_flight=8,
+                        batches=batches,
+                        target_of=target_of,
+                    )
+                )
     say("few workers done")
     return found
 

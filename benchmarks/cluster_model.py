@@ -1,7 +1,7 @@
 """GetBatch on 4 to 1,000 hosts, by a model: where a target saturates, when direct assembly pays, how placement fills.
 
-    python -m benchmarks.cluster_model                            # writes cluster_model.md and its pictures
-    python -m benchmarks.cluster_model --quick --folder /tmp/x    # small clusters only
+python -m benchmarks.cluster_model                            # writes cluster_model.md and its pictures
+python -m benchmarks.cluster_model --quick --folder /tmp/x    # small clusters only
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ def validation_table() -> str:
 def three_nodes_table() -> str:
     rows = [
         (
-            label(size), *(f"{value * 1e3:.1f} / {told * 1e3:.1f}" for value, told in zip(real, model, strict=True)),
+            label(size),
+            *(f"{value * 1e3:.1f} / {told * 1e3:.1f}" for value, told in zip(real, model, strict=True)),
             *(f"{real[0] / real[other]:.1f} / {model[0] / model[other]:.1f}" for other in (1, 2)),
         )
         for size, real, model in three_nodes()
-    ]  # fmt: skip
+    ]
     heads = ("entry", "target ms", "each other owner ms", "client ms", "target ÷ owner", "target ÷ client")
     return table(heads, rows)
 
@@ -76,19 +77,35 @@ def costs_table() -> str:
         ("node: an entry", f"{costs.node_entry_s * 1e6:.1f} µs", "measured"),
         ("node: a byte, read, verified and sent", f"{costs.node_byte_s * 1e9:.2f} ns", "measured"),
         ("node: of it, reading and verifying", f"{costs.read_byte_s * 1e9:.2f} ns", "measured, embedded store"),
-        ("client: a sub-request of several entries, of one",
-         f"{costs.client_request_s * 1e6:.0f}, {costs.client_single_s * 1e6:.0f} µs", "measured"),
-        ("client: an entry, a byte",
-         f"{costs.client_entry_s * 1e6:.1f} µs, {costs.client_byte_s * 1e9:.2f} ns", "measured"),
+        (
+            "client: a sub-request of several entries, of one",
+            f"{costs.client_request_s * 1e6:.0f}, {costs.client_single_s * 1e6:.0f} µs",
+            "measured",
+        ),
+        (
+            "client: an entry, a byte",
+            f"{costs.client_entry_s * 1e6:.1f} µs, {costs.client_byte_s * 1e9:.2f} ns",
+            "measured",
+        ),
         ("placing an entry, per host", f"{costs.placement_s * 1e9:.1f} ns", "measured"),
         ("target: receiving an answer", "as a client", "assumed"),
-        ("target: sending on a byte",
-         f"{(costs.node_byte_s - costs.read_byte_s) * 1e9:.2f} ns", "a node's byte less its reading"),
-        ("NIC, each way; latency one way",
-         f"{hardware.nic_bytes_s * 8 / 1e9:.0f} Gbit/s; {hardware.latency_s * 1e6:.0f} µs", "the paper; assumed"),
-        ("drives of a host", f"{hardware.drives} × {hardware.drive_bytes_s / 1e9:.0f} GB/s, "
-         f"{hardware.drive_latency_s * 1e6:.0f} µs, {hardware.queue_depth} reads deep", "the paper; data sheets"),
-    ]  # fmt: skip
+        (
+            "target: sending on a byte",
+            f"{(costs.node_byte_s - costs.read_byte_s) * 1e9:.2f} ns",
+            "a node's byte less its reading",
+        ),
+        (
+            "NIC, each way; latency one way",
+            f"{hardware.nic_bytes_s * 8 / 1e9:.0f} Gbit/s; {hardware.latency_s * 1e6:.0f} µs",
+            "the paper; assumed",
+        ),
+        (
+            "drives of a host",
+            f"{hardware.drives} × {hardware.drive_bytes_s / 1e9:.0f} GB/s, "
+            f"{hardware.drive_latency_s * 1e6:.0f} µs, {hardware.queue_depth} reads deep",
+            "the paper; data sheets",
+        ),
+    ]
     return table(("what", "figure", "source"), rows)
 
 
@@ -97,15 +114,26 @@ def sessions_table(hosts_of: Sequence[int]) -> str:
     for hosts in hosts_of:
         for per_host in (2, 64):
             workers = hosts * per_host
-            rows.append((
-                f"{hosts:,} hosts, {workers:,} workers", "1", f"{hosts:,}", f"{per_host} + {2 * (hosts - 1):,}",
-                f"{workers:,}", f"{(per_host + 2 * (hosts - 1)) * SESSION_KIB / 1024:,.0f}",
-                f"{workers * SESSION_KIB / 1024:,.0f}",
-            ))  # fmt: skip
+            rows.append(
+                (
+                    f"{hosts:,} hosts, {workers:,} workers",
+                    "1",
+                    f"{hosts:,}",
+                    f"{per_host} + {2 * (hosts - 1):,}",
+                    f"{workers:,}",
+                    f"{(per_host + 2 * (hosts - 1)) * SESSION_KIB / 1024:,.0f}",
+                    f"{workers * SESSION_KIB / 1024:,.0f}",
+                )
+            )
     heads = (
-        "cluster", "per worker, target", "direct", "per node, target (clients' + peers')", "direct",
-        "MiB per node, target", "direct",
-    )  # fmt: skip
+        "cluster",
+        "per worker, target",
+        "direct",
+        "per node, target (clients' + peers')",
+        "direct",
+        "MiB per node, target",
+        "direct",
+    )
     return table(heads, rows)
 
 
@@ -118,16 +146,25 @@ def placement_tables(found: PlacementFindings, hosts: int, names: int) -> str:
     ]
     rows = [
         (
-            name, f"{each.objects:,}", f"{each.chi_square_sd:+.1f}",
-            f"{each.sampled_max:.3f} ({each.sampled_max_expected:.3f})", f"{each.full_sd:.2%}",
-            f"{each.full_max:.4f}", f"{each.full_min:.4f}",
+            name,
+            f"{each.objects:,}",
+            f"{each.chi_square_sd:+.1f}",
+            f"{each.sampled_max:.3f} ({each.sampled_max_expected:.3f})",
+            f"{each.full_sd:.2%}",
+            f"{each.full_max:.4f}",
+            f"{each.full_min:.4f}",
         )
         for name, each in ((f"{hosts:,} equal hosts", found.equal), (f"{hosts:,} hosts, weights 1 to 8", found.mixed))
-    ]  # fmt: skip
+    ]
     heads = (
-        "hosts", "objects placed", "chi-square, sd from chance", "fullest ÷ due (by chance)", "10⁸ objects: sd of load",
-        "fullest ÷ due", "emptiest ÷ due",
-    )  # fmt: skip
+        "hosts",
+        "objects placed",
+        "chi-square, sd from chance",
+        "fullest ÷ due (by chance)",
+        "10⁸ objects: sd of load",
+        "fullest ÷ due",
+        "emptiest ÷ due",
+    )
     parts.append(table(heads, rows) + "\n")
     moves = [
         (name, f"{each.moved:.3%}", f"{each.needed:.3%}", f"{each.moved * 1e8:,.0f}", f"{each.needless:.0%}")
@@ -179,65 +216,104 @@ def write(findings: Findings, folder: Path) -> None:
             continue
         target, direct = found[hosts, size, per_owner, "target"], found[hosts, size, per_owner, "direct"]
         owners = max(1, min(hosts, 128 // per_owner))
-        grid_rows.append((
-            f"{hosts:,}, {label(size)}", f"{per_owner} × {owners}",
-            f"{target.bytes_s / hosts / MIB:,.0f}", f"{direct.bytes_s / hosts / MIB:,.0f}",
-            f"{direct.bytes_s / target.bytes_s:.1f}×",
-            f"{ms(target.latency_s(50))} / {ms(target.latency_s(99))}",
-            f"{ms(direct.latency_s(50))} / {ms(direct.latency_s(99))}",
-            f"{target.node_cpu[0]:.0%} / {target.node_cpu[1]:.0%}", f"{direct.node_cpu[0]:.0%}",
-            f"{target.worker_cpu:.0%}, {direct.worker_cpu:.0%}",
-            f"{target.reorder_bytes / MIB:,.0f}",
-        ))  # fmt: skip
+        grid_rows.append(
+            (
+                f"{hosts:,}, {label(size)}",
+                f"{per_owner} × {owners}",
+                f"{target.bytes_s / hosts / MIB:,.0f}",
+                f"{direct.bytes_s / hosts / MIB:,.0f}",
+                f"{direct.bytes_s / target.bytes_s:.1f}×",
+                f"{ms(target.latency_s(50))} / {ms(target.latency_s(99))}",
+                f"{ms(direct.latency_s(50))} / {ms(direct.latency_s(99))}",
+                f"{target.node_cpu[0]:.0%} / {target.node_cpu[1]:.0%}",
+                f"{direct.node_cpu[0]:.0%}",
+                f"{target.worker_cpu:.0%}, {direct.worker_cpu:.0%}",
+                f"{target.reorder_bytes / MIB:,.0f}",
+            )
+        )
     heads = (
-        "hosts, entry", "entries × owners", "target MiB/s per host", "direct", "direct ÷ target",
-        "target P50 / P99 ms", "direct P50 / P99 ms", "target: nodes' CPU mean / busiest", "direct: mean",
-        "workers' CPU, both", "target: most held back, MiB",
-    )  # fmt: skip
+        "hosts, entry",
+        "entries × owners",
+        "target MiB/s per host",
+        "direct",
+        "direct ÷ target",
+        "target P50 / P99 ms",
+        "direct P50 / P99 ms",
+        "target: nodes' CPU mean / busiest",
+        "direct: mean",
+        "workers' CPU, both",
+        "target: most held back, MiB",
+    )
     kinds = list(KINDS)
     few_rows, worth = [], []
     for size in SIZES:
         for per_owner in per_owners:
             results = [few[size, per_owner, kind] for kind in kinds]
-            few_rows.append((
-                f"{label(size)}, {per_owner}",
-                *(f"{result.bytes_s / 4 / MIB:,.0f}" for result in results),
-                f"{results[2].bytes_s / results[0].bytes_s:.2f}", f"{results[2].bytes_s / results[1].bytes_s:.2f}",
-                f"{results[2].worker_cpu:.0%}, {results[1].worker_cpu:.0%}",
-            ))  # fmt: skip
+            few_rows.append(
+                (
+                    f"{label(size)}, {per_owner}",
+                    *(f"{result.bytes_s / 4 / MIB:,.0f}" for result in results),
+                    f"{results[2].bytes_s / results[0].bytes_s:.2f}",
+                    f"{results[2].bytes_s / results[1].bytes_s:.2f}",
+                    f"{results[2].worker_cpu:.0%}, {results[1].worker_cpu:.0%}",
+                )
+            )
         reached = [n for n in per_owners if few[size, n, kinds[2]].bytes_s >= WORTH * few[size, n, kinds[1]].bytes_s]
         first = min(reached, default=0)
         worth.append(
-            (label(size), str(first or "none"), f"{first * size / MIB:.2f} MiB" if first else "none",
-             f"{MEASURED.client_request_s / (MEASURED.client_entry_s + size * MEASURED.client_byte_s):.1f}")
-        )  # fmt: skip
+            (
+                label(size),
+                str(first or "none"),
+                f"{first * size / MIB:.2f} MiB" if first else "none",
+                f"{MEASURED.client_request_s / (MEASURED.client_entry_s + size * MEASURED.client_byte_s):.1f}",
+            )
+        )
     quiet_rows = [
         (f"{label(size)}, {per_owner}", ms(result.latency_s(50)), ms(quiet[size, per_owner, "direct"].latency_s(50)))
         for (size, per_owner, mode), result in quiet.items()
         if mode == "target"
     ]
     full_rows = [
-        (f"{each.gigabits} Gbit/s, {each.nodes_per_host} nodes per host", each.kind,
-         f"{each.result.bytes_s / 8 / 2**30:.2f}", f"{each.result.node_cpu[0]:.0%} / {each.result.node_cpu[1]:.0%}",
-         f"{each.result.nic_out[0]:.0%}")
+        (
+            f"{each.gigabits} Gbit/s, {each.nodes_per_host} nodes per host",
+            each.kind,
+            f"{each.result.bytes_s / 8 / 2**30:.2f}",
+            f"{each.result.node_cpu[0]:.0%} / {each.result.node_cpu[1]:.0%}",
+            f"{each.result.nic_out[0]:.0%}",
+        )
         for each in full
-    ]  # fmt: skip
+    ]
     text = TEXT.read_text().format(
         costs=costs_table(),
         validation=findings.validation,
         three_nodes=three_nodes_table(),
         grid=table(heads, grid_rows),
         curve_hosts=curve_hosts,
-        few=table(("entry, entries per owner", *kinds, "direct ÷ per session", "direct ÷ per request",
-                   "worker's CPU: direct, target per request"), few_rows),
-        worth=table(("entry", "entries per owner from which direct reaches 0.8 of the target", "bytes per owner",
-                     "entries that cost a client as much as the sub-request"), worth),
+        few=table(
+            (
+                "entry, entries per owner",
+                *kinds,
+                "direct ÷ per session",
+                "direct ÷ per request",
+                "worker's CPU: direct, target per request",
+            ),
+            few_rows,
+        ),
+        worth=table(
+            (
+                "entry",
+                "entries per owner from which direct reaches 0.8 of the target",
+                "bytes per owner",
+                "entries that cost a client as much as the sub-request",
+            ),
+            worth,
+        ),
         quiet=table(("entry, entries per owner", "target ms", "direct ms"), quiet_rows),
         saturation=table(("host", "kind", "GiB/s per host", "nodes' CPU mean / busiest", "NIC out, mean"), full_rows),
         sessions=sessions_table(hosts_of),
         placement=placement_tables(findings.placed, findings.placed_hosts, findings.names),
         placed_hosts=f"{findings.placed_hosts:,}",
-    )  # fmt: skip
+    )
     (folder / "cluster_model.md").write_text(text)
 
 

@@ -31,10 +31,22 @@ def per_owner_plot(found: Mapping[tuple[int, int, int, Mode], Result], hosts: in
             chosen = {key[2]: result for key, result in found.items() if key[:2] == (hosts, size) and key[3] == mode}
             across = sorted(chosen)
             points = [(per_owner, chosen[per_owner]) for per_owner in across]
-            panel.plot(across, [result.bytes_s / hosts / MIB for _, result in points], "o-", ms=4, color=COLOURS[mode],
-                       label=f"{mode}: MiB/s")  # fmt: skip
-            other.plot(across, [result.latency_s(99) * 1e3 for _, result in points], "x:", ms=5, color=COLOURS[mode],
-                       label=f"{mode}: P99")  # fmt: skip
+            panel.plot(
+                across,
+                [result.bytes_s / hosts / MIB for _, result in points],
+                "o-",
+                ms=4,
+                color=COLOURS[mode],
+                label=f"{mode}: MiB/s",
+            )
+            other.plot(
+                across,
+                [result.latency_s(99) * 1e3 for _, result in points],
+                "x:",
+                ms=5,
+                color=COLOURS[mode],
+                label=f"{mode}: P99",
+            )
             _powers(panel, across)
         panel.set(title=f"{label(size)} entries", xlabel="entries per owner", ylim=(0, None))
         other.set_ylim(0, None)
@@ -56,8 +68,14 @@ def hosts_plot(found: Mapping[tuple[int, int, int, Mode], Result], per_owner: in
             chosen = {key[0]: each for key, each in found.items() if key[1:3] == (size, per_owner) and key[3] == mode}
             hosts = sorted(chosen)
             points = [(count, chosen[count]) for count in hosts]
-            panel.plot(hosts, [result.bytes_s / count / MIB for count, result in points], "o-", ms=4,
-                       color=COLOURS[mode], label=mode)  # fmt: skip
+            panel.plot(
+                hosts,
+                [result.bytes_s / count / MIB for count, result in points],
+                "o-",
+                ms=4,
+                color=COLOURS[mode],
+                label=mode,
+            )
             panel.set_xscale("log")
             panel.set_xticks(hosts, [f"{count:,}" for count in hosts])
             panel.minorticks_off()

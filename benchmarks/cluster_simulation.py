@@ -254,7 +254,7 @@ class Simulation:
 
     @property
     def _mean_factor(self) -> float:
-        return float(2.718281828459045 ** (-self.setup.size_sigma**2 / 2))
+        return float(2.718281828459045 ** (-(self.setup.size_sigma**2) / 2))
 
     def _asking_s(self, lane: list[_Frame]) -> float:
         """Half of what a request costs its sender; the other half is due when its answer comes."""

@@ -136,7 +136,7 @@ def main(rounds: int, write: bool) -> None:
             "# Copies by load, and hedging\n",
             (__doc__ or "").split("\n\n    python")[0].split("\n\n", 1)[1] + "\n",
             f"Machine: {machine()}. {rounds} rounds of {BATCHES} batches of {BATCH} objects of {SIZE_BYTES >> 10} KiB, "
-            f"one at a time, assembly=\"direct\", {NODES} nodes, {COPIES} copies. Load average at the start "
+            f'one at a time, assembly="direct", {NODES} nodes, {COPIES} copies. Load average at the start '
             f"{os.getloadavg()[0]:.0f}: on a machine that is busy otherwise only the ratios say something.\n",
             f"## One node stands still for {STILL_S:g} s of every {STILL_S + GOING_S:g} s\n",
             measure(cluster, rounds, cluster.nodes[1:2]) + "\n",

@@ -1,6 +1,6 @@
 """MapDataset under a DataLoader against a plain Dataset that opens files: same objects, shuffled, lists of bytes.
 
-    python -m benchmarks.datasets            # writes the table beside this file
+python -m benchmarks.datasets            # writes the table beside this file
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ def as_list(samples: list[bytes]) -> list[bytes]:
 def epochs(dataset: Dataset[bytes], num_workers: int, count: int) -> Callable[[], float]:
     """A contestant: samples per second over some epochs, with the workers started before."""
     options: dict[str, Any] = {"persistent_workers": True} if num_workers else {}
-    loader = DataLoader(
-        dataset, batch_size=BATCH, shuffle=True, collate_fn=as_list, num_workers=num_workers, **options
-    )
+    loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, collate_fn=as_list, num_workers=num_workers, **options)
 
     def run() -> float:
         start = time.perf_counter()

@@ -104,10 +104,12 @@ def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str,
             BATCH_4_PYTHON: lambda: by_batches(many_python, shares),
             BATCH_1: lambda: by_batches(one, [names]),
             GETS: lambda: sum(map(len, gets)) / many.seconds("gets", [(part,) for part in gets]),
-            ECHO_UNARY: lambda: CLIENTS * echoes
-            / echo_clients.seconds("echo_unary", [(echo_server.port, echoes)] * CLIENTS),
-            ECHO_ASYNCIO: lambda: CLIENTS * echoes
-            / echo_clients.seconds("echo_unary", [(echo_asyncio.port, echoes)] * CLIENTS),
+            ECHO_UNARY: lambda: (
+                CLIENTS * echoes / echo_clients.seconds("echo_unary", [(echo_server.port, echoes)] * CLIENTS)
+            ),
+            ECHO_ASYNCIO: lambda: (
+                CLIENTS * echoes / echo_clients.seconds("echo_unary", [(echo_asyncio.port, echoes)] * CLIENTS)
+            ),
             ECHO_STREAM: lambda: echo.stream(echo_server.port, CLIENTS * echoes, IN_FLIGHT),
         }
         for work in contestants.values():  # connections, caches
@@ -120,9 +122,13 @@ def linked_copy(store: Path, folder: Path) -> Path:
     import shutil
 
     copy = folder / f"{store.name}-python"
-    shutil.copytree(store, copy, copy_function=lambda source, target: (
-        os.link(source, target) if "/objects/" in source else shutil.copy2(source, target)
-    ))  # fmt: skip
+    shutil.copytree(
+        store,
+        copy,
+        copy_function=lambda source, target: (
+            os.link(source, target) if "/objects/" in source else shutil.copy2(source, target)
+        ),
+    )
     return copy
 
 

@@ -91,11 +91,18 @@ def main(rounds: int, total_mib: int, folder: str, table: bool) -> None:
         rates = run_rounds(contestants, rounds)
     outcomes = judge(rates, claims)
     told = ", ".join(f"{count:,} of {text}" for text, count in counts.items())
-    text = "\n\n".join([
-        "# Promotion against PUT", (__doc__ or "").partition("\n\n")[2].strip(),
-        f"Machine: {machine()}; {load()}. {rounds} rounds; files: {told}. Client and nodes share the cores.",
-        rates_table(rates, "files/s"), claims_table(outcomes),
-    ]) + "\n"  # fmt: skip
+    text = (
+        "\n\n".join(
+            [
+                "# Promotion against PUT",
+                (__doc__ or "").partition("\n\n")[2].strip(),
+                f"Machine: {machine()}; {load()}. {rounds} rounds; files: {told}. Client and nodes share the cores.",
+                rates_table(rates, "files/s"),
+                claims_table(outcomes),
+            ]
+        )
+        + "\n"
+    )
     click.echo(text)
     conclude(text, TABLE if table else None, reached=all(outcome.reached for outcome in outcomes))
 

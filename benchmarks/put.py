@@ -172,8 +172,11 @@ def measure(durability: Durability, size_bytes: int, total_bytes: int, most: int
 
 
 def rows(by_size: dict[int, Rates]) -> str:
-    lines = ["| size | " + " | ".join(f"{name}/s" for name in (FILES, ECHO, PUT, PUT_MANY)) + " | PutMany MiB/s "
-             "| PUT ÷ echo | PutMany ÷ PUT | PutMany ÷ files |", "|---|" + "---:|" * 8]  # fmt: skip
+    lines = [
+        "| size | " + " | ".join(f"{name}/s" for name in (FILES, ECHO, PUT, PUT_MANY)) + " | PutMany MiB/s "
+        "| PUT ÷ echo | PutMany ÷ PUT | PutMany ÷ files |",
+        "|---|" + "---:|" * 8,
+    ]
     for size_bytes, rates in by_size.items():
         medians = [statistics.median(rates[name]) for name in (FILES, ECHO, PUT, PUT_MANY)]
         ratios = judge(rates, [Claim(PUT, ECHO, 0), Claim(PUT_MANY, PUT, 0), Claim(PUT_MANY, FILES, 0)])

@@ -102,9 +102,13 @@ def name(kind: str, way: str) -> str:
 
 def linked(store: Path, copy: Path) -> Path:
     """A second store over the same (immutable) object files."""
-    shutil.copytree(store, copy, copy_function=lambda source, target: (
-        os.link(source, target) if "/objects/" in source else shutil.copy2(source, target)
-    ))  # fmt: skip
+    shutil.copytree(
+        store,
+        copy,
+        copy_function=lambda source, target: (
+            os.link(source, target) if "/objects/" in source else shutil.copy2(source, target)
+        ),
+    )
     return copy
 
 

@@ -107,10 +107,18 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         limits = (
-            "read_threads", "readahead_threads", "memory_bytes", "max_active_batches", "reject_retry_after_ms",
-            "max_buffered_bytes", "assembly_bytes", "peer_window_bytes", "repair_transfers", "drive_errors",
+            "read_threads",
+            "readahead_threads",
+            "memory_bytes",
+            "max_active_batches",
+            "reject_retry_after_ms",
+            "max_buffered_bytes",
+            "assembly_bytes",
+            "peer_window_bytes",
+            "repair_transfers",
+            "drive_errors",
             "open_shards",
-        )  # fmt: skip
+        )
         for name in limits:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 1")
@@ -124,20 +132,33 @@ class ServerConfig:
             if not 1e-6 <= weight <= 1e6:
                 raise ValueError(f"tenant_weights: {tenant!r} has {weight}, need 0.000001 to 1000000")
         for name in (
-            "readahead_bytes", "max_recoveries", "max_soft_errors", "critical_memory_bytes", "shard_copy_bytes",
-        ):  # fmt: skip
+            "readahead_bytes",
+            "max_recoveries",
+            "max_soft_errors",
+            "critical_memory_bytes",
+            "shard_copy_bytes",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 0")
         for name in (
-            "peer_timeout_s", "peer_idle_s", "reach_timeout_s", "repair_interval_s", "repair_bytes_per_s",
-            "drive_error_window_s", "drive_move_bytes_per_s",
-        ):  # fmt: skip
+            "peer_timeout_s",
+            "peer_idle_s",
+            "reach_timeout_s",
+            "repair_interval_s",
+            "repair_bytes_per_s",
+            "drive_error_window_s",
+            "drive_move_bytes_per_s",
+        ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)}: need a finite number above 0")
         for name in (
-            "throttle_cpu_lag_s", "throttle_drive_wait_s", "max_throttle_s", "reconcile_patience_s",
-            "tombstone_grace_s", "drive_grace_s",
-        ):  # fmt: skip
+            "throttle_cpu_lag_s",
+            "throttle_drive_wait_s",
+            "max_throttle_s",
+            "reconcile_patience_s",
+            "tombstone_grace_s",
+            "drive_grace_s",
+        ):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)}: need a number of seconds, at least 0")
         if not 0 <= self.hedge_budget <= 1:

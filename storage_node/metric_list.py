@@ -20,119 +20,287 @@ class Metric:
 
 METRICS = (
     # Throughput.
-    Metric("ais_loader_batches_total", "counter", ("kind", "outcome"), "batches",
-           "GetBatch requests that have ended. kind: single (one entry, as a client's get() sends), many, or part "
-           "(what one node of several contributes, to a node that assembles or to a client that does). outcome: "
-           "complete, stopped (at an entry that failed, as asked), failed, rejected (to be asked again), abandoned "
-           "(cancelled, or its connection broke)."),
-    Metric("ais_loader_delivered_entries_total", "counter", ("kind", "content"), "entries",
-           "Good entries of batches that reached their end, by the batch's kind: a part is delivered once more by the "
-           "node that assembles. content: object (whole or a range) or member (of a shard)."),
+    Metric(
+        "ais_loader_batches_total",
+        "counter",
+        ("kind", "outcome"),
+        "batches",
+        "GetBatch requests that have ended. kind: single (one entry, as a client's get() sends), many, or part "
+        "(what one node of several contributes, to a node that assembles or to a client that does). outcome: "
+        "complete, stopped (at an entry that failed, as asked), failed, rejected (to be asked again), abandoned "
+        "(cancelled, or its connection broke).",
+    ),
+    Metric(
+        "ais_loader_delivered_entries_total",
+        "counter",
+        ("kind", "content"),
+        "entries",
+        "Good entries of batches that reached their end, by the batch's kind: a part is delivered once more by the "
+        "node that assembles. content: object (whole or a range) or member (of a shard).",
+    ),
     Metric("ais_loader_delivered_bytes_total", "counter", ("kind", "content"), "bytes", "Payload of those entries."),
-    Metric("ais_loader_session_sent_bytes_total", "counter", (), "bytes",
-           "All messages of all sessions, to clients and to peers, those of abandoned batches too."),
-    Metric("ais_loader_tenant_bytes_total", "counter", ("tenant",), "bytes",
-           "Payload of batches by tenant: those that have a weight, and all others together as `other`. What this node "
-           "read for them, for parts too."),
-    Metric("ais_loader_requests_total", "counter", ("operation",), "requests",
-           "Calls on single objects that have ended: put, get, head, delete, list. In a PUT of many objects each "
-           "counts. A small get() rides a session and is a batch of kind single."),
+    Metric(
+        "ais_loader_session_sent_bytes_total",
+        "counter",
+        (),
+        "bytes",
+        "All messages of all sessions, to clients and to peers, those of abandoned batches too.",
+    ),
+    Metric(
+        "ais_loader_tenant_bytes_total",
+        "counter",
+        ("tenant",),
+        "bytes",
+        "Payload of batches by tenant: those that have a weight, and all others together as `other`. What this node "
+        "read for them, for parts too.",
+    ),
+    Metric(
+        "ais_loader_requests_total",
+        "counter",
+        ("operation",),
+        "requests",
+        "Calls on single objects that have ended: put, get, head, delete, list. In a PUT of many objects each "
+        "counts. A small get() rides a session and is a batch of kind single.",
+    ),
     Metric("ais_loader_request_bytes_total", "counter", ("operation",), "bytes", "Payload put and got by those calls."),
     Metric("ais_loader_listed_objects_total", "counter", (), "objects", "Objects that list calls have returned."),
     # Latency.
-    Metric("ais_loader_batch_first_byte_seconds", "histogram", ("kind",), "seconds",
-           "From a batch's arrival until its first frame was handed to the network."),
-    Metric("ais_loader_batch_duration_seconds", "histogram", ("kind",), "seconds",
-           "From a batch's arrival until its end was; complete, stopped and failed batches."),
-    Metric("ais_loader_peer_wait_seconds_total", "counter", (), "seconds",
-           "Time that batches waited for entries from other nodes (rxwait)."),
-    Metric("ais_loader_throttle_seconds_total", "counter", ("cause",), "seconds",
-           "Time that batches were held back by this node's own limits. cause: memory (of frames on their way), turn "
-           "(others came first), cpu and drives (pauses of a node that has too much to do)."),
-    Metric("ais_loader_client_wait_seconds_total", "counter", (), "seconds",
-           "Time that batches waited for their clients to take what they had been sent."),
+    Metric(
+        "ais_loader_batch_first_byte_seconds",
+        "histogram",
+        ("kind",),
+        "seconds",
+        "From a batch's arrival until its first frame was handed to the network.",
+    ),
+    Metric(
+        "ais_loader_batch_duration_seconds",
+        "histogram",
+        ("kind",),
+        "seconds",
+        "From a batch's arrival until its end was; complete, stopped and failed batches.",
+    ),
+    Metric(
+        "ais_loader_peer_wait_seconds_total",
+        "counter",
+        (),
+        "seconds",
+        "Time that batches waited for entries from other nodes (rxwait).",
+    ),
+    Metric(
+        "ais_loader_throttle_seconds_total",
+        "counter",
+        ("cause",),
+        "seconds",
+        "Time that batches were held back by this node's own limits. cause: memory (of frames on their way), turn "
+        "(others came first), cpu and drives (pauses of a node that has too much to do).",
+    ),
+    Metric(
+        "ais_loader_client_wait_seconds_total",
+        "counter",
+        (),
+        "seconds",
+        "Time that batches waited for their clients to take what they had been sent.",
+    ),
     # Errors and recoveries.
-    Metric("ais_loader_hard_errors_total", "counter", ("kind",), "batches",
-           "Batches ended by an error, by its kind; where an entry ended it, by that entry's status."),
-    Metric("ais_loader_soft_errors_total", "counter", ("status",), "entries",
-           "Entries that failed in batches that went on, by status."),
-    Metric("ais_loader_assembly_soft_errors_total", "counter", (), "entries",
-           "Those among them, of batches gathered from other nodes, that no node could deliver."),
-    Metric("ais_loader_recoveries_total", "counter", (), "entries",
-           "Entries asked again, of another holder, because the first one asked did not deliver them."),
-    Metric("ais_loader_hedged_entries_total", "counter", (), "entries",
-           "Entries of gathered batches asked of a second holder as well, because the first one was unusually slow."),
-    Metric("ais_loader_request_errors_total", "counter", ("operation", "kind"), "requests",
-           "Calls on single objects that failed, by the error's kind."),
-    Metric("ais_loader_rejections_total", "counter", ("reason",), "batches",
-           "Batches told to come back. reason: batches (too many active), answers (no room to collect it), memory "
-           "(over its critical mark, or of what other nodes have sent), stopping."),
+    Metric(
+        "ais_loader_hard_errors_total",
+        "counter",
+        ("kind",),
+        "batches",
+        "Batches ended by an error, by its kind; where an entry ended it, by that entry's status.",
+    ),
+    Metric(
+        "ais_loader_soft_errors_total",
+        "counter",
+        ("status",),
+        "entries",
+        "Entries that failed in batches that went on, by status.",
+    ),
+    Metric(
+        "ais_loader_assembly_soft_errors_total",
+        "counter",
+        (),
+        "entries",
+        "Those among them, of batches gathered from other nodes, that no node could deliver.",
+    ),
+    Metric(
+        "ais_loader_recoveries_total",
+        "counter",
+        (),
+        "entries",
+        "Entries asked again, of another holder, because the first one asked did not deliver them.",
+    ),
+    Metric(
+        "ais_loader_hedged_entries_total",
+        "counter",
+        (),
+        "entries",
+        "Entries of gathered batches asked of a second holder as well, because the first one was unusually slow.",
+    ),
+    Metric(
+        "ais_loader_request_errors_total",
+        "counter",
+        ("operation", "kind"),
+        "requests",
+        "Calls on single objects that failed, by the error's kind.",
+    ),
+    Metric(
+        "ais_loader_rejections_total",
+        "counter",
+        ("reason",),
+        "batches",
+        "Batches told to come back. reason: batches (too many active), answers (no room to collect it), memory "
+        "(over its critical mark, or of what other nodes have sent), stopping.",
+    ),
     # Memory and admission.
-    Metric("ais_loader_memory_held_bytes", "gauge", ("kind",), "bytes",
-           "Payload in memory. kind: frames (on their way to the network), answers (collected before "
-           "sending), assembly (what other nodes have sent or may send)."),
+    Metric(
+        "ais_loader_memory_held_bytes",
+        "gauge",
+        ("kind",),
+        "bytes",
+        "Payload in memory. kind: frames (on their way to the network), answers (collected before "
+        "sending), assembly (what other nodes have sent or may send).",
+    ),
     Metric("ais_loader_memory_limit_bytes", "gauge", ("kind",), "bytes", "What each kind may reach."),
     Metric("ais_loader_open_sessions", "gauge", (), "sessions", "Open GetBatch sessions, idle ones too."),
     Metric("ais_loader_active_batches", "gauge", (), "batches", "Batches being served, parts aside."),
     Metric("ais_loader_active_parts", "gauge", (), "batches", "Parts being served."),
     Metric("ais_loader_active_batches_limit", "gauge", (), "batches", "Where further ones are rejected."),
-    Metric("ais_loader_assembled_batches_total", "counter", (), "batches",
-           "Batches for which this node gathered entries from others."),
-    Metric("ais_loader_pending_reads", "gauge", (), "reads",
-           "Reads and writes that the drives' threads have or that wait for one: the node's queue."),
+    Metric(
+        "ais_loader_assembled_batches_total",
+        "counter",
+        (),
+        "batches",
+        "Batches for which this node gathered entries from others.",
+    ),
+    Metric(
+        "ais_loader_pending_reads",
+        "gauge",
+        (),
+        "reads",
+        "Reads and writes that the drives' threads have or that wait for one: the node's queue.",
+    ),
     Metric("ais_loader_read_threads", "gauge", (), "threads", "Threads that work off that queue."),
     # Drives.
-    Metric("ais_loader_drive_up", "gauge", ("drive", "path"), "1 or 0",
-           "Whether the drive works. path is empty for one that was not found."),
+    Metric(
+        "ais_loader_drive_up",
+        "gauge",
+        ("drive", "path"),
+        "1 or 0",
+        "Whether the drive works. path is empty for one that was not found.",
+    ),
     Metric("ais_loader_drive_free_bytes", "gauge", ("drive", "path"), "bytes", "Room left for this process."),
     Metric("ais_loader_drive_size_bytes", "gauge", ("drive", "path"), "bytes", "Size of the drive's file system."),
     Metric("ais_loader_drive_objects", "gauge", ("drive", "path"), "objects", "Objects on the drive, estimated."),
-    Metric("ais_loader_drive_state", "gauge", ("drive", "path", "state"), "1",
-           "How the drive is: active, retiring (its objects move to the others), disabled (it failed too often, or the "
-           "node was told so), missing, failing (it is used, and failed a moment ago)."),
-    Metric("ais_loader_drive_io_errors_total", "counter", ("drive", "path"), "errors",
-           "Reads and writes that the drive, its file system or its catalog refused since the node opened it."),
-    Metric("ais_loader_drive_bad_checksums_total", "counter", ("drive", "path"), "objects",
-           "Times that bytes on the drive were not those that had been put."),
-    Metric("ais_loader_drive_changes_total", "counter", ("what",), "drives",
-           "what: disabled (because they failed too often), given up (what was on them comes from other nodes)."),
-    Metric("ais_loader_drive_moved_objects_total", "counter", (), "objects",
-           "Moved between the node's drives, after one was added or while one retires."),
+    Metric(
+        "ais_loader_drive_state",
+        "gauge",
+        ("drive", "path", "state"),
+        "1",
+        "How the drive is: active, retiring (its objects move to the others), disabled (it failed too often, or the "
+        "node was told so), missing, failing (it is used, and failed a moment ago).",
+    ),
+    Metric(
+        "ais_loader_drive_io_errors_total",
+        "counter",
+        ("drive", "path"),
+        "errors",
+        "Reads and writes that the drive, its file system or its catalog refused since the node opened it.",
+    ),
+    Metric(
+        "ais_loader_drive_bad_checksums_total",
+        "counter",
+        ("drive", "path"),
+        "objects",
+        "Times that bytes on the drive were not those that had been put.",
+    ),
+    Metric(
+        "ais_loader_drive_changes_total",
+        "counter",
+        ("what",),
+        "drives",
+        "what: disabled (because they failed too often), given up (what was on them comes from other nodes).",
+    ),
+    Metric(
+        "ais_loader_drive_moved_objects_total",
+        "counter",
+        (),
+        "objects",
+        "Moved between the node's drives, after one was added or while one retires.",
+    ),
     Metric("ais_loader_drive_moved_bytes_total", "counter", (), "bytes", "Of those objects."),
     Metric("ais_loader_drive_objects_to_move", "gauge", (), "objects", "Left to be moved, roughly."),
     # The node in its cluster.
     Metric("ais_loader_map_version", "gauge", (), "version", "Version of the cluster's map; 0 while in no cluster."),
     Metric("ais_loader_map_nodes", "gauge", ("state",), "nodes", "Nodes in that map: active, joining, leaving."),
     # Making copies equal.
-    Metric("ais_loader_repair_passes_total", "counter", (), "passes",
-           "Times that the node went through all that it has, in search of copies that other nodes lack."),
-    Metric("ais_loader_repair_objects_total", "counter", ("what",), "objects",
-           "what: pushed (to nodes that lacked them or had them older), failed (pushes that did not succeed, and are "
-           "tried again), fetched (that this node lacked or had older), dropped (that belong to other nodes, which "
-           "have them)."),
+    Metric(
+        "ais_loader_repair_passes_total",
+        "counter",
+        (),
+        "passes",
+        "Times that the node went through all that it has, in search of copies that other nodes lack.",
+    ),
+    Metric(
+        "ais_loader_repair_objects_total",
+        "counter",
+        ("what",),
+        "objects",
+        "what: pushed (to nodes that lacked them or had them older), failed (pushes that did not succeed, and are "
+        "tried again), fetched (that this node lacked or had older), dropped (that belong to other nodes, which "
+        "have them).",
+    ),
     Metric("ais_loader_repair_bytes_total", "counter", ("what",), "bytes", "Of the objects pushed and fetched."),
-    Metric("ais_loader_repair_tombstones_total", "counter", ("what",), "objects",
-           "Deletions. what: pushed (to nodes that had not heard of them), forgotten (nothing is left to guard "
-           "against)."),
-    Metric("ais_loader_repair_doubtful_names", "gauge", (), "objects",
-           "Copies that the node has older than another node, or not at all, and does not serve before they have "
-           "come."),
-    Metric("ais_loader_repair_doubtful_buckets", "gauge", ("what",), "buckets",
-           "Buckets being compared with other nodes. what: copies (any may be old, none is served), gaps (what is here "
-           "is served; what is not may have been on a drive that was given up)."),
-    Metric("ais_loader_repair_silent_peers", "gauge", (), "nodes",
-           "Nodes that kept silent while this one came back: it may serve copies older than theirs."),
+    Metric(
+        "ais_loader_repair_tombstones_total",
+        "counter",
+        ("what",),
+        "objects",
+        "Deletions. what: pushed (to nodes that had not heard of them), forgotten (nothing is left to guard against).",
+    ),
+    Metric(
+        "ais_loader_repair_doubtful_names",
+        "gauge",
+        (),
+        "objects",
+        "Copies that the node has older than another node, or not at all, and does not serve before they have come.",
+    ),
+    Metric(
+        "ais_loader_repair_doubtful_buckets",
+        "gauge",
+        ("what",),
+        "buckets",
+        "Buckets being compared with other nodes. what: copies (any may be old, none is served), gaps (what is here "
+        "is served; what is not may have been on a drive that was given up).",
+    ),
+    Metric(
+        "ais_loader_repair_silent_peers",
+        "gauge",
+        (),
+        "nodes",
+        "Nodes that kept silent while this one came back: it may serve copies older than theirs.",
+    ),
     # Files that become objects.
-    Metric("ais_loader_promoted_files_total", "counter", ("how",), "files",
-           "Files of which this node has made objects, on its drives or other nodes'. how: linked (given up, and now "
-           "the object's file), cloned (the drive shares their blocks), copied_by_server (of a network's file system), "
-           "copied (read and written)."),
+    Metric(
+        "ais_loader_promoted_files_total",
+        "counter",
+        ("how",),
+        "files",
+        "Files of which this node has made objects, on its drives or other nodes'. how: linked (given up, and now "
+        "the object's file), cloned (the drive shares their blocks), copied_by_server (of a network's file system), "
+        "copied (read and written).",
+    ),
     Metric("ais_loader_promoted_bytes_total", "counter", ("how",), "bytes", "Of those files."),
     Metric("ais_loader_promote_skipped_files_total", "counter", (), "files", "Files whose objects were there already."),
-    Metric("ais_loader_promote_errors_total", "counter", ("kind",), "files",
-           "Files that were refused, could not be stored, or not be given up, by the error's kind."),
+    Metric(
+        "ais_loader_promote_errors_total",
+        "counter",
+        ("kind",),
+        "files",
+        "Files that were refused, could not be stored, or not be given up, by the error's kind.",
+    ),
     Metric("ais_loader_node_info", "gauge", ("version", "store_uuid", "batch_reader"), "1", "What this node is."),
-)  # fmt: skip
+)
 PROCESS = {
     "ais_loader_process_virtual_memory_bytes": "Address space of the node's process.",
     "ais_loader_process_resident_memory_bytes": "Memory of the node's process.",

@@ -33,7 +33,12 @@ class NodeCollector:
     """Reads a running node; prometheus-client calls `collect` from its own threads."""
 
     def __init__(
-        self, service: BatchService, membership: Membership, version: str, repair: RepairCounts, drives: DriveCare,
+        self,
+        service: BatchService,
+        membership: Membership,
+        version: str,
+        repair: RepairCounts,
+        drives: DriveCare,
         promote: PromoteCounts,
     ) -> None:
         self._service = service
@@ -160,14 +165,15 @@ class NodeCollector:
         for name, state in ais_cluster_pb2.MapNode.State.items():
             yield "ais_loader_map_nodes", (name.lower(),), states.count(state)
 
-
     def _repairs(self) -> Iterator[Sample]:
         counts, doubts = self._repair, self._service.store.doubts
         yield "ais_loader_repair_passes_total", (), counts.passes
         objects = {
-            "pushed": counts.objects_pushed, "failed": counts.failed_pushes, "fetched": counts.names_fetched,
+            "pushed": counts.objects_pushed,
+            "failed": counts.failed_pushes,
+            "fetched": counts.names_fetched,
             "dropped": counts.copies_dropped,
-        }  # fmt: skip
+        }
         for what, number in objects.items():
             yield "ais_loader_repair_objects_total", (what,), number
         for what, number in {"pushed": counts.bytes_pushed, "fetched": counts.bytes_fetched}.items():
@@ -200,7 +206,11 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def node_registry(
-    service: BatchService, membership: Membership, version: str, repair: RepairCounts, drives: DriveCare,
+    service: BatchService,
+    membership: Membership,
+    version: str,
+    repair: RepairCounts,
+    drives: DriveCare,
     promote: PromoteCounts,
 ) -> CollectorRegistry:
     """All metrics of one node."""
@@ -224,7 +234,11 @@ def require_library() -> None:
 
 @contextmanager
 def metrics_served(
-    service: BatchService, membership: Membership, version: str, repair: RepairCounts, drives: DriveCare,
+    service: BatchService,
+    membership: Membership,
+    version: str,
+    repair: RepairCounts,
+    drives: DriveCare,
     promote: PromoteCounts,
 ) -> Iterator[int | None]:
     """Serve a node's metrics over HTTP, at /metrics, on threads of their own; yields the port. Raises OSError.

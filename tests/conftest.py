@@ -27,9 +27,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "fresh_process", pyfuncitem.nodeid]
     done = subprocess.run(
-        command, cwd=pyfuncitem.config.rootpath, env={**os.environ, _INSIDE: "1"}, capture_output=True, text=True,
+        command,
+        cwd=pyfuncitem.config.rootpath,
+        env={**os.environ, _INSIDE: "1"},
+        capture_output=True,
+        text=True,
         timeout=110,
-    )  # fmt: skip
+    )
     if done.returncode != 0:
         pytest.fail(f"in a process of its own:\n{done.stdout}{done.stderr}", pytrace=False)
     return True

@@ -27,20 +27,45 @@ _MAX_NAME_BYTES = 180
 
 @click.command()
 @click.argument("list_file", metavar="LIST", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("-o", "--output", metavar="DIR", type=click.Path(allow_dash=True),
-              help="Write each object to a file in DIR, 000000-NAME and so on. With -, all of them go to standard "
-                   "output, end to end. With --archive, the archive's file.")  # fmt: skip
-@click.option("--archive", type=click.Choice(FORMATS), default=None,
-              help="Write one archive instead of many files: members are BUCKET/NAME, those that were not delivered "
-                   "empty ones below __404__/.")  # fmt: skip
-@click.option("--archive-names", type=click.Choice(["bucket", "object"]), default="bucket", show_default=True,
-              help="Members' names with their bucket, or without.")  # fmt: skip
-@click.option("--on-error", type=click.Choice(["raise", "placeholder"]), default="raise", show_default=True,
-              help="Stop at the first object that cannot be delivered, or mark it in its place and go on.")  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    type=click.Path(allow_dash=True),
+    help="Write each object to a file in DIR, 000000-NAME and so on. With -, all of them go to standard "
+    "output, end to end. With --archive, the archive's file.",
+)
+@click.option(
+    "--archive",
+    type=click.Choice(FORMATS),
+    default=None,
+    help="Write one archive instead of many files: members are BUCKET/NAME, those that were not delivered "
+    "empty ones below __404__/.",
+)
+@click.option(
+    "--archive-names",
+    type=click.Choice(["bucket", "object"]),
+    default="bucket",
+    show_default=True,
+    help="Members' names with their bucket, or without.",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["raise", "placeholder"]),
+    default="raise",
+    show_default=True,
+    help="Stop at the first object that cannot be delivered, or mark it in its place and go on.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per entry: index, name, status, size, error.")
 @click.option("-f", "--force", is_flag=True, help="Write into DIR even if it is not empty, and replace files there.")
-@click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=30,
-              show_default=True, help="Longest silence of the store between two arrivals.")  # fmt: skip
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30,
+    show_default=True,
+    help="Longest silence of the store between two arrivals.",
+)
 @takes_store
 def batch(
     list_file: str,

@@ -31,12 +31,27 @@ def _parse_bucket(text: str) -> Target:
 @bucket.command()
 @click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
 @click.option("--exist-ok", is_flag=True, help="Succeed if the bucket exists already.")
-@click.option("--copies", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
-              help="Of each object, on different hosts of a cluster.")  # fmt: skip
-@click.option("--min-copies", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
-              help="Refuse a write when fewer copies than this can be written.")  # fmt: skip
-@click.option("--reframe", is_flag=True,
-              help="Store .tar.zst and .tar.lz4 in many frames, so that a member costs about the member.")  # fmt: skip
+@click.option(
+    "--copies",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Of each object, on different hosts of a cluster.",
+)
+@click.option(
+    "--min-copies",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Refuse a write when fewer copies than this can be written.",
+)
+@click.option(
+    "--reframe",
+    is_flag=True,
+    help="Store .tar.zst and .tar.lz4 in many frames, so that a member costs about the member.",
+)
 @takes_store
 def create(name: Target, exist_ok: bool, copies: int, min_copies: int, reframe: bool, store: StoreChoice) -> None:
     """Make a bucket.
@@ -46,9 +61,7 @@ def create(name: Target, exist_ok: bool, copies: int, min_copies: int, reframe: 
     """
     with store.writing(create=True) as client:
         try:
-            client.create_bucket(
-                name.bucket, exist_ok=exist_ok, copies=copies, min_copies=min_copies, reframe=reframe
-            )
+            client.create_bucket(name.bucket, exist_ok=exist_ok, copies=copies, min_copies=min_copies, reframe=reframe)
         except BucketExists:
             raise click.ClickException(f"bucket {name.bucket!r} exists; --exist-ok accepts that") from None
 
@@ -109,9 +122,13 @@ def _assigned(text: str) -> tuple[str, Any]:
 
 def _properties(found: BucketInfo) -> dict[str, Any]:
     return {
-        "bucket": found.name, "uuid": found.uuid, "copies": found.copies, "min_copies": found.min_copies,
-        "reframe": found.reframe, "settling": found.settling,
-    }  # fmt: skip
+        "bucket": found.name,
+        "uuid": found.uuid,
+        "copies": found.copies,
+        "min_copies": found.min_copies,
+        "reframe": found.reframe,
+        "settling": found.settling,
+    }
 
 
 def _show(found: BucketInfo, *, as_json: bool) -> None:
@@ -145,8 +162,13 @@ _DAY_S = 24 * 3600
 
 @bucket.command()
 @click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
-@click.option("--abort-older-than", "days", metavar="DAYS", type=click.FloatRange(min=0),
-              help="Abort those of which nothing was stored for so long.")  # fmt: skip
+@click.option(
+    "--abort-older-than",
+    "days",
+    metavar="DAYS",
+    type=click.FloatRange(min=0),
+    help="Abort those of which nothing was stored for so long.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @takes_store
 def uploads(name: Target, days: float | None, as_json: bool, store: StoreChoice) -> None:

@@ -13,8 +13,14 @@ from ais_loader.cli.targets import Target, parse_target, parsed_by
 
 @click.command()
 @click.argument("prefix", metavar="BUCKET[/PREFIX]", callback=parsed_by(parse_target))
-@click.option("--depth", metavar="N", type=click.IntRange(min=0), default=1, show_default=True,
-              help="Tell folders apart up to this many levels below PREFIX; 0: the sum alone.")  # fmt: skip
+@click.option(
+    "--depth",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Tell folders apart up to this many levels below PREFIX; 0: the sum alone.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with sizes in bytes.")
 @takes_store
 def du(prefix: Target, depth: int, as_json: bool, store: StoreChoice) -> None:
@@ -29,10 +35,19 @@ def du(prefix: Target, depth: int, as_json: bool, store: StoreChoice) -> None:
         by_prefix = {
             name: {"objects": one.objects, "size_bytes": one.size_bytes} for name, one in found.by_prefix.items()
         }
-        click.echo(json.dumps({
-            "bucket": found.bucket, "prefix": found.prefix, "objects": found.objects, "size_bytes": found.size_bytes,
-            "by_prefix": by_prefix, "complete": found.complete, "silent": list(found.silent),
-        }))  # fmt: skip
+        click.echo(
+            json.dumps(
+                {
+                    "bucket": found.bucket,
+                    "prefix": found.prefix,
+                    "objects": found.objects,
+                    "size_bytes": found.size_bytes,
+                    "by_prefix": by_prefix,
+                    "complete": found.complete,
+                    "silent": list(found.silent),
+                }
+            )
+        )
     else:
         with Lines() as lines:
             for name, one in found.by_prefix.items():

@@ -27,16 +27,27 @@ _PIECE_BYTES = 16 << 20
 @click.argument("file", metavar="[FILE]", default=STDOUT, type=click.Path(allow_dash=True))
 @click.option("--start", metavar="BYTES", type=click.IntRange(min=0), default=0, help="First byte of a range, from 0.")
 @click.option("--length", metavar="BYTES", type=click.IntRange(min=0), help="Bytes in the range; else up to the end.")
-@click.option("--verify", is_flag=True,
-              help="Check a range against the stored block checksums; a whole object always is checked.")  # fmt: skip
-@click.option("--head", "head_only", is_flag=True,
-              help="Show size, version, CRC-32C, time and metadata, as JSON, instead of the bytes.")  # fmt: skip
+@click.option(
+    "--verify", is_flag=True, help="Check a range against the stored block checksums; a whole object always is checked."
+)
+@click.option(
+    "--head",
+    "head_only",
+    is_flag=True,
+    help="Show size, version, CRC-32C, time and metadata, as JSON, instead of the bytes.",
+)
 @click.option("-f", "--force", is_flag=True, help="Replace FILE if it exists.")
 @takes_store
 def get(
-    entry: Entry, file: str, start: int, length: int | None, verify: bool, head_only: bool, force: bool,
+    entry: Entry,
+    file: str,
+    start: int,
+    length: int | None,
+    verify: bool,
+    head_only: bool,
+    force: bool,
     store: StoreChoice,
-) -> None:  # fmt: skip
+) -> None:
     """Write an object's bytes to FILE, or to standard output.
 
     FILE may be a folder, for a file with the last part of the object's name. It appears when all of it has arrived.

@@ -19,8 +19,13 @@ _PAGE_SIZE = 1000
 
 @click.command()
 @click.argument("prefix", metavar="[BUCKET[/PREFIX]]", required=False, callback=parsed_by(parse_target))
-@click.option("-l", "--long", "as_long", is_flag=True,
-              help="Show size in bytes, local time of storing, CRC-32C, version, and name.")  # fmt: skip
+@click.option(
+    "-l",
+    "--long",
+    "as_long",
+    is_flag=True,
+    help="Show size in bytes, local time of storing, CRC-32C, version, and name.",
+)
 @click.option("--human", is_flag=True, help="As -l, with sizes such as 13.2 KiB.")
 @click.option("--members", "of_archive", is_flag=True, help="List the members of the archive BUCKET/NAME.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many.")
@@ -67,10 +72,16 @@ def ls(
 
 def _member_line(member: MemberInfo, *, as_long: bool, human: bool, as_json: bool) -> str:
     if as_json:
-        return json.dumps({
-            "bucket": member.bucket, "name": member.shard, "member": member.name, "version": member.version,
-            "size_bytes": member.size_bytes, "crc32c": f"{member.checksum:08x}",
-        })  # fmt: skip
+        return json.dumps(
+            {
+                "bucket": member.bucket,
+                "name": member.shard,
+                "member": member.name,
+                "version": member.version,
+                "size_bytes": member.size_bytes,
+                "crc32c": f"{member.checksum:08x}",
+            }
+        )
     # As a URL: BUCKET/NAME would be an object of that name.
     name = printable(f"{SCHEME}{member.bucket}/{member.shard}/{member.name}")
     if not as_long:

@@ -109,8 +109,13 @@ Exit codes:
   141  whoever read the output stopped reading (as in `| head`)
 """,
 )
-@click.option("--debug", is_flag=True, envvar="AIS_LOADER_DEBUG", show_envvar=True,
-              help="Show the Python traceback of a failure, too.")  # fmt: skip
+@click.option(
+    "--debug",
+    is_flag=True,
+    envvar="AIS_LOADER_DEBUG",
+    show_envvar=True,
+    help="Show the Python traceback of a failure, too.",
+)
 @click.version_option(__version__, prog_name="ais-loader")
 def main(debug: bool) -> None:
     """A store for training data: put it in, serve it, fetch batches of it.

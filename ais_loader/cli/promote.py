@@ -23,15 +23,27 @@ _SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no":
 @click.argument("dest", metavar="BUCKET[/PREFIX]", callback=parsed_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="Promote the files in a folder; names are relative to it.")
 @click.option("--move", is_flag=True, help="Give each file up when its object is stored.")
-@click.option("--overwrite", type=click.Choice(["changed", "always", "never"]), default="changed", show_default=True,
-              help="Whether to replace an object of the same name.")  # fmt: skip
-@click.option("--include", metavar="PATTERN", multiple=True,
-              help="Only files that this shell pattern fits: their names or, if it has a slash, "
-              "their paths.")  # fmt: skip
+@click.option(
+    "--overwrite",
+    type=click.Choice(["changed", "always", "never"]),
+    default="changed",
+    show_default=True,
+    help="Whether to replace an object of the same name.",
+)
+@click.option(
+    "--include",
+    metavar="PATTERN",
+    multiple=True,
+    help="Only files that this shell pattern fits: their names or, if it has a slash, their paths.",
+)
 @click.option("--exclude", metavar="PATTERN", multiple=True, help="Not the files that this pattern fits.")
-@click.option("--shared", type=click.Choice(list(_SHARED)), default="auto", show_default=True,
-              help="Whether all nodes see the same files at PATH; then each takes its share. auto: if that is "
-              "certain.")  # fmt: skip
+@click.option(
+    "--shared",
+    type=click.Choice(list(_SHARED)),
+    default="auto",
+    show_default=True,
+    help="Whether all nodes see the same files at PATH; then each takes its share. auto: if that is certain.",
+)
 @click.option("--node", metavar="HOST:PORT", help="Of a cluster, the node whose files are meant.")
 @click.option("--create-bucket", is_flag=True, help="Make the bucket if it does not exist.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file, and one with the summary at the end.")
@@ -88,9 +100,18 @@ def promote(
                     fail(printable(str(result.error)))
 
             summary = bucket.promote(
-                path, recursive=recursive, prefix=prefix, move=move, shared=_SHARED[shared], overwrite=overwrite,
-                include=include, exclude=exclude, node=node, on_error="return", on_result=tell,
-            )  # fmt: skip
+                path,
+                recursive=recursive,
+                prefix=prefix,
+                move=move,
+                shared=_SHARED[shared],
+                overwrite=overwrite,
+                include=include,
+                exclude=exclude,
+                node=node,
+                on_error="return",
+                on_result=tell,
+            )
             if as_json:
                 lines.add(json.dumps(_counts(summary)))
         _summarize(summary, dest.bucket, time.monotonic() - began)
@@ -108,10 +129,12 @@ def _fields(result: PromoteResult) -> dict[str, object]:
 def _counts(summary: PromoteSummary) -> dict[str, object]:
     return {
         "summary": {
-            "promoted": summary.promoted, "promoted_bytes": summary.promoted_bytes, "skipped": summary.skipped,
+            "promoted": summary.promoted,
+            "promoted_bytes": summary.promoted_bytes,
+            "skipped": summary.skipped,
             "failed": summary.failed,
         }
-    }  # fmt: skip
+    }
 
 
 def _summarize(summary: PromoteSummary, bucket: str, took_s: float) -> None:

@@ -35,14 +35,24 @@ Stored: TypeAlias = tuple[FileToStore, ObjectInfo | LoaderError | OSError]
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @click.argument("dest", metavar="BUCKET[/NAME]", callback=parsed_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="Store the files in folders; names are relative to each folder.")
-@click.option("--follow-links", is_flag=True,
-              help="With -r: store what symbolic links lead to; else they are left out.")  # fmt: skip
-@click.option("--skip-equal", is_flag=True,
-              help="Leave out files that are there, with the same bytes: an interrupted put goes on.")  # fmt: skip
-@click.option("--if-absent", is_flag=True,
-              help="Leave out files whose object is there, whatever it holds; nothing is replaced.")  # fmt: skip
-@click.option("--metadata", metavar="KEY=VALUE", multiple=True, callback=parse_metadata,
-              help="Keep this with each object; may be given again. `ls --json` and `get --head` show it.")  # fmt: skip
+@click.option(
+    "--follow-links", is_flag=True, help="With -r: store what symbolic links lead to; else they are left out."
+)
+@click.option(
+    "--skip-equal",
+    is_flag=True,
+    help="Leave out files that are there, with the same bytes: an interrupted put goes on.",
+)
+@click.option(
+    "--if-absent", is_flag=True, help="Leave out files whose object is there, whatever it holds; nothing is replaced."
+)
+@click.option(
+    "--metadata",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=parse_metadata,
+    help="Keep this with each object; may be given again. `ls --json` and `get --head` show it.",
+)
 @click.option("--create-bucket", is_flag=True, help="Make the bucket (and the store) if it does not exist.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file: what was stored, or the error.")
 @takes_store
@@ -161,9 +171,7 @@ def _is_small(file: FileToStore) -> bool:
     return not file.is_stream and file.size_bytes < _SMALL_BYTES
 
 
-def _store_together(
-    bucket: Bucket, files: Iterator[FileToStore], how: PutHow, bar: tqdm[Any]
-) -> Iterator[Stored]:
+def _store_together(bucket: Bucket, files: Iterator[FileToStore], how: PutHow, bar: tqdm[Any]) -> Iterator[Stored]:
     """Small files: those that cannot be read are not sent; the others share requests."""
     sent: deque[tuple[FileToStore, OSError | None]] = deque()
 
@@ -189,9 +197,7 @@ def _store_together(
     yield from unreadable()
 
 
-def _store_alone(
-    bucket: Bucket, file: FileToStore, how: PutHow, bar: tqdm[Any]
-) -> ObjectInfo | LoaderError | OSError:
+def _store_alone(bucket: Bucket, file: FileToStore, how: PutHow, bar: tqdm[Any]) -> ObjectInfo | LoaderError | OSError:
     options: dict[str, Any] = {"metadata": how.metadata, "if_absent": how.if_absent}
     try:
         if file.path == STDIN:

@@ -21,12 +21,21 @@ _EXAMPLES = 3
 
 @click.command()
 @click.argument("targets", metavar="[OBJECT...]", nargs=-1, callback=parsed_by(parse_target))
-@click.option("-r", "--recursive", is_flag=True,
-              help="OBJECT is BUCKET or BUCKET/FOLDER: delete the objects below it. Asks first.")  # fmt: skip
+@click.option(
+    "-r",
+    "--recursive",
+    is_flag=True,
+    help="OBJECT is BUCKET or BUCKET/FOLDER: delete the objects below it. Asks first.",
+)
 @click.option("-y", "--yes", is_flag=True, help="With -r: do not ask.")
-@click.option("--list", "list_file", metavar="FILE", type=click.File("rb"),
-              help="Delete the objects named in FILE, or - for standard input: one a line, or lines of "
-              "`ls --json`, whose versions do not matter.")  # fmt: skip
+@click.option(
+    "--list",
+    "list_file",
+    metavar="FILE",
+    type=click.File("rb"),
+    help="Delete the objects named in FILE, or - for standard input: one a line, or lines of "
+    "`ls --json`, whose versions do not matter.",
+)
 @takes_store
 def rm(
     targets: tuple[Target, ...], recursive: bool, yes: bool, list_file: IO[bytes] | None, store: StoreChoice

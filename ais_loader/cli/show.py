@@ -133,9 +133,16 @@ def progress(total: int | None, *, unit: str) -> Iterator[tqdm[Any]]:
 
     in_bytes = unit == "B"
     bar: tqdm[Any] = tqdm(
-        total=total, unit="iB" if in_bytes else unit, unit_scale=in_bytes, unit_divisor=1024 if in_bytes else 1000,
-        file=sys.stderr, disable=None, leave=False, dynamic_ncols=True, delay=0.5,
-    )  # fmt: skip
+        total=total,
+        unit="iB" if in_bytes else unit,
+        unit_scale=in_bytes,
+        unit_divisor=1024 if in_bytes else 1000,
+        file=sys.stderr,
+        disable=None,
+        leave=False,
+        dynamic_ncols=True,
+        delay=0.5,
+    )
     with bar:
         yield bar
 

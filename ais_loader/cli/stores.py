@@ -62,11 +62,21 @@ def _choose(store: str | None, retry: float) -> StoreChoice:
 def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that say which store; it gets a StoreChoice as `store`."""
 
-    @click.option("--store", metavar="URL", envvar=URL_VARIABLE, show_envvar=True,
-                  help="Folder of a store on this machine (several drives: comma separated), or a node, "
-                       "grpc://HOST:PORT.")  # fmt: skip
-    @click.option("--retry", metavar="SECONDS", type=click.FloatRange(min=0), default=10, show_default=True,
-                  help="How long to go on trying to reach a node that does not answer.")  # fmt: skip
+    @click.option(
+        "--store",
+        metavar="URL",
+        envvar=URL_VARIABLE,
+        show_envvar=True,
+        help="Folder of a store on this machine (several drives: comma separated), or a node, grpc://HOST:PORT.",
+    )
+    @click.option(
+        "--retry",
+        metavar="SECONDS",
+        type=click.FloatRange(min=0),
+        default=10,
+        show_default=True,
+        help="How long to go on trying to reach a node that does not answer.",
+    )
     @functools.wraps(command)
     def with_store(*args: Any, store: str | None, retry: float, **kwargs: Any) -> Any:
         return command(*args, store=_choose(store, retry), **kwargs)

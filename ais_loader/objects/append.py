@@ -80,9 +80,14 @@ def append_members(
 
 
 def _append(
-    transport: Transport, bucket: str, name: str, look: Callable[[], tuple[str, int]], tail: _Tail,
-    zeros: Callable[[int], int], timeout_s: float,
-) -> ObjectInfo:  # fmt: skip
+    transport: Transport,
+    bucket: str,
+    name: str,
+    look: Callable[[], tuple[str, int]],
+    tail: _Tail,
+    zeros: Callable[[int], int],
+    timeout_s: float,
+) -> ObjectInfo:
     """`look` says which version is there, and how many bytes of it are kept; `zeros` how many follow so many."""
     give_up_at = time.monotonic() + timeout_s
     pause_s = _FIRST_PAUSE_S

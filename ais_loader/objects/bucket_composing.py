@@ -32,9 +32,7 @@ class BucketComposing(ABC):
     @abstractmethod
     def _transport(self) -> Transport: ...
 
-    def copy(
-        self, name: str, to: str, *, to_bucket: str | None = None, if_absent: bool = False
-    ) -> ObjectInfo:
+    def copy(self, name: str, to: str, *, to_bucket: str | None = None, if_absent: bool = False) -> ObjectInfo:
         """Copy an object, with its metadata, in this bucket or to another one. The store does it: no bytes come here.
 
         Args:
@@ -46,9 +44,7 @@ class BucketComposing(ABC):
         """
         return copying.copy_object(self._transport, self.name, name, to_bucket or self.name, to, if_absent=if_absent)
 
-    def rename(
-        self, name: str, to: str, *, to_bucket: str | None = None, if_absent: bool = False
-    ) -> ObjectInfo:
+    def rename(self, name: str, to: str, *, to_bucket: str | None = None, if_absent: bool = False) -> ObjectInfo:
         """Copy an object, then delete it in the version that was copied. Arguments and errors as `copy`.
 
         Interrupted in between, the object has both names; renaming again ends it (a copy of it that is there already
@@ -66,17 +62,23 @@ class BucketComposing(ABC):
         left as it is: doing the same again after an interruption copies the rest. With on_error="yield" the error of
         one object is yielded and the others are copied. Raises InvalidRequest for overlapping prefixes of one bucket.
         """
-        return Lazily(copying.copy_prefix(
-            self._transport, self.name, prefix, to_bucket or self.name, to, remove=False, on_error=on_error
-        ), "copy_prefix()")  # fmt: skip
+        return Lazily(
+            copying.copy_prefix(
+                self._transport, self.name, prefix, to_bucket or self.name, to, remove=False, on_error=on_error
+            ),
+            "copy_prefix()",
+        )
 
     def rename_prefix(
         self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["raise", "yield"] = "raise"
     ) -> Iterator[ObjectInfo | errors.LoaderError]:
         """Rename all objects whose names begin with `prefix`, one by one, as `copy_prefix` and `rename` do."""
-        return Lazily(copying.copy_prefix(
-            self._transport, self.name, prefix, to_bucket or self.name, to, remove=True, on_error=on_error
-        ), "rename_prefix()")  # fmt: skip
+        return Lazily(
+            copying.copy_prefix(
+                self._transport, self.name, prefix, to_bucket or self.name, to, remove=True, on_error=on_error
+            ),
+            "rename_prefix()",
+        )
 
     def append(self, name: str, data: Content, *, timeout_s: float = 60.0) -> ObjectInfo:
         """Append bytes to an object, in one step; an object that is not there is made. Its metadata stay.
@@ -107,9 +109,13 @@ class BucketComposing(ABC):
         return append_members(self._transport, self.name, shard, members, timeout_s)
 
     def multipart(
-        self, name: str, *, upload_id: str | None = None, part_bytes: int | None = None,
+        self,
+        name: str,
+        *,
+        upload_id: str | None = None,
+        part_bytes: int | None = None,
         metadata: dict[str, str] | None = None,
-    ) -> MultipartUpload:  # fmt: skip
+    ) -> MultipartUpload:
         """Begin to store an object in parts, or go on with `upload_id` (of any process: `MultipartUpload.id`).
 
         Args:

@@ -82,9 +82,16 @@ def _is_gone(transport: Transport, before: ObjectInfo) -> bool:
 
 
 def copy_prefix(
-    transport: Transport, bucket: str, prefix: str, to_bucket: str, to: str, *, remove: bool,
-    on_error: Literal["raise", "yield"], seen: Callable[[ObjectInfo], None] = lambda source: None,
-) -> Generator[Copied, None, None]:  # fmt: skip
+    transport: Transport,
+    bucket: str,
+    prefix: str,
+    to_bucket: str,
+    to: str,
+    *,
+    remove: bool,
+    on_error: Literal["raise", "yield"],
+    seen: Callable[[ObjectInfo], None] = lambda source: None,
+) -> Generator[Copied, None, None]:
     """Objects whose names begin with `prefix`, in order, copied to names in which `to` takes its place.
 
     Yields what was copied, or with `remove` renamed. `seen` hears of each object of the source that is done with, also

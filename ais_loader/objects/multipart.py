@@ -60,9 +60,14 @@ class MultipartUpload:
     """One object on its way, in parts. Thread-safe; nothing is held open."""
 
     def __init__(
-        self, transport: Transport, bucket: str, name: str, upload_id: str, part_bytes: int | None,
+        self,
+        transport: Transport,
+        bucket: str,
+        name: str,
+        upload_id: str,
+        part_bytes: int | None,
         metadata: dict[str, str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Made by `Bucket.multipart`."""
         self.id = upload_id
         self.bucket = bucket
@@ -195,9 +200,14 @@ def resume_upload(transport: Transport, bucket: str, name: str, upload_id: str) 
 
 
 def _put_marker(
-    transport: Transport, bucket: str, upload_id: str, name: str, part_bytes: int | None, metadata: dict[str, str],
+    transport: Transport,
+    bucket: str,
+    upload_id: str,
+    name: str,
+    part_bytes: int | None,
+    metadata: dict[str, str],
     state: dict[str, str],
-) -> None:  # fmt: skip
+) -> None:
     said = json.dumps({"name": name, "part_bytes": part_bytes, "metadata": metadata}).encode()
     put_part(transport, bucket, folder(upload_id) + _MARKER, Source(said), state)
 
@@ -220,9 +230,12 @@ def uploads(transport: Transport, bucket: str) -> Iterator[UploadInfo]:
         stored = [info for info in there if not info.name.endswith(_MARKER)]
         said = _read_marker(transport, bucket, upload_id) if len(stored) < len(there) else None
         yield UploadInfo(
-            upload_id, said["name"] if said is not None else "", len(stored), sum(info.size_bytes for info in stored),
+            upload_id,
+            said["name"] if said is not None else "",
+            len(stored),
+            sum(info.size_bytes for info in stored),
             max(info.modified_ns for info in there),
-        )  # fmt: skip
+        )
 
 
 def sweep_uploads(transport: Transport, bucket: str, older_than_s: float) -> list[UploadInfo]:

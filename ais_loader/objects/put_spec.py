@@ -19,9 +19,15 @@ _WRITE_ID_BYTES = 16
 
 
 def put_spec(
-    bucket: str, name: str, source: Source, *, metadata: Mapping[str, str] | None = None, checksum: int | None = None,
-    if_absent: bool = False, if_version: str | None = None,
-) -> PutSpec:  # fmt: skip
+    bucket: str,
+    name: str,
+    source: Source,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    checksum: int | None = None,
+    if_absent: bool = False,
+    if_version: str | None = None,
+) -> PutSpec:
     """Raises TypeError, InvalidName, InvalidRequest."""
     if not isinstance(name, str):
         raise TypeError(f"an object's name is a str, got {type(name).__name__}")
@@ -33,12 +39,15 @@ def put_spec(
     if metadata is not None and not isinstance(metadata, Mapping):
         raise InvalidRequest(f"metadata maps str to str, got {type(metadata).__name__}")
     return PutSpec(
-        bucket=bucket, name=name,
+        bucket=bucket,
+        name=name,
         metadata={key: value for key, value in (metadata or {}).items() if key not in RESERVED},
-        size_bytes=source.size_bytes, checksum=checksum,
-        if_absent=bool(if_absent), if_version=if_version,
+        size_bytes=source.size_bytes,
+        checksum=checksum,
+        if_absent=bool(if_absent),
+        if_version=if_version,
         write_id=os.urandom(_WRITE_ID_BYTES) if if_absent or if_version is not None else b"",
-    )  # fmt: skip
+    )
 
 
 def put_specs(bucket: str, objects: Iterable[ToPut], *, if_absent: bool) -> Iterator[tuple[PutSpec, Source]]:

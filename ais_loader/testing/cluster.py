@@ -62,9 +62,13 @@ class ClusterProcesses:
                 drives = [Path(root) / f"node-{number}" / f"drive-{drive}" for drive in range(drives_per_node)]
                 place = Place() if machines is None else machines.places[number]
                 node = NodeProcess(
-                    drives, environment=environment, arguments=arguments, metrics=metrics,
-                    host=place.address, launcher=place.launcher,
-                )  # fmt: skip
+                    drives,
+                    environment=environment,
+                    arguments=arguments,
+                    metrics=metrics,
+                    host=place.address,
+                    launcher=place.launcher,
+                )
                 return self._held.enter_context(node)
 
             with ThreadPoolExecutor(nodes) as pool:
@@ -72,9 +76,12 @@ class ClusterProcesses:
             for number, node in enumerate(self.nodes):
                 host = hosts[number] if hosts is not None else f"host-{number}"
                 self.map.node.add(
-                    uuid=self.uuid_of(number), host=host, endpoint=node.url.removeprefix("grpc://"), weight=1.0,
+                    uuid=self.uuid_of(number),
+                    host=host,
+                    endpoint=node.url.removeprefix("grpc://"),
+                    weight=1.0,
                     number=number + 1,
-                )  # fmt: skip
+                )
             for name, copies in (buckets or {}).items():
                 self.map.bucket.add(name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)
             self.teach()

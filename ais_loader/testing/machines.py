@@ -40,7 +40,7 @@ class Machines:
         self.places = [
             Place(f"{network}.{number + 1}", ("ip", "netns", "exec", self._namespace(number)))
             for number in range(count)
-        ]  # fmt: skip
+        ]
         try:
             _ip("link", "add", self._name, "type", "bridge")
             self._held.callback(_ip, "link", "del", self._name)
@@ -70,8 +70,10 @@ class Machines:
         probe = f"import socket; socket.create_connection(({target!r}, 9), 1)"
         done = subprocess.run(
             [*self.places[one].launcher, sys.executable, "-S", "-c", probe],
-            capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_TIMEOUT_S,
+        )
         return done.returncode == 0 or "ConnectionRefusedError" in done.stderr
 
     # -- faults

@@ -94,8 +94,11 @@ class NodeProcess:
             command += ["--drive", str(drive)]
         self._process = subprocess.Popen(
             command + self._arguments,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, env=self._environment,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=self._environment,
+        )
         try:
             said = json.loads(self._announcement())
             self.port = int(str(said["url"]).rpartition(":")[2])

@@ -126,9 +126,16 @@ class Transport(Protocol):
         """Where a plain tar ends, and which members it has of those asked for. Raises ArchiveError."""
 
     def get(
-        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        self,
+        bucket: str,
+        name: str,
+        *,
+        start: int,
+        length: int | None,
+        member: str | None,
+        verify: bool,
         timeout_s: float,
-    ) -> Iterator[Buffer]: ...  # fmt: skip
+    ) -> Iterator[Buffer]: ...
     def head(self, bucket: str, name: str) -> ObjectInfo: ...
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None: ...
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
@@ -149,9 +156,7 @@ class Transport(Protocol):
         `assembly` and `colocation`, as in BatchOptions, matter to several nodes only.
         """
 
-    def open_long_batch(
-        self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int
-    ) -> FrameStream | None:
+    def open_long_batch(self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int) -> FrameStream | None:
         """One whose frames cost less and whose beginning costs more, driven by the thread that takes them.
 
         At most `window_bytes` come ahead of it. Nothing is tried again: a connection that breaks ends it. None where

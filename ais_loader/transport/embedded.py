@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from storage_node.store.store_record import BucketRecord
 
 
-
 class EmbeddedTransport(NoLongBatches):
     """A `Transport` on drives of this machine."""
 
@@ -153,9 +152,16 @@ class EmbeddedTransport(NoLongBatches):
             return tar_end(self._store_here(), request)
 
     def get(
-        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        self,
+        bucket: str,
+        name: str,
+        *,
+        start: int,
+        length: int | None,
+        member: str | None,
+        verify: bool,
         timeout_s: float,
-    ) -> Iterator[Buffer]:  # fmt: skip
+    ) -> Iterator[Buffer]:
         from storage_node.store.read.object_reader import open_member, open_object
 
         require_object(bucket, name)
@@ -267,13 +273,16 @@ class EmbeddedTransport(NoLongBatches):
             "batch_reader": IMPLEMENTATION,
             "drives": [
                 {
-                    "uuid": state.uuid, "path": state.path, "state": state.problem or "ok",
+                    "uuid": state.uuid,
+                    "path": state.path,
+                    "state": state.problem or "ok",
                     "objects_estimate": state.objects_estimate,
-                    "free_bytes": state.free_bytes, "size_bytes": state.size_bytes,
+                    "free_bytes": state.free_bytes,
+                    "size_bytes": state.size_bytes,
                 }
                 for state in store.states()
             ],
-        }  # fmt: skip
+        }
 
     def close(self) -> None:
         self._closed = True

@@ -30,14 +30,19 @@ def staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False
         store, spec.bucket, spec.name, source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
     ) as content:
         return stage_object(
-            store, spec.bucket, spec.name, content.chunks, content.metadata, content.size_bytes, content.checksum,
-            parse_condition(spec.if_absent, spec.if_version or "", spec.write_id), grouped=grouped,
-        )  # fmt: skip
+            store,
+            spec.bucket,
+            spec.name,
+            content.chunks,
+            content.metadata,
+            content.size_bytes,
+            content.checksum,
+            parse_condition(spec.if_absent, spec.if_version or "", spec.write_id),
+            grouped=grouped,
+        )
 
 
-def put_groups(
-    store: Store, objects: Iterable[tuple[PutSpec, Source]]
-) -> Iterator[ObjectInfo | errors.LoaderError]:
+def put_groups(store: Store, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
     """Put many objects, with few commits; of each, in order, its info or its error. Lazy."""
     from storage_node.store.errors import StoreError
     from storage_node.store.store import Upload

@@ -215,8 +215,9 @@ def _warn() -> None:
         warnings.warn(
             "gRPC is running in this process while it forks, and cannot be ended, as something else uses it or a call "
             "does not return: the child may crash or hang. Fork before gRPC is used, or start the child by 'spawn'",
-            RuntimeWarning, stacklevel=3,
-        )  # fmt: skip
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _after_fork_in_child() -> None:

@@ -157,12 +157,15 @@ class ClusterView:
         self.buckets = {bucket.name: bucket for bucket in map_.bucket}
         self.pinned = {
             name: pb.MapBucket(
-                name=name, uuid=bucket.uuid, copies=bucket.copies, min_copies=bucket.min_copies,
+                name=name,
+                uuid=bucket.uuid,
+                copies=bucket.copies,
+                min_copies=bucket.min_copies,
                 former_copies=bucket.former_copies,
             )
             for bucket in map_.bucket
             for name in (f"{bucket.name}@{one.name}" for one in bucket.snapshot if not one.maker)
-        }  # fmt: skip
+        }
         """Buckets as they were, by bucket@snapshot: read like others, wherever those are."""
         if len(self.position) != len(self.nodes) or any(len(node.uuid) != 16 for node in self.nodes):
             raise ValueError("every node of a map needs a 16-byte uuid of its own")

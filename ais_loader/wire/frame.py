@@ -35,8 +35,15 @@ that several fit in flight and a consumer that keeps one small view keeps little
 
 _TAG_BATCH_ID, _TAG_END, _TAG_FRAME = 0x08, 0x1A, 0x7A
 _TAG_INDEX, _TAG_SIZE, _TAG_CHECKSUM, _TAG_STATUS, _TAG_KIND, _TAG_PIECE, _TAG_ERROR, _TAG_PAYLOAD = (
-    0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32, 0x3A, 0x7A,
-)  # fmt: skip
+    0x0A,
+    0x12,
+    0x1A,
+    0x22,
+    0x2A,
+    0x32,
+    0x3A,
+    0x7A,
+)
 _FRAME_TAGS = frozenset(
     (_TAG_INDEX, _TAG_SIZE, _TAG_CHECKSUM, _TAG_STATUS, _TAG_KIND, _TAG_PIECE, _TAG_ERROR, _TAG_PAYLOAD)
 )
@@ -95,8 +102,10 @@ class Frame:
             return piece.offset == due_bytes
         due_bytes = before.piece.offset + len(before.payload)
         return (piece.offset, piece.entry_size, piece.version) == (
-            due_bytes, before.piece.entry_size, before.piece.version,
-        )  # fmt: skip
+            due_bytes,
+            before.piece.entry_size,
+            before.piece.version,
+        )
 
 
 def encode_varint(value: int) -> bytes:
@@ -336,10 +345,18 @@ def encode_single(batch_id: int, size_bytes: int, checksum: int, answer_digest: 
     frame = _SINGLE.pack(
         b"\x0a\x04", b"\x12\x04", size_bytes, b"\x1a\x04", checksum, b"\x22\x01\x00\x2a\x01\x01\x7a"
     ) + encode_varint(size_bytes)
-    return b"".join((
-        b"\x08", encode_varint(batch_id), b"\x1a", encode_varint(len(end)), end,
-        b"\x7a", encode_varint(len(frame) + size_bytes), frame,
-    ))  # fmt: skip
+    return b"".join(
+        (
+            b"\x08",
+            encode_varint(batch_id),
+            b"\x1a",
+            encode_varint(len(end)),
+            end,
+            b"\x7a",
+            encode_varint(len(frame) + size_bytes),
+            frame,
+        )
+    )
 
 
 def decode_single(data: bytes, batch_id: int, digest_of: Callable[[int], int]) -> tuple[memoryview, int] | None:

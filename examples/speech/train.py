@@ -128,9 +128,17 @@ def one_per_language(examples: Sequence[Example]) -> tuple[Example, ...]:
 
 
 def run(
-    *, url: str, copies: int, data: Path, steps: int, batch_size: int, num_workers: int, seed: int, output: Path,
+    *,
+    url: str,
+    copies: int,
+    data: Path,
+    steps: int,
+    batch_size: int,
+    num_workers: int,
+    seed: int,
+    output: Path,
     quiet: bool,
-) -> Summary:  # fmt: skip
+) -> Summary:
     """Store the corpus at `url`, train, write the PNG. Raises CorpusError, LoaderError or OSError."""
     corpus = read_corpus(data)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -208,9 +216,16 @@ def run(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; progress goes to stderr.")
 def main(
-    url: str | None, copies: int, steps: int, batch_size: int, num_workers: int, seed: int, data: Path, output: Path,
+    url: str | None,
+    copies: int,
+    steps: int,
+    batch_size: int,
+    num_workers: int,
+    seed: int,
+    data: Path,
+    output: Path,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     with ExitStack() as stack:
         if url is None:
             url = stack.enter_context(tempfile.TemporaryDirectory(prefix="speech-demo-"))

@@ -173,9 +173,14 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         return taken
 
     def cat_ranges(
-        self, paths: list[str], starts: Any, ends: Any, max_gap: int | None = None, on_error: str = "return",
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
         **kwargs: Any,
-    ) -> list[bytes | Exception]:  # fmt: skip
+    ) -> list[bytes | Exception]:
         """One GetBatch for all ranges. As slices of bytes do, ranges end where their file ends."""
         starts = [starts] * len(paths) if not isinstance(starts, list) else starts
         ends = [ends] * len(paths) if not isinstance(ends, list) else ends

@@ -32,10 +32,19 @@ def answer_small(
 ) -> tuple[bytes, int] | None:
     """The whole answer as one serialized SessionResponse, and the objects' bytes; None if it takes more."""
     if (
-        not 0 < len(request.name) <= MAX_ENTRIES or request.bucket_index or request.member or request.start
-        or request.length or request.version or request.first_index or request.resume_offset or request.resume_version
-        or request.initial_credit_bytes < MAX_BYTES or request.buffered or len(request.bucket) != 1
-    ):  # fmt: skip
+        not 0 < len(request.name) <= MAX_ENTRIES
+        or request.bucket_index
+        or request.member
+        or request.start
+        or request.length
+        or request.version
+        or request.first_index
+        or request.resume_offset
+        or request.resume_version
+        or request.initial_credit_bytes < MAX_BYTES
+        or request.buffered
+        or len(request.bucket) != 1
+    ):
         return None
     bucket = store.record.buckets.get(request.bucket[0])
     if bucket is None or store.doubts.any:  # with doubts, a copy may be an old one
@@ -69,14 +78,21 @@ def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int) -> bytes:
         return encode_single(batch_id, size, checksum, crc32c(checksum.to_bytes(4, "little"), _DIGEST_OF_OK))
     checksums = np.array([checksum for *_, checksum in files], "<u4")
     end = pb.End(
-        outcome=pb.End.COMPLETE, entries=n, payload_bytes=size_bytes,
+        outcome=pb.End.COMPLETE,
+        entries=n,
+        payload_bytes=size_bytes,
         digest=digest(np.zeros(n, np.uint8), checksums),
-    )  # fmt: skip
+    )
     prefix, _ = encode_prefix(
-        batch_id, index=np.arange(n, dtype=np.uint32),
-        size=np.array([size for *_, size, _ in files], np.uint32), checksum=checksums, status=np.zeros(n, np.uint8),
-        checksum_kind=np.full(n, pb.STORED, np.uint8), payload_bytes=size_bytes, end=end,
-    )  # fmt: skip
+        batch_id,
+        index=np.arange(n, dtype=np.uint32),
+        size=np.array([size for *_, size, _ in files], np.uint32),
+        checksum=checksums,
+        status=np.zeros(n, np.uint8),
+        checksum_kind=np.full(n, pb.STORED, np.uint8),
+        payload_bytes=size_bytes,
+        end=end,
+    )
     return prefix
 
 

@@ -30,9 +30,14 @@ class OwnRun:
     """One batch from look-up to END."""
 
     def __init__(
-        self, service: BatchService, batch_id: int, request: pb.BatchRequest, credit: Credit,
-        send: Callable[[bytes], Awaitable[None]], tally: BatchTally,
-    ) -> None:  # fmt: skip
+        self,
+        service: BatchService,
+        batch_id: int,
+        request: pb.BatchRequest,
+        credit: Credit,
+        send: Callable[[bytes], Awaitable[None]],
+        tally: BatchTally,
+    ) -> None:
         self._service = service
         self._batch_id = batch_id
         self._request = request

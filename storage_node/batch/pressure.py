@@ -119,8 +119,10 @@ class Pressure:
             if over != self._over:
                 log.warning(
                     "memory: %s bytes, critical mark %s: new batches are %s",
-                    f"{self.resident_bytes:,}", f"{self.critical_bytes:,}", "rejected" if over else "served again",
-                )  # fmt: skip
+                    f"{self.resident_bytes:,}",
+                    f"{self.critical_bytes:,}",
+                    "rejected" if over else "served again",
+                )
             self._over = over
         return self._over
 

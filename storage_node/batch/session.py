@@ -314,7 +314,6 @@ class _Session:
             tally.failed(response.end.error_kind)
         await settled(asyncio.ensure_future(self._send(response.SerializeToString())))
 
-
     async def _run_for(
         self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally
     ) -> OwnRun | AssembledRun:

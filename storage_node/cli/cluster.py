@@ -25,24 +25,44 @@ _JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 _root = click.option(
-    "--root", metavar="DIR", required=True, type=click.Path(file_okay=False, path_type=Path),
+    "--root",
+    metavar="DIR",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
     help="Folder below which nodes have their drives: DIR/NODE/DRIVE. The same path on every host.",
-)  # fmt: skip
+)
 _address = click.option(
-    "--address", metavar="RAY", default="",
+    "--address",
+    metavar="RAY",
+    default="",
     help="A Ray that runs, as HOST:PORT, or `auto` for the one of this machine. Inside a Ray job: that of the job. "
     "Otherwise DIR gets a Ray of its own on this machine, which listens on loopback only.",
-)  # fmt: skip
+)
 _json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
-_drives = click.option("--drives-per-node", metavar="D", type=click.IntRange(min=1), default=1, show_default=True,
-                       help="Drives of each new node.")  # fmt: skip
-_timeout = click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=1), default=60, show_default=True,
-                        help="How long to wait until all nodes serve.")  # fmt: skip
+_drives = click.option(
+    "--drives-per-node",
+    metavar="D",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Drives of each new node.",
+)
+_timeout = click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=1),
+    default=60,
+    show_default=True,
+    help="How long to wait until all nodes serve.",
+)
 _host_per_node = click.option(
-    "--host-per-node/--one-host", "host_per_node", default=None,
+    "--host-per-node/--one-host",
+    "host_per_node",
+    default=None,
     help="Whether each node counts as a host of its own. Copies go to different hosts, so this is for trying copies "
     "out on one machine. Default: yes when several nodes are made on one machine.",
-)  # fmt: skip
+)
+
 
 @click.group()
 def cluster() -> None:
@@ -54,16 +74,27 @@ def cluster() -> None:
 
 @cluster.command()
 @_root
-@click.option("--nodes", metavar="N", type=click.IntRange(min=1),
-              help="How many to make if there are none below DIR.  [default: one on each host]")  # fmt: skip
+@click.option(
+    "--nodes",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="How many to make if there are none below DIR.  [default: one on each host]",
+)
 @_drives
 @_address
 @_host_per_node
-@click.option("--dashboard/--no-dashboard", default=True, show_default=True,
-              help="Whether DIR's own Ray has a dashboard: `ray job submit` needs it, 200 MB pay for it.")  # fmt: skip
-@click.option("--durability", type=click.Choice(["process", "power"]),
-              help="What an acknowledged write survives; the same as --set durability=...  "
-              "[default: as before; process at first]")  # fmt: skip
+@click.option(
+    "--dashboard/--no-dashboard",
+    default=True,
+    show_default=True,
+    help="Whether DIR's own Ray has a dashboard: `ray job submit` needs it, 200 MB pay for it.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["process", "power"]),
+    help="What an acknowledged write survives; the same as --set durability=...  "
+    "[default: as before; process at first]",
+)
 @config_option
 @set_option
 @_timeout
@@ -97,10 +128,16 @@ def up(
     if not _ray_address(address):
         _make_room(_absolute(root))
     plan = operate.Plan(
-        root=_absolute(root), address=_ray_address(address), nodes=nodes, drives_per_node=drives_per_node,
-        host_per_node=host_per_node, dashboard=dashboard, settings=settings, settings_instead=config is not None,
+        root=_absolute(root),
+        address=_ray_address(address),
+        nodes=nodes,
+        drives_per_node=drives_per_node,
+        host_per_node=host_per_node,
+        dashboard=dashboard,
+        settings=settings,
+        settings_instead=config is not None,
         timeout_s=timeout,
-    )  # fmt: skip
+    )
     _show(plan.root, _alone(plan.root, plan.address, lambda: operate.up(plan, note)), as_json=as_json)
 
 
@@ -123,20 +160,30 @@ def add(
     from storage_node.ops import commands as operate
 
     plan = operate.Plan(
-        root=_absolute(root), address=_ray_address(address), drives_per_node=drives_per_node,
-        host_per_node=host_per_node, timeout_s=timeout,
-    )  # fmt: skip
+        root=_absolute(root),
+        address=_ray_address(address),
+        drives_per_node=drives_per_node,
+        host_per_node=host_per_node,
+        timeout_s=timeout,
+    )
     _show(plan.root, _alone(plan.root, plan.address, lambda: operate.add(plan, note)), as_json=as_json)
 
 
 @cluster.command()
 @click.argument("node", metavar="NODE")
 @_root
-@click.option("--lost", is_flag=True,
-              help="Take the node out at once, with what it has: it is dead, or its drives are.")  # fmt: skip
+@click.option(
+    "--lost", is_flag=True, help="Take the node out at once, with what it has: it is dead, or its drives are."
+)
 @_address
-@click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=0), default=600, show_default=True,
-              help="How long to wait until the node has handed over its objects.")  # fmt: skip
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=600,
+    show_default=True,
+    help="How long to wait until the node has handed over its objects.",
+)
 @_json
 def remove(node: str, root: Path, lost: bool, address: str, timeout: float, as_json: bool) -> None:
     """Take a node out of the cluster, when it has handed over its objects.
@@ -173,8 +220,9 @@ def down(root: Path, address: str, as_json: bool) -> None:
 @cluster.command()
 @click.argument("node", metavar="NODE")
 @_root
-@click.option("--lines", metavar="N", type=click.IntRange(min=1), default=100, show_default=True,
-              help="How many, from the end.")  # fmt: skip
+@click.option(
+    "--lines", metavar="N", type=click.IntRange(min=1), default=100, show_default=True, help="How many, from the end."
+)
 @_address
 def logs(node: str, root: Path, lines: int, address: str) -> None:
     """What a node has logged: of this life and of those before, also with Ray dead.
@@ -261,14 +309,19 @@ def _show(root: Path, result: Result, *, as_json: bool) -> None:
 
     head = result.head
     variables = {"RAY_ADDRESS": head.dashboard} | heads.environment(root, head) if head and head.dashboard else {}
-    variables = {name: variables[name] for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
-                 if name in variables}  # fmt: skip
+    variables = {
+        name: variables[name] for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in variables
+    }
     if as_json:
         described = {
-            "root": str(root), "url": result.url, "cluster_uuid": result.map.cluster_uuid.hex(),
-            "map_version": result.map.version, "nodes": result.nodes, "notes": result.notes,
+            "root": str(root),
+            "url": result.url,
+            "cluster_uuid": result.map.cluster_uuid.hex(),
+            "map_version": result.map.version,
+            "nodes": result.nodes,
+            "notes": result.notes,
             "ray": {"address": head.address, "dashboard": head.dashboard, "environment": variables} if head else None,
-        }  # fmt: skip
+        }
         click.echo(json.dumps(described))
     else:
         for node in result.nodes:

@@ -17,17 +17,21 @@ if TYPE_CHECKING:
     from storage_node.ops.drive_commands import NodeOfDrives
 
 _root = click.option(
-    "--root", metavar="DIR", required=True, type=click.Path(file_okay=False, path_type=Path),
+    "--root",
+    metavar="DIR",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
     help="Folder below which nodes have their drives: DIR/NODE/DRIVE.",
-)  # fmt: skip
+)
 _node = click.option(
-    "--node", metavar="NODE", default="",
+    "--node",
+    metavar="NODE",
+    default="",
     help="The name of a node's folder, or the beginning of its id. Needed where several nodes could be meant.",
-)  # fmt: skip
+)
 _json = click.option("--json", "as_json", is_flag=True, help="The node's drives afterwards, as one JSON object.")
 _path = click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
-_lost = click.option("--lost", is_flag=True,
-                     help="Give the drive up although it may have the only copy of objects.")  # fmt: skip
+_lost = click.option("--lost", is_flag=True, help="Give the drive up although it may have the only copy of objects.")
 
 
 @click.group()
@@ -171,15 +175,18 @@ def enable(drive: str, path: Path | None, root: Path, node: str, as_json: bool) 
     from storage_node.ops import drive_commands as orders
 
     folder = orders.require_below(_absolute(root), _absolute(path)) if path is not None else None
-    _that(
-        root, node, drive, lambda one, that: orders.enable(one, that, folder), as_json=as_json, done="is used again"
-    )
+    _that(root, node, drive, lambda one, that: orders.enable(one, that, folder), as_json=as_json, done="is used again")
 
 
 def _that(
-    root: Path, node: str, drive: str,
-    order: Callable[[NodeOfDrives, pb.DriveCondition], pb.ListDrivesResponse], *, as_json: bool, done: str,
-) -> None:  # fmt: skip
+    root: Path,
+    node: str,
+    drive: str,
+    order: Callable[[NodeOfDrives, pb.DriveCondition], pb.ListDrivesResponse],
+    *,
+    as_json: bool,
+    done: str,
+) -> None:
     from storage_node.ops import drive_commands as orders
 
     one, that = orders.find_drive(orders.nodes_with_drives(_absolute(root)), node, drive)
@@ -203,10 +210,13 @@ def _described(node: NodeOfDrives) -> dict[str, Any]:
 
     drives = node.drives
     return {
-        "id": node.uuid, "name": node.name, "endpoint": node.endpoint, "problem": node.problem,
+        "id": node.uuid,
+        "name": node.name,
+        "endpoint": node.endpoint,
+        "problem": node.problem,
         "drives": [orders.described(known) for known in drives.drive] if drives is not None else [],
         "moving": orders.moving(drives) if drives is not None else None,
-    }  # fmt: skip
+    }
 
 
 def _summary(node: NodeOfDrives) -> str:

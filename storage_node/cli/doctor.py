@@ -38,8 +38,9 @@ _HINTS = {
 @click.option("--checksums", is_flag=True, help="Read every byte and compare it with its checksum; else sizes only.")
 @click.option("--repair", is_flag=True, help="Put right what can be put right without losing anything.")
 @click.option("--drop-damaged", is_flag=True, help="With --repair: delete objects whose bytes are damaged or gone.")
-@click.option("--rebuild", is_flag=True,
-              help="Make anew, from the objects, catalogs that cannot be read, and lost records.")  # fmt: skip
+@click.option(
+    "--rebuild", is_flag=True, help="Make anew, from the objects, catalogs that cannot be read, and lost records."
+)
 @click.option("--all-drives", is_flag=True, help="With --rebuild: make the catalogs anew that can be read, too.")
 @click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
 def doctor(
@@ -80,9 +81,14 @@ def doctor(
             raise click.UsageError("an empty path names no drive")
         with progress(None, unit="") as bar:
             report = _examine(
-                drives, _advance(bar), checksums=checksums, repair=repair, drop_damaged=drop_damaged,
-                rebuild=rebuild, all_drives=all_drives,
-            )  # fmt: skip
+                drives,
+                _advance(bar),
+                checksums=checksums,
+                repair=repair,
+                drop_damaged=drop_damaged,
+                rebuild=rebuild,
+                all_drives=all_drives,
+            )
         if as_json:
             click.echo(json.dumps(report.to_json()))
         else:

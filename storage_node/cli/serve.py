@@ -19,47 +19,132 @@ if TYPE_CHECKING:
     from storage_node.server import NodeServer
 
 _FIELDS = {
-    "memory_mib": "memory_bytes", "critical_memory_mib": "critical_memory_bytes", "weights": "tenant_weights",
-    "max_batches": "max_active_batches", "max_throttle_ms": "max_throttle_s", "promote_root": "promote_roots",
-}  # fmt: skip
+    "memory_mib": "memory_bytes",
+    "critical_memory_mib": "critical_memory_bytes",
+    "weights": "tenant_weights",
+    "max_batches": "max_active_batches",
+    "max_throttle_ms": "max_throttle_s",
+    "promote_root": "promote_roots",
+}
 """Of the options that have a name of their own, what they set."""
 _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
 @click.command()
-@click.option("--drive", "drives", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
-              multiple=True, required=True,
-              help="Folder that holds (or will hold) a part of the store; once for each drive.")  # fmt: skip
-@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True,
-              help="Address to listen on. There is no authentication: open it to trusted networks only.")  # fmt: skip
-@click.option("--port", metavar="PORT", type=click.IntRange(0, 65535), default=7480, show_default=True,
-              help="Port to listen on; 0 picks a free one.")  # fmt: skip
-@click.option("--advertise", metavar="HOST[:PORT]", default="",
-              help="How clients and other nodes reach this one, where that is not --host and --port: through a proxy, "
-              "address translation, or a container's port.")  # fmt: skip
-@click.option("--durability", type=click.Choice(["process", "power"]), default="process", show_default=True,
-              help="What an acknowledged write survives: the end of this process, or a power cut.")  # fmt: skip
-@click.option("--read-threads", metavar="N", type=click.IntRange(min=1), default=4, show_default=True,
-              help="Threads that read from the drives.")  # fmt: skip
-@click.option("--memory-mib", metavar="MIB", type=click.IntRange(min=1), default=256, show_default=True,
-              help="Memory for frames on their way to clients, in MiB.")  # fmt: skip
-@click.option("--critical-memory-mib", metavar="MIB", type=click.IntRange(min=0), default=0,
-              help="Turn new batches away while the process has more than this in memory.  "
-              "[default: four fifths of the machine's]")  # fmt: skip
-@click.option("--tenant-weight", "weights", metavar="NAME=WEIGHT", multiple=True,
-              help="Serve this tenant's batches with this weight, others have 1; once for each tenant.")  # fmt: skip
-@click.option("--max-batches", metavar="N", type=click.IntRange(min=1), default=512, show_default=True,
-              help="Batches served at once; further ones are told to come back.")  # fmt: skip
-@click.option("--max-throttle-ms", metavar="MS", type=click.IntRange(min=0), default=50, show_default=True,
-              help="Longest pause between a batch's frames while processor or drives cannot keep up.")  # fmt: skip
-@click.option("--max-recoveries", metavar="N", type=click.IntRange(min=0), default=20_000, show_default=True,
-              help="Entries of a batch that may be asked again, of another node, before it fails.")  # fmt: skip
-@click.option("--max-soft-errors", metavar="N", type=click.IntRange(min=0), default=10_000, show_default=True,
-              help="Entries of a batch gathered from other nodes that may fail before it does.")  # fmt: skip
-@click.option("--metrics-port", metavar="PORT", type=click.IntRange(0, 65535),
-              help="Serve metrics for Prometheus on this port, at the same address; 0 picks a free one.")  # fmt: skip
-@click.option("--promote-root", metavar="DIR", multiple=True, type=click.Path(file_okay=False),
-              help="Folder of this machine whose files `ais-loader promote` may take in; once for each.")  # fmt: skip
+@click.option(
+    "--drive",
+    "drives",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    multiple=True,
+    required=True,
+    help="Folder that holds (or will hold) a part of the store; once for each drive.",
+)
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on. There is no authentication: open it to trusted networks only.",
+)
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=7480,
+    show_default=True,
+    help="Port to listen on; 0 picks a free one.",
+)
+@click.option(
+    "--advertise",
+    metavar="HOST[:PORT]",
+    default="",
+    help="How clients and other nodes reach this one, where that is not --host and --port: through a proxy, "
+    "address translation, or a container's port.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["process", "power"]),
+    default="process",
+    show_default=True,
+    help="What an acknowledged write survives: the end of this process, or a power cut.",
+)
+@click.option(
+    "--read-threads",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Threads that read from the drives.",
+)
+@click.option(
+    "--memory-mib",
+    metavar="MIB",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Memory for frames on their way to clients, in MiB.",
+)
+@click.option(
+    "--critical-memory-mib",
+    metavar="MIB",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Turn new batches away while the process has more than this in memory.  "
+    "[default: four fifths of the machine's]",
+)
+@click.option(
+    "--tenant-weight",
+    "weights",
+    metavar="NAME=WEIGHT",
+    multiple=True,
+    help="Serve this tenant's batches with this weight, others have 1; once for each tenant.",
+)
+@click.option(
+    "--max-batches",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="Batches served at once; further ones are told to come back.",
+)
+@click.option(
+    "--max-throttle-ms",
+    metavar="MS",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    help="Longest pause between a batch's frames while processor or drives cannot keep up.",
+)
+@click.option(
+    "--max-recoveries",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=20_000,
+    show_default=True,
+    help="Entries of a batch that may be asked again, of another node, before it fails.",
+)
+@click.option(
+    "--max-soft-errors",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=10_000,
+    show_default=True,
+    help="Entries of a batch gathered from other nodes that may fail before it does.",
+)
+@click.option(
+    "--metrics-port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    help="Serve metrics for Prometheus on this port, at the same address; 0 picks a free one.",
+)
+@click.option(
+    "--promote-root",
+    metavar="DIR",
+    multiple=True,
+    type=click.Path(file_okay=False),
+    help="Folder of this machine whose files `ais-loader promote` may take in; once for each.",
+)
 @config_option
 @set_option
 @click.option("--json", "as_json", is_flag=True, help="Announce the node as one line of JSON.")
@@ -94,15 +179,23 @@ def serve(
 
     chosen = _config(
         {
-            "host": host, "port": port, "advertise": advertise, "durability": durability,
-            "read_threads": read_threads, "memory_mib": memory_mib << 20,
-            "critical_memory_mib": critical_memory_mib << 20, "weights": _weights(weights),
-            "max_batches": max_batches, "max_throttle_ms": max_throttle_ms / 1000, "max_recoveries": max_recoveries,
-            "max_soft_errors": max_soft_errors, "metrics_port": metrics_port,
+            "host": host,
+            "port": port,
+            "advertise": advertise,
+            "durability": durability,
+            "read_threads": read_threads,
+            "memory_mib": memory_mib << 20,
+            "critical_memory_mib": critical_memory_mib << 20,
+            "weights": _weights(weights),
+            "max_batches": max_batches,
+            "max_throttle_ms": max_throttle_ms / 1000,
+            "max_recoveries": max_recoveries,
+            "max_soft_errors": max_soft_errors,
+            "metrics_port": metrics_port,
             "promote_root": tuple(map(os.path.abspath, promote_root)),
         },
         given_settings(config, assignments, of_cluster=False) or {},
-    )  # fmt: skip
+    )
 
     def announce(node: NodeServer) -> None:
         described = {"url": node.url, "pid": os.getpid(), "drives": [str(drive) for drive in drives]}
@@ -133,9 +226,10 @@ def _config(options: dict[str, Any], settings: dict[str, Any]) -> ServerConfig:
 
     context = click.get_current_context()
     typed = {
-        _FIELDS.get(name, name): value for name, value in options.items()
+        _FIELDS.get(name, name): value
+        for name, value in options.items()
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    }  # fmt: skip
+    }
     try:
         chosen = configured(ServerConfig(), merged(merged({}, settings), typed))
     except WrongSetting as error:

@@ -8,13 +8,19 @@ from typing import Any
 import click
 
 config_option = click.option(
-    "--config", "config", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Settings as TOML: the names in docs/settings.md, as in memory_bytes = \"512 MiB\".",
-)  # fmt: skip
+    "--config",
+    "config",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help='Settings as TOML: the names in docs/settings.md, as in memory_bytes = "512 MiB".',
+)
 set_option = click.option(
-    "--set", "assignments", metavar="NAME=VALUE", multiple=True,
+    "--set",
+    "assignments",
+    metavar="NAME=VALUE",
+    multiple=True,
     help="One setting, over those of --config; VALUE `default` takes it back.",
-)  # fmt: skip
+)
 
 
 def given_settings(config: Path | None, assignments: tuple[str, ...], *, of_cluster: bool) -> dict[str, Any] | None:

@@ -33,15 +33,17 @@ def sync_snapshots(store: Store, view: ClusterView) -> None:
     Those that are being made are kept under names that no snapshot can have. A node that comes back may not know yet
     that one has been made since: it says so to readers, who ask others or again.
     """
-    store.follow_snapshots({
-        bucket.uuid.hex(): {
-            unfinished_name(one.name) if one.maker else one.name: SnapshotRecord(
-                one.cut, one.created_ns, one.objects, one.size_bytes, of_cluster=True
-            )
-            for one in bucket.snapshot
+    store.follow_snapshots(
+        {
+            bucket.uuid.hex(): {
+                unfinished_name(one.name) if one.maker else one.name: SnapshotRecord(
+                    one.cut, one.created_ns, one.objects, one.size_bytes, of_cluster=True
+                )
+                for one in bucket.snapshot
+            }
+            for bucket in view.buckets.values()
         }
-        for bucket in view.buckets.values()
-    })  # fmt: skip
+    )
 
 
 def restore_buckets(store: Store, view: ClusterView) -> None:

@@ -88,8 +88,11 @@ def up(plan: Plan, tell: Tell) -> Result:
         elif plan.nodes is not None and plan.nodes != len(nodes_of(hosts)):
             notes.append(f"{len(nodes_of(hosts))} nodes have their drives below {plan.root}; `cluster add` makes more")
         notes += [problem for host in hosts for problem in (*host.found.problems, host.settings.problem) if problem]
-        notes += [f"node {uuid} has been on {host.name}, and has no drive there now"
-                  for host in hosts for uuid in host.found.absent]  # fmt: skip
+        notes += [
+            f"node {uuid} has been on {host.name}, and has no drive there now"
+            for host in hosts
+            for uuid in host.found.absent
+        ]
         return _run(plan, hosts, head, notes, tell)
 
 
@@ -273,8 +276,11 @@ def _run(plan: Plan, hosts: Sequence[Host], head: Head | None, notes: list[str],
         )
     missing = [member for member in map_.node if member.uuid.hex() not in by_uuid]
     notes += [f"node {member.uuid.hex()} of the map has no drive on any host: {member.endpoint}" for member in missing]
-    notes += [f"{status['name']} does not serve: {status['problem'] or status['state']}"
-              for status in statuses if status["state"] != "serving"]  # fmt: skip
+    notes += [
+        f"{status['name']} does not serve: {status['problem'] or status['state']}"
+        for status in statuses
+        if status["state"] != "serving"
+    ]
     return Result(map_, statuses, head, notes)
 
 
@@ -296,11 +302,13 @@ def _agree(
         as_hosts = _host_per_node(plan, known, started)
         members = [
             pb.MapNode(
-                uuid=bytes.fromhex(one.node.uuid), weight=1.0, endpoint=endpoint,
+                uuid=bytes.fromhex(one.node.uuid),
+                weight=1.0,
+                endpoint=endpoint,
                 host=f"{one.host.name}/{one.node.name}" if as_hosts else one.host.name,
             )
             for one, endpoint in zip(serving, endpoints, strict=True)
-        ]  # fmt: skip
+        ]
         if known is None:
             return change_map(endpoints, create_cluster(members), timeout_s=CHANGE_TIMEOUT_S)
         in_map = {node.uuid: node for node in known.node}

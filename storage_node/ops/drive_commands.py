@@ -195,17 +195,26 @@ def _that(drive: Drive) -> pb.DriveRequest:
 def described(drive: Drive) -> dict[str, object]:
     """JSON-able; the keys are documented in docs/cluster.md."""
     return {
-        "uuid": drive.uuid, "path": drive.path, "state": Drive.State.Name(drive.state).lower(),
-        "problem": drive.problem, "objects_estimate": drive.objects_estimate, "free_bytes": drive.free_bytes,
-        "size_bytes": drive.size_bytes, "io_errors": drive.io_errors, "bad_checksums": drive.bad_checksums,
+        "uuid": drive.uuid,
+        "path": drive.path,
+        "state": Drive.State.Name(drive.state).lower(),
+        "problem": drive.problem,
+        "objects_estimate": drive.objects_estimate,
+        "free_bytes": drive.free_bytes,
+        "size_bytes": drive.size_bytes,
+        "io_errors": drive.io_errors,
+        "bad_checksums": drive.bad_checksums,
         "forgotten_in_s": drive.forgotten_in_s if drive.HasField("forgotten_in_s") else None,
         "kept_because": drive.kept_because,
-    }  # fmt: skip
+    }
 
 
 def moving(drives: pb.ListDrivesResponse) -> dict[str, object]:
     """What is under way inside a node; JSON-able."""
     return {
-        "moving": drives.moving, "objects_left": drives.objects_left, "objects_moved": drives.objects_moved,
-        "bytes_moved": drives.bytes_moved, "refilling": drives.refilling,
-    }  # fmt: skip
+        "moving": drives.moving,
+        "objects_left": drives.objects_left,
+        "objects_moved": drives.objects_moved,
+        "bytes_moved": drives.bytes_moved,
+        "refilling": drives.refilling,
+    }

@@ -108,9 +108,10 @@ def _given_up(known: Mapping[Path, DriveIdentity]) -> list[Path]:
             if record is not None and (before is None or record.order > before.order):
                 newest[identity.store_uuid] = record
     return [
-        drive for drive, identity in known.items()
+        drive
+        for drive, identity in known.items()
         if identity.store_uuid in newest and identity.drive_uuid in newest[identity.store_uuid].gone
-    ]  # fmt: skip
+    ]
 
 
 def plan_new_nodes(root: Path, taken: Iterable[str], nodes: int, drives_per_node: int) -> list[tuple[Path, ...]]:

@@ -136,9 +136,15 @@ def start(root: Path, host: Host, node: NodeDrives) -> Started:
     import ray
 
     made = ray.remote(StorageNodeActor).options(
-        name=_name(node.uuid), namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0,
-        resources={f"node:{host.address}": _PIN}, max_restarts=-1, max_concurrency=4,
-    )  # fmt: skip
+        name=_name(node.uuid),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        resources={f"node:{host.address}": _PIN},
+        max_restarts=-1,
+        max_concurrency=4,
+    )
     return Started(node, host, made.remote(str(root), node.uuid, host.address))
 
 

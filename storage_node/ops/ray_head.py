@@ -153,15 +153,29 @@ def _start(root: Path, *, dashboard: bool, timeout_s: float) -> Head:
     client = free_port(LOOPBACK, among=(10_001, *range(20_001, 21_000)))
     page = _free_port(8265) if dashboard else 0
     head = Head(
-        address=f"{LOOPBACK}:{gcs}", dashboard=f"http://{LOOPBACK}:{page}" if page else "",
-        temporary=_temporary_folder(), session=0, started_ticks=0, boot=_boot_id(),
-    )  # fmt: skip
+        address=f"{LOOPBACK}:{gcs}",
+        dashboard=f"http://{LOOPBACK}:{page}" if page else "",
+        temporary=_temporary_folder(),
+        session=0,
+        started_ticks=0,
+        boot=_boot_id(),
+    )
     command = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats",
-        f"--port={gcs}", f"--ray-client-server-port={client}", f"--dashboard-agent-listen-port={agent}",
-        f"--include-dashboard={'true' if dashboard else 'false'}", f"--temp-dir={head.temporary}",
-        f"--object-store-memory={_OBJECT_STORE_BYTES}", "--log-color=false",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        "--disable-usage-stats",
+        f"--port={gcs}",
+        f"--ray-client-server-port={client}",
+        f"--dashboard-agent-listen-port={agent}",
+        f"--include-dashboard={'true' if dashboard else 'false'}",
+        f"--temp-dir={head.temporary}",
+        f"--object-store-memory={_OBJECT_STORE_BYTES}",
+        "--log-color=false",
+    ]
     if dashboard:
         command += [f"--dashboard-host={LOOPBACK}", f"--dashboard-port={page}"]
     else:
@@ -169,9 +183,14 @@ def _start(root: Path, *, dashboard: bool, timeout_s: float) -> Head:
     _write_token(root)
     with log_path(root).open("wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            cwd="/", env=_ray_environment(os.environ) | environment(root, head),
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd="/",
+            env=_ray_environment(os.environ) | environment(root, head),
+        )
     stat = _stat(process.pid)
     if stat is not None:
         head = Head(**{**asdict(head), "session": process.pid, "started_ticks": stat.started_ticks})

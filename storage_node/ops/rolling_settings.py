@@ -40,9 +40,12 @@ def settle(root: Path, hosts: Sequence[Host], change: Settings | None, *, instea
 
 
 def take_over(
-    started: Sequence[Started], statuses: Sequence[dict[str, Any]], settings: KeptSettings, timeout_s: float,
+    started: Sequence[Started],
+    statuses: Sequence[dict[str, Any]],
+    settings: KeptSettings,
+    timeout_s: float,
     tell: Callable[[str], None],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Have the nodes that serve with other settings serve anew; how all nodes are then. Raises ClusterError.
 
     One after the other, and each only when the one before serves its copies again: no object is out of reach that has

@@ -56,9 +56,13 @@ def condition(root: Path) -> dict[str, Any]:
 
 
 def _node(
-    uuid: str, member: pb.MapNode | None, said: NodeFile | None, answer: Answer | None,
-    answers: dict[str, Answer], found: Found,
-) -> dict[str, Any]:  # fmt: skip
+    uuid: str,
+    member: pb.MapNode | None,
+    said: NodeFile | None,
+    answer: Answer | None,
+    answers: dict[str, Answer],
+    found: Found,
+) -> dict[str, Any]:
     here = found.node(uuid)
     described = answer.described if answer is not None else None
     endpoint = answer.endpoint if answer is not None else member.endpoint if member else said.endpoint if said else ""
@@ -69,8 +73,11 @@ def _node(
         drives = [drive_orders.described(drive) for drive in told.drive]
     else:
         drives = [_drive(drive) for drive in described.drive] if described is not None else []
-    problem = "; ".join(f"{drive['path'] or drive['uuid']}: {drive['problem'] or drive['state']}" for drive in drives
-                        if drive["state"] not in _WELL)  # fmt: skip
+    problem = "; ".join(
+        f"{drive['path'] or drive['uuid']}: {drive['problem'] or drive['state']}"
+        for drive in drives
+        if drive["state"] not in _WELL
+    )
     if described is None:
         problem = "never served" if not endpoint else _silence(answers.get(endpoint))
         problem += f"; it said: {said.problem}" if said is not None and said.problem else ""
@@ -105,12 +112,16 @@ def _repair(progress: replica_pb.ProgressResponse) -> dict[str, Any]:
     """`clean_version`: the newest map under which the node has found nothing to move; `doubtful_*`: copies that it
     does not serve before they are up to date; `silent`: nodes that may have newer copies than those it serves."""
     return {
-        "clean_version": progress.clean_version, "names_seen": progress.names_seen,
-        "names_before": progress.names_before, "doubtful_names": progress.doubtful_names,
-        "doubtful_buckets": list(progress.doubtful_bucket), "silent": list(progress.silent),
-        "objects_pushed": progress.objects_pushed, "bytes_pushed": progress.bytes_pushed,
+        "clean_version": progress.clean_version,
+        "names_seen": progress.names_seen,
+        "names_before": progress.names_before,
+        "doubtful_names": progress.doubtful_names,
+        "doubtful_buckets": list(progress.doubtful_bucket),
+        "silent": list(progress.silent),
+        "objects_pushed": progress.objects_pushed,
+        "bytes_pushed": progress.bytes_pushed,
         "names_fetched": progress.names_fetched,
-    }  # fmt: skip
+    }
 
 
 def _map_on_drives(found: Found) -> pb.ClusterMap | None:
@@ -135,11 +146,17 @@ def _silence(answer: Answer | None) -> str:
 def _drive(drive: objects_pb.Drive) -> dict[str, Any]:
     """Of a node of a version that tells no more."""
     works = drive.state == "ok"
-    return drive_orders.described(pb.DriveCondition(
-        uuid=drive.uuid, path=drive.path, problem="" if works else drive.state,
-        state=pb.DriveCondition.ACTIVE if works else pb.DriveCondition.MISSING,
-        objects_estimate=drive.objects_estimate, free_bytes=drive.free_bytes, size_bytes=drive.size_bytes,
-    ))  # fmt: skip
+    return drive_orders.described(
+        pb.DriveCondition(
+            uuid=drive.uuid,
+            path=drive.path,
+            problem="" if works else drive.state,
+            state=pb.DriveCondition.ACTIVE if works else pb.DriveCondition.MISSING,
+            objects_estimate=drive.objects_estimate,
+            free_bytes=drive.free_bytes,
+            size_bytes=drive.size_bytes,
+        )
+    )
 
 
 def _unknown(path: str) -> dict[str, Any]:

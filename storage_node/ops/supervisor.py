@@ -216,10 +216,17 @@ class Caretaker:
             listening = f"{self._host}:{server.port}"
             endpoint = server.endpoint or listening
             metrics = f"{self._host}:{server.metrics_port}" if server.metrics_port is not None else ""
-            node_file.write(here.folder, NodeFile(
-                self.uuid, endpoint, listening=listening if listening != endpoint else "", metrics=metrics,
-                born_s=born_s, short_lives=said.short_lives,
-            ))  # fmt: skip
+            node_file.write(
+                here.folder,
+                NodeFile(
+                    self.uuid,
+                    endpoint,
+                    listening=listening if listening != endpoint else "",
+                    metrics=metrics,
+                    born_s=born_s,
+                    short_lives=said.short_lives,
+                ),
+            )
         except BaseException:
             server.stop(grace_s=0.0)
             with contextlib.suppress(OSError):

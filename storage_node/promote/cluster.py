@@ -88,16 +88,19 @@ class ClusterPromotion:
             for source in sources.values():
                 source.close()
         if self._job.move:
-            done = [
-                (at, outcomes[at], files[at], stamp) for at, stamp in stamps.items() if outcomes[at].error is None
-            ]
+            done = [(at, outcomes[at], files[at], stamp) for at, stamp in stamps.items() if outcomes[at].error is None]
             outcomes.update(await self._work(give_up, self._store, done))
         return [outcomes[at] for at in range(len(group))]
 
     def _open(
-        self, files: dict[int, FoundFile], there: dict[str, Stored], outcomes: dict[int, Outcome],
-        sources: dict[int, SourceFile], small: dict[int, pb.SmallObject], stamps: dict[int, Stamp],
-    ) -> None:  # fmt: skip
+        self,
+        files: dict[int, FoundFile],
+        there: dict[str, Stored],
+        outcomes: dict[int, Outcome],
+        sources: dict[int, SourceFile],
+        small: dict[int, pb.SmallObject],
+        stamps: dict[int, Stamp],
+    ) -> None:
         """Sort the files: those that need nothing into `outcomes`, the others by their size."""
         for at, found in files.items():
             try:
@@ -115,9 +118,12 @@ class ClusterPromotion:
                         continue
                     data = source.read()
                 small[at] = pb.SmallObject(
-                    bucket=self._job.bucket, name=found.name, data=data, checksum=crc32c(data),
+                    bucket=self._job.bucket,
+                    name=found.name,
+                    data=data,
+                    checksum=crc32c(data),
                     metadata=stamp_metadata(source),
-                )  # fmt: skip
+                )
             except StoreError as error:
                 outcomes[at] = failed(found, error)
 
@@ -222,9 +228,14 @@ def have(store: Store, request: wire.HaveRequest) -> wire.HaveResponse:
 
 def info_of(bucket: str, name: str, stored: Stored) -> pb.ObjectInfo:
     return pb.ObjectInfo(
-        bucket=bucket, name=name, size_bytes=stored.size_bytes, version=stored.version, checksum=stored.checksum,
-        modified_ns=stored.modified_ns, metadata=stored.metadata,
-    )  # fmt: skip
+        bucket=bucket,
+        name=name,
+        size_bytes=stored.size_bytes,
+        version=stored.version,
+        checksum=stored.checksum,
+        modified_ns=stored.modified_ns,
+        metadata=stored.metadata,
+    )
 
 
 def stored_of_info(info: pb.ObjectInfo) -> Stored:

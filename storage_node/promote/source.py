@@ -93,8 +93,10 @@ class SourceFile:
         `linked`: it has got another name since, which its third time tells of.
         """
         now = Stamp.of(os.fstat(self.fd))
-        if size_bytes != self.size_bytes or now._replace(ctime_ns=self.stamp.ctime_ns) != self.stamp or (
-            not linked and now != self.stamp
+        if (
+            size_bytes != self.size_bytes
+            or now._replace(ctime_ns=self.stamp.ctime_ns) != self.stamp
+            or (not linked and now != self.stamp)
         ):
             raise SourceChanged("was changed while it was promoted; nothing was stored of it")
 

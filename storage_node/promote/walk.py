@@ -101,9 +101,13 @@ class Walk:
     """
 
     def __init__(
-        self, root: Folder, path: bytes, wanted: Wanted, own: frozenset[tuple[int, int]] = frozenset(),
+        self,
+        root: Folder,
+        path: bytes,
+        wanted: Wanted,
+        own: frozenset[tuple[int, int]] = frozenset(),
         mine: Callable[[str], bool] = lambda name: True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.files_seen = 0
         self._root, self._path, self._wanted, self._own = root, os.fsdecode(path), wanted, own
         self._mine = mine
@@ -189,9 +193,19 @@ class Walk:
         if not is_link and not stat.S_ISREG(found.st_mode):
             return _unfit(path, self._wanted, SourceRefused(f"is {_kind(found.st_mode)}, no regular file"))
         from_root = path if self._path == "." else f"{self._path}/{path}"
-        return _checked(FoundFile(
-            path, name, folder, file_name, self._root, os.fsencode(from_root), found.st_size, found.st_mtime_ns, is_link
-        ))  # fmt: skip
+        return _checked(
+            FoundFile(
+                path,
+                name,
+                folder,
+                file_name,
+                self._root,
+                os.fsencode(from_root),
+                found.st_size,
+                found.st_mtime_ns,
+                is_link,
+            )
+        )
 
 
 @contextlib.contextmanager

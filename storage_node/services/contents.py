@@ -40,10 +40,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         count_each(self._service.counts, "delete", ["" if one is None else one.kind for one in results])
         return pb.DeleteManyResponse(failure=failures(results))
 
-
-    async def Summarize(
-        self, request: pb.SummarizeRequest, context: Context
-    ) -> AsyncIterator[pb.SummarizeResponse]:
+    async def Summarize(self, request: pb.SummarizeRequest, context: Context) -> AsyncIterator[pb.SummarizeResponse]:
         tally = Tally(request.prefix, request.depth)
         try:
             if (target := self._writes.target_to_read(request.bucket)) is not None:

@@ -108,9 +108,12 @@ class BucketsService:
     async def CreateBucket(self, request: pb.CreateBucketRequest, context: Context) -> pb.Bucket:
         def create() -> BucketRecord:
             return self._store.create_bucket(
-                request.name, copies=request.copies or 1, exist_ok=request.exist_ok,
-                min_copies=request.min_copies or 1, reframe=request.reframe,
-            )  # fmt: skip
+                request.name,
+                copies=request.copies or 1,
+                exist_ok=request.exist_ok,
+                min_copies=request.min_copies or 1,
+                reframe=request.reframe,
+            )
 
         try:
             if (view := self._cluster.view) is not None:
@@ -209,8 +212,14 @@ class ObjectsService:
             try:
                 uploads.append(
                     stage_object(
-                        self._store, small.bucket, small.name, [small.data], dict(small.metadata), checksum=checksum,
-                        condition=condition_of(small), grouped=True,
+                        self._store,
+                        small.bucket,
+                        small.name,
+                        [small.data],
+                        dict(small.metadata),
+                        checksum=checksum,
+                        condition=condition_of(small),
+                        grouped=True,
                     )
                 )
             except errors.StoreError as error:
@@ -243,13 +252,24 @@ class ObjectsService:
         length = request.length if request.HasField("length") else None
         if request.member:
             return open_member(
-                self._store, request.bucket, request.name, request.member, start=request.start, length=length,
-                version=request.version, verify=request.verify_range,
-            )  # fmt: skip
+                self._store,
+                request.bucket,
+                request.name,
+                request.member,
+                start=request.start,
+                length=length,
+                version=request.version,
+                verify=request.verify_range,
+            )
         return open_object(
-            self._store, request.bucket, request.name, start=request.start, length=length, version=request.version,
+            self._store,
+            request.bucket,
+            request.name,
+            start=request.start,
+            length=length,
+            version=request.version,
             verify=request.verify_range,
-        )  # fmt: skip
+        )
 
     @counted("head")
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
@@ -298,15 +318,24 @@ class ObjectsService:
         page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
         try:
             page = await self._service.read(
-                list_members, self._store, request.bucket, request.name, request.prefix, request.first, page_size,
+                list_members,
+                self._store,
+                request.bucket,
+                request.name,
+                request.prefix,
+                request.first,
+                page_size,
                 request.version,
-            )  # fmt: skip
+            )
         except errors.StoreError as error:
             await abort(context, error)
         return pb.ListMembersResponse(
-            name=[member.name for member in page.members], size=[member.size_bytes for member in page.members],
-            checksum=[member.checksum for member in page.members], version=page.version, next=page.next,
-        )  # fmt: skip
+            name=[member.name for member in page.members],
+            size=[member.size_bytes for member in page.members],
+            checksum=[member.checksum for member in page.members],
+            version=page.version,
+            next=page.next,
+        )
 
 
 class _Put:
@@ -337,9 +366,10 @@ class _Put:
             raise errors.InvalidRequest("a message of a PUT that is neither header nor data nor end")
         check_content(self.upload, request.end.size_bytes, request.end.checksum)
         check_content(
-            self.upload, self.header.size_bytes if self.header.HasField("size_bytes") else None,
+            self.upload,
+            self.header.size_bytes if self.header.HasField("size_bytes") else None,
             self.header.checksum if self.header.HasField("checksum") else None,
-        )  # fmt: skip
+        )
         return self.upload.commit()
 
 
@@ -356,9 +386,12 @@ class NodeService:
             store_uuid=store.store_uuid,
             drive=[
                 pb.Drive(
-                    uuid=state.uuid, path=state.path, state=state.problem or "ok",
+                    uuid=state.uuid,
+                    path=state.path,
+                    state=state.problem or "ok",
                     objects_estimate=state.objects_estimate,
-                    free_bytes=state.free_bytes, size_bytes=state.size_bytes,
+                    free_bytes=state.free_bytes,
+                    size_bytes=state.size_bytes,
                 )
                 for state in states
             ],
@@ -368,17 +401,20 @@ class NodeService:
             active_batches=self._service.active_batches,
             reserved_bytes=self._service.reserved_bytes,
             limits=self._service.limits(),
-        )  # fmt: skip
+        )
 
 
 def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
-    return pb.Bucket(
-        name=name, uuid=record.uuid_bytes, copies=record.copies, min_copies=1, reframe=record.reframe
-    )
+    return pb.Bucket(name=name, uuid=record.uuid_bytes, copies=record.copies, min_copies=1, reframe=record.reframe)
 
 
 def _info(bucket: str, name: str, record: Record) -> pb.ObjectInfo:
     return pb.ObjectInfo(
-        bucket=bucket, name=name, size_bytes=record.size_bytes, version=str(record.version),
-        checksum=record.checksum, modified_ns=record.modified_ns, metadata=record.metadata,
-    )  # fmt: skip
+        bucket=bucket,
+        name=name,
+        size_bytes=record.size_bytes,
+        version=str(record.version),
+        checksum=record.checksum,
+        modified_ns=record.modified_ns,
+        metadata=record.metadata,
+    )

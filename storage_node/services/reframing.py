@@ -54,9 +54,10 @@ class Reframing:
                 elif part == "end":
                     check_content(spool, message.end.size_bytes, message.end.checksum)
                     check_content(
-                        spool, header.size_bytes if header.HasField("size_bytes") else None,
+                        spool,
+                        header.size_bytes if header.HasField("size_bytes") else None,
                         header.checksum if header.HasField("checksum") else None,
-                    )  # fmt: skip
+                    )
                     break
                 else:
                     raise InvalidRequest(f"a message of a PUT that is neither data nor end: {part}")

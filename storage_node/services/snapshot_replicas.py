@@ -49,9 +49,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
 
     async def Armed(self, request: pb.ArmedRequest, context: Context) -> pb.ArmedResponse:
         cuts = self._store.record.cuts.get(request.bucket.uuid, [])
-        return pb.ArmedResponse(
-            armed=request.cut in cuts and self._gate.holds(request.bucket.uuid, request.attempt)
-        )
+        return pb.ArmedResponse(armed=request.cut in cuts and self._gate.holds(request.bucket.uuid, request.attempt))
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         return pb.ReleaseResponse(held=self._gate.release(request.bucket.uuid, request.attempt))
@@ -65,9 +63,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
 
     async def Settle(self, request: pb.SettleRequest, context: Context) -> pb.SettleResponse:
         try:
-            return await _answered(
-                self._settling.page(request.bucket.uuid, request.cut, request.start_after), context
-            )
+            return await _answered(self._settling.page(request.bucket.uuid, request.cut, request.start_after), context)
         except CopyLost as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
@@ -128,9 +124,12 @@ def _state(name: str, found: Seen | None) -> wire.ObjectState:
         return wire.ObjectState(name=name)
     record = found.record
     return wire.ObjectState(
-        name=name, version=to_wire(record.version), is_tombstone=record.is_tombstone, size_bytes=record.size_bytes,
+        name=name,
+        version=to_wire(record.version),
+        is_tombstone=record.is_tombstone,
+        size_bytes=record.size_bytes,
         checksum=record.checksum,
-    )  # fmt: skip
+    )
 
 
 def _begin(store: Store, header: pb.KeepHeader) -> KeptVersion:
@@ -138,9 +137,16 @@ def _begin(store: Store, header: pb.KeepHeader) -> KeptVersion:
     check_object_name(header.name)
     version = from_wire(header.version)
     record = Record(
-        version.epoch, version.counter, version.node, header.size_bytes, header.checksum, header.modified_ns, 0, b"",
+        version.epoch,
+        version.counter,
+        version.node,
+        header.size_bytes,
+        header.checksum,
+        header.modified_ns,
+        0,
         b"",
-    )  # fmt: skip
+        b"",
+    )
     drive = store.drive_at(store.drive_index(header.bucket.uuid, header.name))
     file = None if header.is_tombstone else drive.stage()
     return KeptVersion(drive, header.bucket.uuid, header.name, record, header.ended, dict(header.metadata), file)

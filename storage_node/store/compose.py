@@ -50,11 +50,15 @@ def compose_object(
             metadata = first.record.metadata
             request.part[0].range.version = str(first.record.version)
     upload = stage_object(
-        store, header.bucket, header.name, _chunks(store, request, moved), metadata,
+        store,
+        header.bucket,
+        header.name,
+        _chunks(store, request, moved),
+        metadata,
         header.size_bytes if header.HasField("size_bytes") else None,
         header.checksum if header.HasField("checksum") else None,
         condition_of(header),
-    )  # fmt: skip
+    )
     return upload.commit()
 
 
@@ -85,6 +89,11 @@ def _chunks(store: Store, request: pb.ComposeRequest, moved: Callable[[int], Non
 
 def _opened(store: Store, wanted: pb.ComposeRange) -> ObjectReader:
     return open_object(
-        store, wanted.bucket, wanted.name, start=wanted.start,
-        length=wanted.length if wanted.HasField("length") else None, version=wanted.version, verify=True,
-    )  # fmt: skip
+        store,
+        wanted.bucket,
+        wanted.name,
+        start=wanted.start,
+        length=wanted.length if wanted.HasField("length") else None,
+        version=wanted.version,
+        verify=True,
+    )

@@ -229,9 +229,18 @@ def encode_identity(identity: Identity) -> bytes:
     fits = identity.metadata is not None and _IDENTITY.size + len(name) + len(metadata) <= MAX_XATTR_BYTES
     version = identity.version
     head = _IDENTITY.pack(
-        FORMAT_VERSION, identity.bucket_uuid, version.epoch, version.counter, version.node, identity.generation,
-        identity.size_bytes, identity.checksum, identity.modified_ns, len(name), fits,
-    )  # fmt: skip
+        FORMAT_VERSION,
+        identity.bucket_uuid,
+        version.epoch,
+        version.counter,
+        version.node,
+        identity.generation,
+        identity.size_bytes,
+        identity.checksum,
+        identity.modified_ns,
+        len(name),
+        fits,
+    )
     return head + name + (metadata if fits else b"")
 
 

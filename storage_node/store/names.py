@@ -19,9 +19,7 @@ _BUCKET = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,63}\Z")
 def check_bucket_name(name: str) -> None:
     """Raise InvalidName unless `name` may name a bucket."""
     if not _BUCKET.match(name):
-        raise InvalidName(
-            f"bucket name {name!r}: need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot"
-        )
+        raise InvalidName(f"bucket name {name!r}: need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot")
 
 
 def check_snapshot_name(name: str) -> None:

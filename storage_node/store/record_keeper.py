@@ -47,9 +47,15 @@ class Recorded(DriveChanges):
     """The part of a store that keeps its record."""
 
     def __init__(
-        self, record: ClusterRecord, drives: DriveSet, *, writable: bool, durability: Durability,
-        roots: Sequence[Path], shard_limits: ShardLimits | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        record: ClusterRecord,
+        drives: DriveSet,
+        *,
+        writable: bool,
+        durability: Durability,
+        roots: Sequence[Path],
+        shard_limits: ShardLimits | None = None,
+    ) -> None:
         super().__init__(drives, durability, roots, shard_limits)
         self._record = record
         self.writable = writable
@@ -132,9 +138,15 @@ class Recorded(DriveChanges):
                 drive.give_up(f"drive {drive.identity.drive_uuid} has left the store")
 
     def create_bucket(
-        self, name: str, *, copies: int = 1, exist_ok: bool = False, bucket_uuid: str | None = None,
-        min_copies: int = 1, reframe: bool = False,
-    ) -> BucketRecord:  # fmt: skip
+        self,
+        name: str,
+        *,
+        copies: int = 1,
+        exist_ok: bool = False,
+        bucket_uuid: str | None = None,
+        min_copies: int = 1,
+        reframe: bool = False,
+    ) -> BucketRecord:
         """`bucket_uuid`: this node's part of a cluster's bucket, which has its uuid and its copies from the cluster.
 
         Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, StoreClosed, DriveFull, DriveFailed."""
@@ -155,9 +167,7 @@ class Recorded(DriveChanges):
             self._commit_record(changed, whoever=of_cluster)
             return self._record.buckets[name]
 
-    def set_bucket(
-        self, name: str, copies: int | None, min_copies: int | None, reframe: bool | None
-    ) -> BucketRecord:
+    def set_bucket(self, name: str, copies: int | None, min_copies: int | None, reframe: bool | None) -> BucketRecord:
         """Change what is not None. Raises BucketNotFound, InvalidRequest, StoreReadOnly, StoreClosed, DriveFull,
         DriveFailed."""
         self._require_writable()

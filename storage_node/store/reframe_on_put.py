@@ -115,11 +115,15 @@ def reframed(store: Store, name: str, spool: Spooled) -> Spooled | None:
 
 
 def _same_members(before: MemberIndex, after: MemberIndex) -> bool:
-    return before.content_bytes == after.content_bytes and len(before) == len(after) and all(
-        (one.name, one.offset_bytes, one.size_bytes, one.checksum)
-        == (other.name, other.offset_bytes, other.size_bytes, other.checksum)
-        for one, other in zip(before, after, strict=True)
-    )  # fmt: skip
+    return (
+        before.content_bytes == after.content_bytes
+        and len(before) == len(after)
+        and all(
+            (one.name, one.offset_bytes, one.size_bytes, one.checksum)
+            == (other.name, other.offset_bytes, other.size_bytes, other.checksum)
+            for one, other in zip(before, after, strict=True)
+        )
+    )
 
 
 def _independent_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -166,9 +170,14 @@ def replacement(store: Store, name: str, metadata: dict[str, str], spool: Spoole
 
 @contextlib.contextmanager
 def content_of(
-    store: Store, bucket: str, name: str, chunks: Iterable[bytes | bytearray | memoryview], metadata: dict[str, str],
-    size_bytes: int | None, checksum: int | None,
-) -> Iterator[ToStore]:  # fmt: skip
+    store: Store,
+    bucket: str,
+    name: str,
+    chunks: Iterable[bytes | bytearray | memoryview],
+    metadata: dict[str, str],
+    size_bytes: int | None,
+    checksum: int | None,
+) -> Iterator[ToStore]:
     """For a store that has its buckets to itself: what is to be stored of what comes.
 
     Raises ContentMismatch, DriveFull, DriveFailed.

@@ -43,9 +43,15 @@ class Snapshots(Recorded):
     """The part of a store that makes and deletes them."""
 
     def __init__(
-        self, record: ClusterRecord, drives: DriveSet, *, writable: bool, durability: Durability,
-        roots: Sequence[Path], shard_limits: ShardLimits | None,
-    ) -> None:  # fmt: skip
+        self,
+        record: ClusterRecord,
+        drives: DriveSet,
+        *,
+        writable: bool,
+        durability: Durability,
+        roots: Sequence[Path],
+        shard_limits: ShardLimits | None,
+    ) -> None:
         super().__init__(
             record, drives, writable=writable, durability=durability, roots=roots, shard_limits=shard_limits
         )
@@ -190,5 +196,3 @@ class Snapshots(Recorded):
             now = self._record.snapshots.get(bucket_uuid, {}).get(name)
             if now is not None and now.cut == counted.cut and now.objects < 0:
                 self._commit_record(self._record.with_snapshot(bucket_uuid, name, counted))
-
-

@@ -51,9 +51,7 @@ class Doubts:
     # -- asked by readers
 
     def whole(self, bucket_uuid: bytes) -> bool:
-        return bucket_uuid in self._buckets or (
-            time.monotonic() > self._awake_until_s and bucket_uuid in self._guarded
-        )
+        return bucket_uuid in self._buckets or (time.monotonic() > self._awake_until_s and bucket_uuid in self._guarded)
 
     def gaps(self, bucket_uuid: bytes) -> bool:
         """Whether names that the store lacks may be on other nodes all the same."""

@@ -49,9 +49,14 @@ class Store(Snapshots):
     """Open with `Store.open`; close it, or use it as a context manager."""
 
     def __init__(
-        self, opened: OpenDrives, *, writable: bool, durability: Durability, roots: Sequence[Path],
+        self,
+        opened: OpenDrives,
+        *,
+        writable: bool,
+        durability: Durability,
+        roots: Sequence[Path],
         shard_limits: ShardLimits | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         drives = DriveSet(opened.record, opened.drives, opened.problems, self._follow_writer)
         super().__init__(
             opened.record, drives, writable=writable, durability=durability, roots=roots, shard_limits=shard_limits
@@ -198,9 +203,15 @@ class Store(Snapshots):
         return self._changes.drop(bucket_uuid, name, version, tombstone=tombstone)
 
     def begin_put(
-        self, bucket: str, name: str, metadata: dict[str, str] | None = None, version: Version | None = None,
-        stage: Callable[[Drive], StagedFile] = Drive.stage, *, grouped: bool = False,
-    ) -> Upload:  # fmt: skip
+        self,
+        bucket: str,
+        name: str,
+        metadata: dict[str, str] | None = None,
+        version: Version | None = None,
+        stage: Callable[[Drive], StagedFile] = Drive.stage,
+        *,
+        grouped: bool = False,
+    ) -> Upload:
         """Begin to write an object; nothing is visible before `Upload.commit`.
 
         `version`: that of a copy, given by another node; it is committed if it is newer than what the store has.
@@ -260,9 +271,13 @@ class Store(Snapshots):
         return self.locate(bucket, name)[1]
 
     def delete(
-        self, bucket: str, name: str, version: Version | None = None, keep_tombstone: bool = False,
+        self,
+        bucket: str,
+        name: str,
+        version: Version | None = None,
+        keep_tombstone: bool = False,
         condition: Condition | None = None,
-    ) -> Record | None:  # fmt: skip
+    ) -> Record | None:
         """Remove an object. With `keep_tombstone` its deletion has a version, above the object's or the one given.
 
         With a `version` this deletes what is not newer than that, and is no error where there is nothing. Returns what

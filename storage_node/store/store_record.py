@@ -127,10 +127,12 @@ class ClusterRecord:
 
     def _left(self, drives: tuple[str, ...], how: str) -> ClusterRecord:
         return replace(
-            self, revision=self.revision + 1, drives=tuple(drive for drive in self.drives if drive not in drives),
+            self,
+            revision=self.revision + 1,
+            drives=tuple(drive for drive in self.drives if drive not in drives),
             retiring=tuple(drive for drive in self.retiring if drive not in drives),
             gone={**self.gone, **dict.fromkeys(drives, how)},
-        )  # fmt: skip
+        )
 
     @property
     def order(self) -> tuple[int, int]:
@@ -150,9 +152,12 @@ class ClusterRecord:
         left = {other: bucket for other, bucket in self.buckets.items() if other != name}
         uuid = self.buckets[name].uuid
         return replace(
-            self, revision=self.revision + 1, buckets=left, purging=(*self.purging, uuid),
+            self,
+            revision=self.revision + 1,
+            buckets=left,
+            purging=(*self.purging, uuid),
             snapshots={other: found for other, found in self.snapshots.items() if other != uuid},
-        )  # fmt: skip
+        )
 
     def purged(self, bucket_uuid: str) -> ClusterRecord:
         left = tuple(other for other in self.purging if other != bucket_uuid)
@@ -164,9 +169,7 @@ class ClusterRecord:
     def with_recovered_bucket(self, bucket_uuid: bytes) -> ClusterRecord:
         """A bucket whose objects are there but whose name is lost."""
         bucket = BucketRecord(bucket_uuid.hex())
-        return replace(
-            self, revision=self.revision + 1, buckets={**self.buckets, recovered_name(bucket_uuid): bucket}
-        )
+        return replace(self, revision=self.revision + 1, buckets={**self.buckets, recovered_name(bucket_uuid): bucket})
 
     # -- snapshots
 

@@ -24,8 +24,10 @@ def tar_end(store: Store, request: pb.TarEndRequest) -> pb.TarEndResponse:
         finally:
             os.close(fd)
         return pb.TarEndResponse(
-            version=str(record.version), size_bytes=record.size_bytes, end_bytes=end.at,
+            version=str(record.version),
+            size_bytes=record.size_bytes,
+            end_bytes=end.at,
             member=[member.decode() for member in end.found],
-        )  # fmt: skip
+        )
 
     return open_current(store, request.bucket, request.name, "", ended)

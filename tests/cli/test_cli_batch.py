@@ -73,8 +73,12 @@ def test_without_output_a_line_is_shown_for_each(run: Run, listing: Path, filled
     result = run("batch", listing, "--on-error", "placeholder")
     assert result.exit_code == 1
     assert [line.split()[:3] for line in result.stdout.splitlines()] == [
-        ["0", "OK", "4"], ["1", "OK", "256"], ["2", "NOT_FOUND", "0"], ["3", "OK", "4"], ["4", "OK", "0"],
-    ]  # fmt: skip
+        ["0", "OK", "4"],
+        ["1", "OK", "256"],
+        ["2", "NOT_FOUND", "0"],
+        ["3", "OK", "4"],
+        ["4", "OK", "0"],
+    ]
     assert f"{filled}/none  (no object 'none' in bucket {filled!r})" in result.stdout
 
 

@@ -150,8 +150,13 @@ def test_properties_of_a_bucket_are_shown_and_changed(run: Run, bucket_name: str
     assert run("bucket", "create", bucket_name, "--reframe").exit_code == 0
     shown = json.loads(run("bucket", "show", bucket_name, "--json").stdout)
     assert {**shown, "uuid": ""} == {
-        "bucket": bucket_name, "uuid": "", "copies": 1, "min_copies": 1, "reframe": True, "settling": False
-    }  # fmt: skip
+        "bucket": bucket_name,
+        "uuid": "",
+        "copies": 1,
+        "min_copies": 1,
+        "reframe": True,
+        "settling": False,
+    }
     assert shown in [json.loads(line) for line in run("bucket", "ls", "--json").stdout.splitlines()]
     changed = run("bucket", "set", bucket_name, "reframe=no", "min_copies=1")
     assert changed.exit_code == 0 and changed.stdout.splitlines()[-2].split() == ["reframe", "no"]

@@ -34,8 +34,10 @@ def store(local_url: str) -> str:
 def test_serve_ends_cleanly_when_told_to(tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
         command("serve", "--drive", tmp_path / "s", "--port", "0", "--json"),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
     assert process.stdout is not None
     with _killed_after(process):
         url = json.loads(process.stdout.readline())["url"]
@@ -53,12 +55,28 @@ def test_serve_takes_options_before_set_and_set_before_a_file(tmp_path: Path) ->
     )
     process = subprocess.Popen(
         command(
-            "serve", "--drive", tmp_path / "s", "--port", "0", "--config", file, "--set", "max_active_batches=6",
-            "--set", "read_threads=2", "--set", "tenant_weights.b=default", "--read-threads", "1",
-            "--advertise", "proxy.example.org:17480", "--json",
+            "serve",
+            "--drive",
+            tmp_path / "s",
+            "--port",
+            "0",
+            "--config",
+            file,
+            "--set",
+            "max_active_batches=6",
+            "--set",
+            "read_threads=2",
+            "--set",
+            "tenant_weights.b=default",
+            "--read-threads",
+            "1",
+            "--advertise",
+            "proxy.example.org:17480",
+            "--json",
         ),
-        stdout=subprocess.PIPE, env=environment(),
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        env=environment(),
+    )
     assert process.stdout is not None
     with _killed_after(process):
         said = json.loads(process.stdout.readline())
@@ -67,8 +85,11 @@ def test_serve_takes_options_before_set_and_set_before_a_file(tmp_path: Path) ->
             limits: Any = client.describe()["limits"]
     shown = {name: limits[name] for name in ("memory_bytes", "max_active_batches", "read_threads", "tenant_weights")}
     assert shown == {
-        "memory_bytes": str(64 << 20), "max_active_batches": "6", "read_threads": "1", "tenant_weights": "a=2",
-    }  # fmt: skip
+        "memory_bytes": str(64 << 20),
+        "max_active_batches": "6",
+        "read_threads": "1",
+        "tenant_weights": "a=2",
+    }
 
 
 @contextlib.contextmanager
@@ -158,9 +179,12 @@ def test_a_reader_that_stops_reading_ends_it_quietly(store: str, arguments: list
     os.close(read)
     try:
         result = subprocess.run(
-            command(*arguments), stdout=write, stderr=subprocess.PIPE, timeout=TIMEOUT_S,
+            command(*arguments),
+            stdout=write,
+            stderr=subprocess.PIPE,
+            timeout=TIMEOUT_S,
             env=environment(store),
-        )  # fmt: skip
+        )
     finally:
         os.close(write)
     assert (result.returncode, result.stderr) == (141, b"")
@@ -179,9 +203,13 @@ def _on_a_terminal(arguments: list[str], store: str) -> tuple[int, bytes, bytes]
     outer, inner = pty.openpty()
     try:
         result = subprocess.run(
-            command(*arguments), stdin=subprocess.DEVNULL, stdout=inner, stderr=subprocess.PIPE, timeout=TIMEOUT_S,
+            command(*arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=inner,
+            stderr=subprocess.PIPE,
+            timeout=TIMEOUT_S,
             env=environment(store),
-        )  # fmt: skip
+        )
         os.write(inner, b"END")  # a read from an empty terminal would wait
         shown = b""
         while not shown.endswith(b"END"):

@@ -50,8 +50,10 @@ def test_json_has_a_line_for_each_file_and_a_summary(run: Run, bucket_name: str,
     assert summary == {"summary": {"promoted": 2, "promoted_bytes": 3, "skipped": 0, "failed": 1}}
     told = {one["source"]: (one["status"], one.get("size_bytes"), one.get("kind")) for one in files}
     assert told == {
-        "a.wav": ("promoted", 1, None), "x/b.wav": ("promoted", 2, None), "pipe": ("failed", None, "source-refused"),
-    }  # fmt: skip
+        "a.wav": ("promoted", 1, None),
+        "x/b.wav": ("promoted", 2, None),
+        "pipe": ("failed", None, "source-refused"),
+    }
 
 
 def test_what_is_wrong_is_one_line(run: Run, bucket_name: str, folder: Path) -> None:
@@ -72,9 +74,11 @@ def test_a_killed_move_loses_nothing_and_ends_when_it_is_run_again(
     arguments = command("promote", "-r", "--move", folder, "b")
     for point in ("promote.staged", "put.committed", "promote.lasting"):
         killed = subprocess.run(
-            arguments, env=environment(local_url) | {"AIS_LOADER_FAILPOINT": point}, timeout=TIMEOUT_S,
+            arguments,
+            env=environment(local_url) | {"AIS_LOADER_FAILPOINT": point},
+            timeout=TIMEOUT_S,
             capture_output=True,
-        )  # fmt: skip
+        )
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == set(files)
     done = subprocess.run(arguments, env=environment(local_url), timeout=TIMEOUT_S, capture_output=True)

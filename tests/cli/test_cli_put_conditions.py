@@ -10,9 +10,7 @@ import pytest
 from tests.cli.kit import Run, Stored
 
 
-def test_what_is_there_is_left_as_it_is_and_counted(
-    run: Run, bucket_name: str, stored: Stored, tmp_path: Path
-) -> None:
+def test_what_is_there_is_left_as_it_is_and_counted(run: Run, bucket_name: str, stored: Stored, tmp_path: Path) -> None:
     sizes = {"a": 3, "b": 5 << 20, "c": 4}
     for name, size in sizes.items():
         (tmp_path / name).write_bytes(b"1" * size)

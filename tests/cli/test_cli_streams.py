@@ -17,9 +17,11 @@ from tests.cli.kit import TIMEOUT_S, Run, Stored, command, environment
 def shell(redirection: str, *arguments: str | Path, store: str) -> subprocess.CompletedProcess[bytes]:
     """`ais-loader` as a shell starts it with this redirection."""
     return subprocess.run(
-        ["sh", "-c", f'exec "$@" {redirection}', "sh", *command(*arguments)], capture_output=True, timeout=TIMEOUT_S,
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *command(*arguments)],
+        capture_output=True,
+        timeout=TIMEOUT_S,
         env=environment(store),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -29,9 +31,7 @@ def store(local_url: str) -> str:
     return local_url
 
 
-@pytest.mark.parametrize(
-    "arguments", [("put", "-", "b/new"), ("rm", "-r", "b")], ids=" ".join
-)
+@pytest.mark.parametrize("arguments", [("put", "-", "b/new"), ("rm", "-r", "b")], ids=" ".join)
 def test_a_closed_input_is_no_empty_one(store: str, arguments: tuple[str, ...]) -> None:
     result = shell("<&-", *arguments, store=store)
     assert result.returncode == 1
@@ -64,8 +64,10 @@ def test_no_file_of_a_store_gets_a_standard_stream_s_number(store: str, tmp_path
     python = command()[0]
     subprocess.run(
         ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", python, "-c", code, store, str(tmp_path / "held")],
-        timeout=TIMEOUT_S, env=environment(), check=True,
-    )  # fmt: skip
+        timeout=TIMEOUT_S,
+        env=environment(),
+        check=True,
+    )
     assert (tmp_path / "held").read_text() == repr(["/dev/null"] * 3)
 
 
@@ -79,8 +81,11 @@ def test_everything_closed_hinders_nothing_that_needs_none(store: str, tmp_path:
 def test_a_missing_bucket_is_made_by_a_command_here(run: Run, tmp_path: Path) -> None:
     (tmp_path / "list").write_text("none/a\n")
     commands: list[list[str | Path]] = [
-        ["ls", "none"], ["get", "none/a"], ["rm", "none/a"], ["batch", tmp_path / "list", "--on-error", "placeholder"],
-    ]  # fmt: skip
+        ["ls", "none"],
+        ["get", "none/a"],
+        ["rm", "none/a"],
+        ["batch", tmp_path / "list", "--on-error", "placeholder"],
+    ]
     for arguments in commands:
         result = run(*arguments)
         assert result.exit_code == 1

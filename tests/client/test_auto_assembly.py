@@ -16,9 +16,12 @@ def transport(nodes: int) -> RoutedTransport:
     map_ = pb.ClusterMap(cluster_uuid=bytes(16), version=1)
     for number in range(1, nodes + 1):
         map_.node.add(
-            uuid=uuid.UUID(int=number).bytes, host=f"h{number}", endpoint=f"127.0.0.1:{number}", weight=1.0,
+            uuid=uuid.UUID(int=number).bytes,
+            host=f"h{number}",
+            endpoint=f"127.0.0.1:{number}",
+            weight=1.0,
             number=number,
-        )  # fmt: skip
+        )
     map_.bucket.add(name="b", uuid=uuid.UUID(int=7).bytes, copies=1, min_copies=1)
     return RoutedTransport("grpc://nowhere:1", ClusterView(map_), retry_s=0.0, verify_payload=True)
 

@@ -177,9 +177,15 @@ def _with(nodes: Nodes, at: int, node: Node) -> Nodes:
 
 @functools.cache
 def decides(
-    here: int, nodes: int, owners: tuple[int, ...], map_: int, has: int, ripe: bool,
-    said: tuple[tuple[int, int, int], ...], sure: bool,
-) -> Literal["", "drop", "forget"]:  # fmt: skip
+    here: int,
+    nodes: int,
+    owners: tuple[int, ...],
+    map_: int,
+    has: int,
+    ripe: bool,
+    said: tuple[tuple[int, int, int], ...],
+    sure: bool,
+) -> Literal["", "drop", "forget"]:
     """What the product would do with what it has."""
     page = Page(["k"], [_state(has, dead=ripe)], [list(owners)], [ripe])
     answers = {other: {"k": _state(version) if version else None} for other, _, version in said}

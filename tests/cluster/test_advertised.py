@@ -32,9 +32,19 @@ class Behind:
             self.port = int(unused.getsockname()[1])
         self.link = held.enter_context(FaultyLink(f"grpc://{HOST}:{self.port}"))
         self.outer = self.link.url.removeprefix("grpc://")
-        self.node = held.enter_context(NodeProcess(folder, arguments=[
-            "--port", str(self.port), "--advertise", self.outer, "--set", f"reconcile_patience_s={PATIENCE_S:g}",
-        ]))  # fmt: skip
+        self.node = held.enter_context(
+            NodeProcess(
+                folder,
+                arguments=[
+                    "--port",
+                    str(self.port),
+                    "--advertise",
+                    self.outer,
+                    "--set",
+                    f"reconcile_patience_s={PATIENCE_S:g}",
+                ],
+            )
+        )
         self.member = pb.MapNode(uuid=bytes.fromhex(ask_node(self.outer).uuid), host=str(folder), endpoint=self.outer)
 
     @property

@@ -173,8 +173,7 @@ def test_a_map_that_cannot_be_changed_for_now_does_not_hide_how_the_nodes_are(
     plan, notes = operate.Plan(root=tmp_path), list[str]()
     assert operate._agree(plan, started[:1], statuses, notes) == known
     assert notes == [
-        "the map does not say yet that node-a is at h:7: fewer than a majority of the 3 nodes promised. "
-        "It tries on"
+        "the map does not say yet that node-a is at h:7: fewer than a majority of the 3 nodes promised. It tries on"
     ]
     with pytest.raises(ClusterError, match="node-b serves, and cannot join: fewer than a majority"):
         operate._agree(plan, started, statuses, notes)
@@ -223,9 +222,15 @@ def test_a_ray_does_not_answer_where_another_process_listens(tmp_path: Path) -> 
     )
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     port = free_port("127.0.0.1")
-    with socket.create_server(("127.0.0.1", 0)) as ours, subprocess.Popen(
-        [sys.executable, "-c", listen, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    ) as other:  # fmt: skip
+    with (
+        socket.create_server(("127.0.0.1", 0)) as ours,
+        subprocess.Popen(
+            [sys.executable, "-c", listen, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        ) as other,
+    ):
         assert other.stdout is not None and other.stdout.readline() == b"on\n"
         ticks = int(Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19])
 

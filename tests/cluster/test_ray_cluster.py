@@ -53,8 +53,12 @@ class Operator:
         """Standard output of a command that ends with this exit code."""
         done = subprocess.run(
             [sys.executable, "-m", "ais_loader.cli", "cluster", *arguments, "--root", str(self.root)],
-            capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, env=self.environment, cwd=REPOSITORY,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            env=self.environment,
+            cwd=REPOSITORY,
+        )
         if (head := heads.remembered(self.root)) is not None:
             self.sessions.add(head.session)
         assert done.returncode == code, done.stdout + done.stderr
@@ -188,8 +192,9 @@ def test_settings_are_taken_over_by_nodes_that_run_and_kept_for_those_that_start
     assert all("serving anew, with other settings" in "\n".join(lines) for lines in logs.values())
 
     operator.run("up", "--set", "nodes.node-1.read_threads=default")
-    assert {uuid: len(operator.run("logs", now[uuid]["name"]).splitlines()) - len(lines) > 0
-            for uuid, lines in logs.items()} == {first: True} | dict.fromkeys(others, False)  # fmt: skip
+    assert {
+        uuid: len(operator.run("logs", now[uuid]["name"]).splitlines()) - len(lines) > 0 for uuid, lines in logs.items()
+    } == {first: True} | dict.fromkeys(others, False)
     os.kill(now[first]["pid"], signal.SIGKILL)
     back = eventually(
         lambda: (node := operator.nodes()[first])["pid"] not in (0, now[first]["pid"]) and node, timeout_s=60.0
@@ -258,9 +263,13 @@ class Jobs:
         folder = [] if source is None else ["--working-dir", str(source)]
         done = subprocess.run(
             [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", *folder, "--", *command],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_TIMEOUT_S,
-            env=self._environment, cwd=REPOSITORY,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            env=self._environment,
+            cwd=REPOSITORY,
+        )
         return done.returncode, done.stdout
 
 
@@ -275,9 +284,19 @@ def test_jobs_train_on_the_cluster_start_another_and_hand_back_how_they_ended() 
             for part in ("examples", "tests/data/speech"):
                 shutil.copytree(REPOSITORY / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
             code, log = jobs.submit(
-                "python", "-m", "examples.speech.train", "--steps", "20", "--batch-size", "4",
-                "--url", said["url"], "--output", str(plot), source=source,
-            )  # fmt: skip
+                "python",
+                "-m",
+                "examples.speech.train",
+                "--steps",
+                "20",
+                "--batch-size",
+                "4",
+                "--url",
+                said["url"],
+                "--output",
+                str(plot),
+                source=source,
+            )
             assert code == 0, log
             assert "20 steps of 4, each one GetBatch" in log and plot.stat().st_size > 0
 

@@ -139,8 +139,14 @@ def test_an_object_that_is_newer_than_a_tombstone_is_never_dropped_for_it() -> N
 
 
 def test_comparing_finds_what_is_owned_and_missing_and_whatever_is_older() -> None:
-    theirs = [("new", state(3)), ("other", state(3)), ("old", state(3)), ("same", state(3)), ("lost", state(3)),
-              ("gone", state(4, dead=True))]  # fmt: skip
+    theirs = [
+        ("new", state(3)),
+        ("other", state(3)),
+        ("old", state(3)),
+        ("same", state(3)),
+        ("lost", state(3)),
+        ("gone", state(4, dead=True)),
+    ]
     mine = {"new": None, "other": None, "old": state(2), "same": state(3), "lost": UNKNOWN, "gone": state(3)}
     found = compare(theirs, mine, {"new", "same", "lost"})
     assert set(found.fetch) == {"new", "old"}
@@ -151,9 +157,13 @@ def a_map(states: list[pb.MapNode.State]) -> pb.ClusterMap:
     map_ = pb.ClusterMap(cluster_uuid=b"c" * 16, version=7)
     for number, node_state in enumerate(states):
         map_.node.add(
-            uuid=uuid.UUID(int=number).bytes, host=f"host-{number}", endpoint=f"127.0.0.1:{number}", weight=1.0,
-            state=node_state, number=number + 1,
-        )  # fmt: skip
+            uuid=uuid.UUID(int=number).bytes,
+            host=f"host-{number}",
+            endpoint=f"127.0.0.1:{number}",
+            weight=1.0,
+            state=node_state,
+            number=number + 1,
+        )
     map_.bucket.add(name="b", uuid=b"b" * 16, copies=2)
     return map_
 

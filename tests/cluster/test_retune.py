@@ -71,8 +71,17 @@ class Nodes:
         self._asked: dict[str, int] = {}
 
     def statuses(self, **settings: Any) -> list[dict[str, Any]]:
-        return [{"uuid": one.uuid, "name": one.name, "state": "serving", "problem": "", "settings": dict(settings),
-                 "endpoint": one.name} for one in NODES]  # fmt: skip
+        return [
+            {
+                "uuid": one.uuid,
+                "name": one.name,
+                "state": "serving",
+                "problem": "",
+                "settings": dict(settings),
+                "endpoint": one.name,
+            }
+            for one in NODES
+        ]
 
     def _wait(self, started: list[Started], timeout_s: float, tell: Any, done: Any) -> list[dict[str, Any]]:
         (one,) = started
@@ -101,8 +110,13 @@ def test_nodes_take_settings_over_one_after_the_other_when_the_one_before_is_tru
     statuses[1]["settings"] = {"read_threads": 9}  # it has just been started with them
     now = retune.take_over(STARTED, statuses, KeptSettings(1, {"read_threads": 9}), 20.0, lambda _: None)
     assert nodes.log == [
-        "renew node-1", "node-1 compares", "node-1 is trusted", "renew node-3", "node-3 compares", "node-3 is trusted",
-    ]  # fmt: skip
+        "renew node-1",
+        "node-1 compares",
+        "node-1 is trusted",
+        "renew node-3",
+        "node-3 compares",
+        "node-3 is trusted",
+    ]
     assert [status["settings"] for status in now] == [{"read_threads": 9}] * 3
 
 

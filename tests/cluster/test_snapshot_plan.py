@@ -33,9 +33,12 @@ def test_an_owner_that_is_behind_or_cannot_be_asked_is_not_settled_and_another_n
     for unknown in ({}, {1: UNKNOWN}):
         assert compared(thing(5), [0, 1], 0, unknown) == Unsettled({}, 0, 1)  # type: ignore[arg-type]
     found = compare_seen(
-        ["a", "b"], [thing(5), thing(5)], [[0, 1, 2], [0, 1, 2]], 0,
+        ["a", "b"],
+        [thing(5), thing(5)],
+        [[0, 1, 2], [0, 1, 2]],
+        0,
         {1: {"a": None, "b": thing(6)}, 2: {"a": thing(6), "b": thing(4)}},
-    )  # fmt: skip
+    )
     assert found == Unsettled({1: ["a"], 2: ["b"]}, 2, 0) and found.names == 4
 
 

@@ -104,8 +104,9 @@ def put_and_read(bucket: Bucket, objects: dict[str, bytes], written: dict[str, b
                     items = list(bucket.get_batch([*objects, name], assembly=assembly, on_error="placeholder"))
                     problems.extend(
                         f"{assembly}: {item.entry.name}: {item.status.name}, {item.error}"
-                        for item, good in zip(items, [*objects.values(), data], strict=True) if item.data != good
-                    )  # fmt: skip
+                        for item, good in zip(items, [*objects.values(), data], strict=True)
+                        if item.data != good
+                    )
             except errors.LoaderError as error:
                 problems.append(repr(error))
             rounds[0] += 1

@@ -31,14 +31,18 @@ def other(client: Client) -> Iterator[Bucket]:
 def test_an_object_is_made_of_ranges_and_bytes_in_their_order(bucket: Bucket, other: Bucket) -> None:
     first, second = bucket.put("first", DATA), other.put("second", b"0123456789")
     request = make_request(
-        bucket.name, "made",
+        bucket.name,
+        "made",
         [
-            make_range(bucket.name, "first", first.version, 300_000, 1_500_000), pb.ComposePart(data=b"-between-"),
-            make_range(other.name, "second", second.version, 4), make_range(other.name, "second", start=10),
-            pb.ComposePart(data=b""), make_range(bucket.name, "first", start=0, length=1),
+            make_range(bucket.name, "first", first.version, 300_000, 1_500_000),
+            pb.ComposePart(data=b"-between-"),
+            make_range(other.name, "second", second.version, 4),
+            make_range(other.name, "second", start=10),
+            pb.ComposePart(data=b""),
+            make_range(bucket.name, "first", start=0, length=1),
         ],
         metadata={"of": "parts"},
-    )  # fmt: skip
+    )
     moved: list[int] = []
     info = bucket._transport.compose(request, moved.append)
     made = DATA[300_000:1_800_000] + b"-between-" + b"456789" + DATA[:1]

@@ -32,8 +32,21 @@ def test_ranges_are_exact(bucket: Bucket, size: int, verify: bool) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_ranges_that_leave_the_object_are_refused_and_never_shortened(bucket: Bucket, size: int) -> None:
     bucket.put("a", seeded_bytes(size))
-    for start, length in [(size + 1, None), (size + 1, 0), (size, 1), (0, size + 1), (1, size), (-1, None), (-1, 1),
-                          (0, -1), (0, -5), (2**63, None), (2**70, 1), (0, 2**63), (1, 2**80)]:  # fmt: skip
+    for start, length in [
+        (size + 1, None),
+        (size + 1, 0),
+        (size, 1),
+        (0, size + 1),
+        (1, size),
+        (-1, None),
+        (-1, 1),
+        (0, -1),
+        (0, -5),
+        (2**63, None),
+        (2**70, 1),
+        (0, 2**63),
+        (1, 2**80),
+    ]:
         with pytest.raises(errors.RangeError):
             bucket.get("a", start=start, length=length)
 

@@ -129,9 +129,11 @@ def test_links_within_the_folder_are_followed_and_others_are_refused(bucket: Buc
     summary = bucket.promote(top, on_error="return")
     refused = {one.path: type(one.error) for one in summary.failures}
     assert refused == {
-        "absolute": errors.SourceRefused, "up": errors.SourceRefused, "nowhere": errors.SourceUnreadable,
+        "absolute": errors.SourceRefused,
+        "up": errors.SourceRefused,
+        "nowhere": errors.SourceUnreadable,
         "folder": errors.SourceRefused,
-    }  # fmt: skip
+    }
     assert stored(bucket) == files | {"good": b"inside"}
     moved = bucket.promote(top, move=True, overwrite="always", on_error="return")
     assert {one.path for one in moved.failures} == {"good", *refused}
@@ -155,9 +157,11 @@ def test_what_is_no_file_or_has_no_name_for_an_object_fails_by_itself(bucket: Bu
     assert stored(bucket) == files
     kinds = {one.path.rpartition("/")[2]: type(one.error) for one in summary.failures}
     assert kinds == {
-        "pipe": errors.SourceRefused, "socket": errors.SourceRefused, "not-\\xff-utf8": errors.SourceRefused,
+        "pipe": errors.SourceRefused,
+        "socket": errors.SourceRefused,
+        "not-\\xff-utf8": errors.SourceRefused,
         "f": errors.InvalidName,
-    }  # fmt: skip
+    }
     with pytest.raises(errors.PromoteIncomplete, match="4 of 6"):
         bucket.promote(folder)
 

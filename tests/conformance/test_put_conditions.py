@@ -55,9 +55,7 @@ def all_at_once(clients: list[Client], work: Callable[[Client, int], None], time
         except BaseException as error:  # noqa: BLE001 - raised below
             failed.append(error)
 
-    threads = [
-        threading.Thread(target=run, args=(client, number)) for number, client in enumerate(clients * times)
-    ]
+    threads = [threading.Thread(target=run, args=(client, number)) for number, client in enumerate(clients * times)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -278,10 +276,21 @@ def test_metadata_of_a_write_on_a_condition_are_those_that_were_given(bucket: Bu
 
 @pytest.mark.parametrize(
     "metadata",
-    [{"k": 5}, {5: "v"}, {"k": None}, {"k": "\ud800"}, {"k": "x" * 4096}, {"k": "\0"}, {"a\nb": ""}, {"k": "\x1b[2J"},
-     {"\0write": "00"}, ["k"], "k=v"],
+    [
+        {"k": 5},
+        {5: "v"},
+        {"k": None},
+        {"k": "\ud800"},
+        {"k": "x" * 4096},
+        {"k": "\0"},
+        {"a\nb": ""},
+        {"k": "\x1b[2J"},
+        {"\0write": "00"},
+        ["k"],
+        "k=v",
+    ],
     ids=lambda metadata: repr(metadata)[:20],
-)  # fmt: skip
+)
 def test_metadata_that_nobody_should_have_are_refused(bucket: Bucket, metadata: Any) -> None:
     kept = bucket.put("a", b"1", metadata={"k": "v"})
     with pytest.raises(errors.InvalidRequest, match="metadata"):

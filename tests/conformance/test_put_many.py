@@ -40,8 +40,13 @@ def test_failures_are_yielded_in_their_place_and_stop_nothing(bucket: Bucket) ->
     objects = [("a", b"1"), ("/bad", b"2"), ("c", b"3"), ("d", bytes(5 * MiB)), ("bad/", bytes(5 * MiB)), ("f", b"6")]
     results = list(bucket.put_many(objects, on_error="yield"))
     assert [type(result) for result in results] == [
-        ObjectInfo, errors.InvalidName, ObjectInfo, ObjectInfo, errors.InvalidName, ObjectInfo,
-    ]  # fmt: skip
+        ObjectInfo,
+        errors.InvalidName,
+        ObjectInfo,
+        ObjectInfo,
+        errors.InvalidName,
+        ObjectInfo,
+    ]
     assert [info.name for info in bucket.objects()] == ["a", "c", "d", "f"]
 
 

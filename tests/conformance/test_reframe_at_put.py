@@ -81,8 +81,10 @@ def test_an_archive_in_one_frame_is_stored_in_many(
     assert is_many(name, stored) and unpacked(name, stored) == TAR
     assert (info.size_bytes, info.checksum) == (len(stored), crc32c(stored))
     assert info.metadata == {
-        "k": "v", "ais-original-size": str(len(data)), "ais-original-crc32c": f"{crc32c(data):08x}",
-    }  # fmt: skip
+        "k": "v",
+        "ais-original-size": str(len(data)),
+        "ais-original-crc32c": f"{crc32c(data):08x}",
+    }
     batch = wanting.client.get_batch([Entry(wanting.name, name, member) for member in reversed(MEMBERS)])
     assert contents(batch) == list(reversed(MEMBERS.values()))
     assert [member.name for member in wanting.members(name)] == list(MEMBERS)

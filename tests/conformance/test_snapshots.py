@@ -70,10 +70,11 @@ def test_a_snapshot_stays_as_it_was_by_every_way_to_read_it(client: Client, buck
     assert [member.name for member in frozen.members("s.tar")] == list(MEMBERS)
     assert frozen.get("s.tar", member="b.wav") == MEMBERS["b.wav"]
     mixed = [
-        f"ais://{made.pinned}/s.tar/a.wav", f"ais://{bucket.name}/later/000000",
+        f"ais://{made.pinned}/s.tar/a.wav",
+        f"ais://{bucket.name}/later/000000",
         Entry(made.pinned, "s/000003", start=1, length=5, version=infos["s/000003"].version),
         Entry(bucket.name, "s/000003"),
-    ]  # fmt: skip
+    ]
     later = samples(5, prefix="later")["later/000000"]
     wanted = [MEMBERS["a.wav"], later, objects["s/000003"][1:6], b"replaced s/000003"]
     assert contents(client.get_batch(mixed)) == wanted
@@ -132,15 +133,23 @@ def test_a_snapshot_refuses_every_change_and_its_bucket_stays_as_long_as_it(clie
     bucket.snapshot("s")
     frozen = client.bucket(bucket.name, snapshot="s")
     for change in (
-        lambda: frozen.put("b", b"2"), lambda: frozen.put("large", bytes(3 * MiB)), lambda: frozen.delete("a"),
-        lambda: list(frozen.put_many([("b", b"2")])), lambda: frozen.snapshot("t"), lambda: frozen.delete_snapshot("s"),
-        lambda: bucket.copy("a", "b", to_bucket=frozen.name), lambda: frozen.append("a", b"2"),
-        lambda: frozen.set_metadata("a", {"x": "y"}), lambda: list(frozen.delete_many(["a"])),
-        lambda: frozen.delete_prefix("a"), lambda: frozen.rename("a", "b"),
+        lambda: frozen.put("b", b"2"),
+        lambda: frozen.put("large", bytes(3 * MiB)),
+        lambda: frozen.delete("a"),
+        lambda: list(frozen.put_many([("b", b"2")])),
+        lambda: frozen.snapshot("t"),
+        lambda: frozen.delete_snapshot("s"),
+        lambda: bucket.copy("a", "b", to_bucket=frozen.name),
+        lambda: frozen.append("a", b"2"),
+        lambda: frozen.set_metadata("a", {"x": "y"}),
+        lambda: list(frozen.delete_many(["a"])),
+        lambda: frozen.delete_prefix("a"),
+        lambda: frozen.rename("a", "b"),
         lambda: frozen.put("a", b"2", if_absent=True),
-        lambda: frozen.multipart("b").put_part(1, b"2"), lambda: frozen.append_members("b.tar", [("m", b"2")]),
+        lambda: frozen.multipart("b").put_part(1, b"2"),
+        lambda: frozen.append_members("b.tar", [("m", b"2")]),
         lambda: client.delete_bucket(frozen.name, force=True),
-    ):  # fmt: skip
+    ):
         with pytest.raises(errors.SnapshotReadOnly, match="never changes"):
             change()
     with pytest.raises(errors.InvalidName):

@@ -13,9 +13,16 @@ from ais_loader.summary import BucketSummary
 from ais_loader.testing.cluster import ClusterProcesses
 
 OBJECTS = {
-    "a": 1, "en/a.wav": 10, "en/b.wav": 20, "en/x/1": 100, "en/x/y/2": 200, "english": 3, "es/ñ": 40, "es/z": 50,
+    "a": 1,
+    "en/a.wav": 10,
+    "en/b.wav": 20,
+    "en/x/1": 100,
+    "en/x/y/2": 200,
+    "english": 3,
+    "es/ñ": 40,
+    "es/z": 50,
     "-first": 5,
-}  # fmt: skip
+}
 
 
 def sums(summary: BucketSummary) -> dict[str, tuple[int, int]]:
@@ -32,8 +39,12 @@ def test_objects_count_for_the_deepest_folder_told_apart(bucket: Bucket) -> None
     fill(bucket, {name: bytes(size) for name, size in OBJECTS.items()})
     assert sums(bucket.summary()) == {"": (3, 9), "en/": (4, 330), "es/": (2, 90), "all": (9, 429)}
     assert sums(bucket.summary(depth=2)) == {
-        "": (3, 9), "en/": (2, 30), "en/x/": (2, 300), "es/": (2, 90), "all": (9, 429),
-    }  # fmt: skip
+        "": (3, 9),
+        "en/": (2, 30),
+        "en/x/": (2, 300),
+        "es/": (2, 90),
+        "all": (9, 429),
+    }
     assert sums(bucket.summary("en/")) == {"en/": (2, 30), "en/x/": (2, 300), "all": (4, 330)}
     assert sums(bucket.summary("en")) == {"": (1, 3), "en/": (4, 330), "all": (5, 333)}
     assert sums(bucket.summary("en/", depth=9))["en/x/y/"] == (1, 200)
@@ -86,7 +97,7 @@ def test_each_copy_of_an_object_counts_once_and_missing_nodes_are_named(three_no
         half = two.summary()
         assert sums(half) == {name: expected[name] for name in ("0/", "1/")} | {
             "all": (400, expected["0/"][1] + expected["1/"][1])
-        }  # fmt: skip
+        }
         gone = three_nodes.nodes[1].url.removeprefix("grpc://")
         assert half.complete and len(half.silent) == 1 and half.silent[0].startswith(gone)
         some = one.summary()

@@ -18,9 +18,12 @@ from ais_loader.testing import seeded_bytes
 
 OLD = {"en/a.wav": seeded_bytes(1000), "en/empty": b"", "en/zeros": bytes(5000)}
 NEW = {
-    "en/b.wav": seeded_bytes(700, seed=1), "n" * 100: b"ustar", "deep/" * 60 + "näme 日本": b"pax", "e": b"",
+    "en/b.wav": seeded_bytes(700, seed=1),
+    "n" * 100: b"ustar",
+    "deep/" * 60 + "näme 日本": b"pax",
+    "e": b"",
     "z": bytes(2048),
-}  # fmt: skip
+}
 
 
 def tar_of(members: dict[str, bytes], *, tar_format: int = tarfile.PAX_FORMAT) -> bytes:
@@ -91,8 +94,14 @@ def test_more_than_fits_a_request_is_appended_in_one_step_too(bucket: Bucket) ->
 
 def test_what_cannot_be_appended_changes_nothing(bucket: Bucket) -> None:
     whole = tar_of(OLD)
-    stored = {"a.tar": whole, "joined.tar": whole + whole, "cut.tar": whole[:700], "a.tar.gz": b"\x1f\x8b" + bytes(600),
-              "a.zip": b"PK\x03\x04" + bytes(600), "a.bin": whole}  # fmt: skip
+    stored = {
+        "a.tar": whole,
+        "joined.tar": whole + whole,
+        "cut.tar": whole[:700],
+        "a.tar.gz": b"\x1f\x8b" + bytes(600),
+        "a.zip": b"PK\x03\x04" + bytes(600),
+        "a.bin": whole,
+    }
     for name, data in stored.items():
         bucket.put(name, data)
     wrong: list[tuple[type[errors.LoaderError], str, list[tuple[str, bytes]]]] = [
@@ -109,7 +118,7 @@ def test_what_cannot_be_appended_changes_nothing(bucket: Bucket) -> None:
         (errors.NotAnArchive, "a.bin", [("new", b"x")]),
         (errors.NotAnArchive, "absent.bin", [("new", b"x")]),
         (errors.ArchiveUnsupported, "absent.tar.gz", [("new", b"x")]),
-    ]  # fmt: skip
+    ]
     for error, name, members in wrong:
         with pytest.raises(error):
             bucket.append_members(name, members)

@@ -19,11 +19,15 @@ from ais_loader import Bucket, Client, Entry, connect, errors
 @pytest.mark.parametrize(
     "data",
     [
-        bytearray(b"abcdef"), memoryview(b"xaxbxcxdxexf")[1::2], memoryview(b"fedcba")[::-1],
-        memoryview(b"abcdef").cast("B", (2, 3)), np.frombuffer(b"abcdef", np.uint8).reshape(3, 2),
-        np.frombuffer(b"a.b.c.d.e.f.", np.uint8)[::2], array.array("h", [25185, 25699, 26213]),
+        bytearray(b"abcdef"),
+        memoryview(b"xaxbxcxdxexf")[1::2],
+        memoryview(b"fedcba")[::-1],
+        memoryview(b"abcdef").cast("B", (2, 3)),
+        np.frombuffer(b"abcdef", np.uint8).reshape(3, 2),
+        np.frombuffer(b"a.b.c.d.e.f.", np.uint8)[::2],
+        array.array("h", [25185, 25699, 26213]),
     ],
-)  # fmt: skip
+)
 def test_all_that_exports_bytes_is_stored_as_these_bytes(bucket: Bucket, data: Any) -> None:
     assert bucket.put("one", data).size_bytes == 6
     assert [info.size_bytes for info in bucket.put_many([("many", data)])] == [6]
@@ -39,10 +43,15 @@ def test_an_array_without_elements_is_an_empty_object(bucket: Bucket) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        np.array([{}, []], dtype=object), np.array([datetime.date(2026, 1, 1)], dtype="M8[D]"), io.StringIO(""), "text",
-        5, None, [b"a"],
+        np.array([{}, []], dtype=object),
+        np.array([datetime.date(2026, 1, 1)], dtype="M8[D]"),
+        io.StringIO(""),
+        "text",
+        5,
+        None,
+        [b"a"],
     ],
-)  # fmt: skip
+)
 def test_what_has_no_bytes_of_its_own_is_refused(bucket: Bucket, data: Any) -> None:
     with pytest.raises(TypeError):
         bucket.put("a", data)
@@ -54,12 +63,20 @@ def test_what_has_no_bytes_of_its_own_is_refused(bucket: Bucket, data: Any) -> N
 @pytest.mark.parametrize("name", [5, None, Path("a"), ("a",)])
 def test_a_name_that_is_no_string_is_refused_by_every_call(bucket: Bucket, name: Any) -> None:
     calls: list[Callable[[], object]] = [
-        lambda: bucket.get(name), lambda: bucket.head(name), lambda: bucket.delete(name), lambda: bucket.open(name),
-        lambda: list(bucket.objects(name)), lambda: list(bucket.members(name)), lambda: bucket.put(name, b""),
-        lambda: bucket.get_batch([name]).tobytes(), lambda: list(bucket.delete_many([name])),
-        lambda: bucket.snapshot(name), lambda: bucket.client.bucket(name).get("a"),
-        lambda: bucket.client.create_bucket(name), lambda: bucket.client.delete_bucket(name),
-    ]  # fmt: skip
+        lambda: bucket.get(name),
+        lambda: bucket.head(name),
+        lambda: bucket.delete(name),
+        lambda: bucket.open(name),
+        lambda: list(bucket.objects(name)),
+        lambda: list(bucket.members(name)),
+        lambda: bucket.put(name, b""),
+        lambda: bucket.get_batch([name]).tobytes(),
+        lambda: list(bucket.delete_many([name])),
+        lambda: bucket.snapshot(name),
+        lambda: bucket.client.bucket(name).get("a"),
+        lambda: bucket.client.create_bucket(name),
+        lambda: bucket.client.delete_bucket(name),
+    ]
     for call in calls:
         with pytest.raises((errors.InvalidRequest, TypeError), match=r"str|string"):
             call()
@@ -68,10 +85,11 @@ def test_a_name_that_is_no_string_is_refused_by_every_call(bucket: Bucket, name:
 def test_one_string_is_no_list_of_names(client: Client, bucket: Bucket) -> None:
     list(bucket.put_many([("a", b"1"), ("b", b"2"), ("ab", b"3")]))
     calls: list[Callable[[], object]] = [
-        lambda: list(bucket.delete_many("ab")), lambda: bucket.get_batch("ab"),
+        lambda: list(bucket.delete_many("ab")),
+        lambda: bucket.get_batch("ab"),
         lambda: client.get_batch(f"ais://{bucket.name}/a"),
         lambda: client.get_batch(Entry(bucket.name, "a")),  # type: ignore[call-overload]  # the point
-    ]  # fmt: skip
+    ]
     for call in calls:
         with pytest.raises(TypeError, match="pass a list"):
             call()
@@ -94,10 +112,11 @@ def test_put_many_says_what_it_takes(bucket: Bucket, objects: Any) -> None:
 def test_lazy_calls_that_nobody_iterates_warn_that_nothing_was_done(bucket: Bucket) -> None:
     bucket.put("kept", b"1")
     calls: list[tuple[str, Callable[[], object]]] = [
-        ("put_many", lambda: bucket.put_many([("never", b"")])), ("delete_many", lambda: bucket.delete_many(["kept"])),
+        ("put_many", lambda: bucket.put_many([("never", b"")])),
+        ("delete_many", lambda: bucket.delete_many(["kept"])),
         ("copy_prefix", lambda: bucket.copy_prefix("k", "c")),
         ("rename_prefix", lambda: bucket.rename_prefix("k", "r")),
-    ]  # fmt: skip
+    ]
     for name, call in calls:
         with pytest.warns(RuntimeWarning, match=rf"{name}\(\) was never iterated, so nothing was done"):
             call()
@@ -132,8 +151,9 @@ def test_addresses_that_there_cannot_be_are_told_at_once(address: str) -> None:
         connect(address)
 
 
-@pytest.mark.parametrize("options", [{"retry_s": -1}, {"retry_s": "1"}, {"retry_s": float("nan")}, {"tenant": 5},
-                                     {"hedge_budget": "1"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options", [{"retry_s": -1}, {"retry_s": "1"}, {"retry_s": float("nan")}, {"tenant": 5}, {"hedge_budget": "1"}]
+)
 def test_options_of_a_client_that_mean_nothing_are_told_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidRequest, match=next(iter(options))):
         connect("grpc://127.0.0.1:7480", **options)

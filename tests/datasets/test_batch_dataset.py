@@ -234,10 +234,14 @@ class TestArguments:
     @pytest.mark.parametrize(
         "options",
         [
-            {"rank": 1}, {"world_size": 2}, {"rank": 2, "world_size": 2}, {"in_flight": 0}, {"ordered": False},
+            {"rank": 1},
+            {"world_size": 2},
+            {"rank": 2, "world_size": 2},
+            {"in_flight": 0},
+            {"ordered": False},
             {"on_error": "skip"},
         ],
-    )  # fmt: skip
+    )
     def test_options_that_make_no_sense_are_refused_at_once(self, local_store: Client, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidRequest):
             BatchIterableDataset(local_store, PLAN, **options)
@@ -249,10 +253,14 @@ class TestArguments:
     @pytest.mark.parametrize(
         "options",
         [
-            {"batch_size": 4}, {"shuffle": True}, {"sampler": range(3)}, {"batch_sampler": [[1]]}, {"drop_last": True},
+            {"batch_size": 4},
+            {"shuffle": True},
+            {"sampler": range(3)},
+            {"batch_sampler": [[1]]},
+            {"drop_last": True},
             {"in_order": False},
         ],
-    )  # fmt: skip
+    )
     def test_a_loader_refuses_what_would_change_the_plans_batches(
         self, local_store: Client, options: dict[str, Any]
     ) -> None:

@@ -39,10 +39,17 @@ def test_urls_and_entries_may_be_mixed() -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        "ais://c/n", "ais://b/shard.tar/member", Entry("c", "n"), Entry("b", "n", member="m"), Entry("b", "n", start=1),
-        Entry("b", "n", length=1), Entry("b", "n", version="1"), Entry("b", "n", opaque=0), Entry("b", "\ud800"),
+        "ais://c/n",
+        "ais://b/shard.tar/member",
+        Entry("c", "n"),
+        Entry("b", "n", member="m"),
+        Entry("b", "n", start=1),
+        Entry("b", "n", length=1),
+        Entry("b", "n", version="1"),
+        Entry("b", "n", opaque=0),
+        Entry("b", "\ud800"),
     ],
-)  # fmt: skip
+)
 def test_an_entry_that_is_more_than_a_name_has_no_place_in_a_table(odd: Entry | str) -> None:
     assert EntryTable.of(["ais://b/n", odd]) is None
 

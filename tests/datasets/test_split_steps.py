@@ -29,14 +29,16 @@ def test_ranks_and_workers_in_turn_give_every_step_from_start_on_in_order(
     ranks = [
         round_robin(
             [
-                list(split_steps(
-                    steps, start=start, rank=rank, world_size=world_size, worker=worker, num_workers=num_workers
-                ))
+                list(
+                    split_steps(
+                        steps, start=start, rank=rank, world_size=world_size, worker=worker, num_workers=num_workers
+                    )
+                )
                 for worker in range(num_workers)
             ]
         )
         for rank in range(world_size)
-    ]  # fmt: skip
+    ]
     assert round_robin(ranks) == list(range(start, steps))
     assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
 
@@ -76,10 +78,15 @@ def test_a_plan_without_an_end_is_divided_without_an_end() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"rank": 2, "world_size": 2}, {"rank": -1}, {"world_size": 0}, {"worker": 1, "num_workers": 1},
-        {"worker": -1}, {"num_workers": 0}, {"start": -1},
+        {"rank": 2, "world_size": 2},
+        {"rank": -1},
+        {"world_size": 0},
+        {"worker": 1, "num_workers": 1},
+        {"worker": -1},
+        {"num_workers": 0},
+        {"start": -1},
     ],
-)  # fmt: skip
+)
 def test_impossible_divisions_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         split_steps(10, **arguments)

@@ -108,8 +108,10 @@ class TestSpawn:
     ) -> None:
         loader = BatchLoader(
             BatchIterableDataset(local_store.url, PLAN, rank=1, world_size=2),
-            num_workers=2, persistent_workers=True, multiprocessing_context="spawn",
-        )  # fmt: skip
+            num_workers=2,
+            persistent_workers=True,
+            multiprocessing_context="spawn",
+        )
         steps = range(1, PLAN.steps(0), 2)
         for epoch in (0, 1):
             assert list(loader) == [contents(PLAN.batch(epoch, step)) for step in steps]

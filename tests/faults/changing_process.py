@@ -29,9 +29,11 @@ class DyingChannels(Channels):
         super().__init__()
         step, _, count = die.partition(":")
         self._kind = {
-            "surveyed": pb.GetMapRequest, "prepared": pb.PrepareRequest, "accepted": pb.AcceptRequest,
+            "surveyed": pb.GetMapRequest,
+            "prepared": pb.PrepareRequest,
+            "accepted": pb.AcceptRequest,
             "learned": pb.LearnRequest,
-        }.get(step)  # fmt: skip
+        }.get(step)
         self._count = int(count) if count else None
 
     def ask(self, ask: Ask) -> Answers:

@@ -35,9 +35,13 @@ class CrashServer:
 
     def __init__(self, env: dict[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.crash_server", *MODULES], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY, env={**os.environ, **(env or {})},
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.faults.crash_server", *MODULES],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=REPOSITORY,
+            env={**os.environ, **(env or {})},
+        )
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -38,8 +38,10 @@ class EioShim:
             )
         self._flag = scratch / f"{drive.name}.broken"
         self.environment = {
-            "LD_PRELOAD": str(library), "EIO_SHIM_FLAG": str(self._flag), "EIO_SHIM_FOLDER": str(drive.resolve()),
-        }  # fmt: skip
+            "LD_PRELOAD": str(library),
+            "EIO_SHIM_FLAG": str(self._flag),
+            "EIO_SHIM_FOLDER": str(drive.resolve()),
+        }
         """On top of that of this process."""
 
     def break_drive(self, what: str = "read write") -> None:

@@ -63,9 +63,15 @@ def check(items: Sequence[Item], names: Sequence[str], content: Mapping[str, byt
 
 
 def read(
-    bucket: Bucket, names: Sequence[str], kind: Kind, *, at: int = -1, harm: Callable[[], object] = bool,
-    content: Mapping[str, bytes] = OBJECTS, **options: Any,
-) -> None:  # fmt: skip
+    bucket: Bucket,
+    names: Sequence[str],
+    kind: Kind,
+    *,
+    at: int = -1,
+    harm: Callable[[], object] = bool,
+    content: Mapping[str, bytes] = OBJECTS,
+    **options: Any,
+) -> None:
     """A whole batch, checked; `harm` is done when `at` items of it have come."""
     began_s = time.monotonic()
     batch = bucket.get_batch(list(names), **kind.options(), **options)

@@ -63,10 +63,13 @@ def frame(batch_id: int, parts: dict[int, bytes], *, status: int = pb.OK, **chan
     """A frame of whole entries, by index; `changes` replace its fields."""
     data = list(parts.values())
     made = Frame(
-        index=np.array(list(parts), np.uint32), size=np.array([len(part) for part in data], np.uint32),
-        checksum=np.array([crc32c(part) for part in data], np.uint32), status=np.full(len(data), status, np.uint8),
-        checksum_kind=np.ones(len(data), np.uint8), payload=memoryview(b"".join(data)),
-    )  # fmt: skip
+        index=np.array(list(parts), np.uint32),
+        size=np.array([len(part) for part in data], np.uint32),
+        checksum=np.array([crc32c(part) for part in data], np.uint32),
+        status=np.full(len(data), status, np.uint8),
+        checksum_kind=np.ones(len(data), np.uint8),
+        payload=memoryview(b"".join(data)),
+    )
     for name, value in changes.items():
         setattr(made, name, value)
     return encode_frame(batch_id, made)

@@ -59,9 +59,12 @@ class Gathering:
         for node, link in zip(known.node, self.links, strict=True):
             node.endpoint = link.url.removeprefix("grpc://")
         known.node.add(
-            uuid=self.target.membership.node_uuid, host="target", endpoint=self.target.url.removeprefix("grpc://"),
-            weight=1e-9, number=9,
-        )  # fmt: skip
+            uuid=self.target.membership.node_uuid,
+            host="target",
+            endpoint=self.target.url.removeprefix("grpc://"),
+            weight=1e-9,
+            number=9,
+        )
         known.bucket.add(name=BUCKET, uuid=BUCKET_UUID, copies=1, min_copies=1)
 
     def with_copies(self, copies: int) -> None:
@@ -117,9 +120,10 @@ def silence(gathering: Gathering, number: int) -> None:
 
 FAULTS = [kill, freeze, cut_off, silence]
 WHEN = pytest.mark.parametrize(
-    ("early", "ordered"), [(False, True), (True, True), (False, False)],
+    ("early", "ordered"),
+    [(False, True), (True, True), (False, False)],
     ids=["in the middle", "from the start", "in the middle, in any order"],
-)  # fmt: skip
+)
 
 
 def delay(gathering: Gathering, number: int) -> None:
@@ -143,9 +147,7 @@ PASSING = [delay, narrow, cut_later, cut_and_narrow]
 """A node of which there is no copy: it takes longer, or has to be asked again."""
 
 
-def ask_with_a_fault(
-    gathering: Gathering, harm: object, number: int, *, early: bool, ordered: bool = True
-) -> Answer:
+def ask_with_a_fault(gathering: Gathering, harm: object, number: int, *, early: bool, ordered: bool = True) -> Answer:
     """The whole answer to a batch during which something happens to a node: before it is asked, or in the middle.
 
     Its END has counted and folded up what came, and nothing else.

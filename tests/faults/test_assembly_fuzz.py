@@ -149,13 +149,19 @@ def of_another(draw: random.Random, batch_id: int, messages: Messages) -> Messag
 
 
 def wrong_end(draw: random.Random, batch_id: int, messages: Messages) -> Messages:
-    changes: dict[str, Any] = draw.choice([
-        {"entries": 2**40}, {"entries": 0}, {"failed_entries": 3}, {"digest": draw.randrange(2**32)},
-        {"outcome": pb.End.STOPPED}, {"outcome": pb.End.REFUSED, "error_kind": "internal", "message": "scripted"},
-        {"outcome": pb.End.REFUSED, "error_kind": "node-unavailable", "message": "scripted"},
-        {"outcome": pb.End.REFUSED, "error_kind": "stale-map", "message": "scripted"},
-        {"outcome": pb.End.REFUSED, "error_kind": "of a later version", "message": "scripted"},
-    ])  # fmt: skip
+    changes: dict[str, Any] = draw.choice(
+        [
+            {"entries": 2**40},
+            {"entries": 0},
+            {"failed_entries": 3},
+            {"digest": draw.randrange(2**32)},
+            {"outcome": pb.End.STOPPED},
+            {"outcome": pb.End.REFUSED, "error_kind": "internal", "message": "scripted"},
+            {"outcome": pb.End.REFUSED, "error_kind": "node-unavailable", "message": "scripted"},
+            {"outcome": pb.End.REFUSED, "error_kind": "stale-map", "message": "scripted"},
+            {"outcome": pb.End.REFUSED, "error_kind": "of a later version", "message": "scripted"},
+        ]
+    )
     wrong = end(batch_id, [b"x"], **changes)
     return [*messages[: draw.randrange(len(messages) + 1)], wrong] if draw.random() < 0.5 else [*messages[:-1], wrong]
 
@@ -180,9 +186,21 @@ def middle_of_an_entry(draw: random.Random, batch_id: int, messages: Messages) -
 
 
 CHANGES: list[Change] = [
-    left_out, twice, exchanged, cut_short, broken, silent, damaged, garbage, not_asked, of_another, wrong_end, failed,
-    too_busy, middle_of_an_entry,
-]  # fmt: skip
+    left_out,
+    twice,
+    exchanged,
+    cut_short,
+    broken,
+    silent,
+    damaged,
+    garbage,
+    not_asked,
+    of_another,
+    wrong_end,
+    failed,
+    too_busy,
+    middle_of_an_entry,
+]
 
 
 # -- who is lied to

@@ -37,9 +37,7 @@ class Held:
         self._begun: list[tuple[Batch, list[Item]]] = []
         for bucket in BUCKETS:
             for assembly, ordered in MODES:
-                batch = client.bucket(bucket).get_batch(
-                    MIXED, assembly=assembly, ordered=ordered, timeout_s=TIMEOUT_S
-                )
+                batch = client.bucket(bucket).get_batch(MIXED, assembly=assembly, ordered=ordered, timeout_s=TIMEOUT_S)
                 self._begun.append((batch, [next(batch) for _ in range(TAKEN_BEFORE)]))
 
     def finish(self) -> None:
@@ -102,8 +100,10 @@ def change_elsewhere(cluster: ClusterProcesses, buckets: Sequence[str], die: str
     task = {"endpoints": endpoints(cluster.nodes), "buckets": list(buckets), "die": die}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.faults.changing_process", json.dumps(task)],
-        cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_controllers_die_in_the_middle_of_changes_while_batches_are_half_way(

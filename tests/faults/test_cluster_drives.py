@@ -76,8 +76,10 @@ class Cluster:
         """`ais-loader cluster drive ...`, as an operator types it. Raises when it fails."""
         done = subprocess.run(
             [sys.executable, "-m", "ais_loader.cli", "cluster", "drive", *map(str, words), "--root", str(self.root)],
-            capture_output=True, text=True, timeout=TIMEOUT_S,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

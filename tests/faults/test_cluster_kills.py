@@ -121,10 +121,12 @@ def _put(client: Client, name: str, data: bytes) -> bool:
 @pytest.mark.parametrize(
     ("bucket", "ordered"),
     [
-        ("one", False), ("two", True),
-        pytest.param("one", True, marks=pytest.mark.slow), pytest.param("two", False, marks=pytest.mark.slow),
+        ("one", False),
+        ("two", True),
+        pytest.param("one", True, marks=pytest.mark.slow),
+        pytest.param("two", False, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 def test_a_node_that_gathers_a_batch_is_killed_after_half_of_it(
     cluster: ClusterProcesses, bucket: str, ordered: bool
 ) -> None:

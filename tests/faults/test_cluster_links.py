@@ -219,9 +219,13 @@ if Machines.possible():
         for victim, mode in zip((0, 1, 2, 0), MODES, strict=True):
             silence_s = SILENCE_S if mode[0] == "direct" else LONG_SILENCE_S
             read(
-                client.bucket("two"), MIXED, Kind(*mode), at=len(MIXED) // 4, timeout_s=silence_s,
+                client.bucket("two"),
+                MIXED,
+                Kind(*mode),
+                at=len(MIXED) // 4,
+                timeout_s=silence_s,
                 harm=partial(net.machines.unplug, victim),
-            )  # fmt: skip
+            )
             net.machines.plug(victim)
             serve_all(net.cluster)
             check(list(client.bucket("one").get_batch(MIXED, timeout_s=LONG_SILENCE_S)), MIXED)
@@ -246,9 +250,13 @@ def test_many_cuts_leave_nothing_behind(net: Net) -> None:
                 kind = Kind("direct" if number % 8 else "target", draw.random() < 0.5)
                 silence_s = 1.0 if kind.assembly == "direct" else LONG_SILENCE_S
                 read(
-                    client.bucket("two"), names, kind, at=draw.randrange(len(names)), timeout_s=silence_s,
+                    client.bucket("two"),
+                    names,
+                    kind,
+                    at=draw.randrange(len(names)),
+                    timeout_s=silence_s,
                     harm=partial(net.cut, one, other),
-                )  # fmt: skip
+                )
                 net.mend()
         nothing_held(net.cluster)
     for node, before in zip(net.cluster.nodes, base, strict=True):

@@ -63,8 +63,10 @@ class Cluster:
         task = {"endpoints": self.endpoints, "buckets": list(buckets), "die": die}
         return subprocess.Popen(
             [sys.executable, "-m", "tests.faults.changing_process", json.dumps(task)],
-            cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
 
 def names(map_: pb.ClusterMap) -> list[str]:
@@ -105,9 +107,11 @@ def test_a_change_whose_proposer_is_killed_is_made_on_all_nodes_or_on_none(clust
         # A majority has it: nobody has to come and change something else for it to be finished.
         assert eventually(lambda: all(names(map_) == ["half"] for map_ in cluster.maps()), timeout_s=TIMEOUT_S)
     after = change_map(cluster.endpoints[:1], create_bucket("after"), timeout_s=TIMEOUT_S)
-    assert names(after) in ([["half", "after"], ["after"]] if die == "accepted:1" else [
-        ["after"] if die.startswith(("surveyed", "prepared")) else ["half", "after"]
-    ])  # fmt: skip
+    assert names(after) in (
+        [["half", "after"], ["after"]]
+        if die == "accepted:1"
+        else [["after"] if die.startswith(("surveyed", "prepared")) else ["half", "after"]]
+    )
     assert after.version == 1 + len(names(after))
     assert eventually(lambda: cluster.agreed() == after, timeout_s=TIMEOUT_S)
 

@@ -254,8 +254,10 @@ def test_two_clients_that_overwrite_the_same_names_through_different_nodes_leave
                         with contextlib.suppress(grpc.RpcError):
                             writer.delete(wanted[0])
                     elif turn % 2:
-                        done += [(r.info.name, version_of(r.info.version), datas[r.info.name])
-                                 for r in writer.put_many(datas)]  # fmt: skip
+                        done += [
+                            (r.info.name, version_of(r.info.version), datas[r.info.name])
+                            for r in writer.put_many(datas)
+                        ]
                     else:
                         info = writer.put(wanted[0], datas[wanted[0]])
                         done.append((info.name, version_of(info.version), datas[wanted[0]]))

@@ -35,7 +35,9 @@ atexit.register(lambda: LEFT and print("of gRPC at a fork:", LEFT, file=sys.stde
 from ais_loader import connect, errors
 """
 
-PROLOGUE = FORKS + """
+PROLOGUE = (
+    FORKS
+    + """
 NAMES = [f"{at:03d}" for at in range(200)]
 def content(name):
     return name.encode() * 20_000
@@ -55,6 +57,7 @@ def in_child(work, leave=os._exit):
             leave(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 """
+)
 
 
 @pytest.fixture(scope="module", params=["node", "cluster"])

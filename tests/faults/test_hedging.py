@@ -31,9 +31,7 @@ LONG_S, SHORT_S = 300.0, 3.0
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[ClusterProcesses]:
-    with throwaway_folder() as folder, ClusterProcesses(
-        Path(folder), 3, buckets={"b": 2}, metrics=True
-    ) as cluster:
+    with throwaway_folder() as folder, ClusterProcesses(Path(folder), 3, buckets={"b": 2}, metrics=True) as cluster:
         with connect(cluster.url) as client:
             list(client.bucket("b").put_many(OBJECTS.items()))
         yield cluster

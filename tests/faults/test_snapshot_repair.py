@@ -66,9 +66,10 @@ def retained_names(node: NodeProcess) -> list[str]:
     with Store.open(node.drives, mode="r") as store:
         return [
             fmt.name_of_retained(key)
-            for drive in store.drives if drive is not None
+            for drive in store.drives
+            if drive is not None
             for key, _ in drive.catalog.scan(fmt.RETAINED_PREFIX)
-        ]  # fmt: skip
+        ]
 
 
 def only_owners_retain(nodes: Sequence[NodeProcess]) -> bool:

@@ -27,21 +27,43 @@ KILLED = -signal.SIGKILL
 OPERATIONS = {
     "put": {"put.staged", "put.intended", "put.renamed", "put.published", "put.committed"},
     "overwrite": {
-        "put.staged", "put.intended", "put.renamed", "put.published", "put.committed", "reap.unlinked",
+        "put.staged",
+        "put.intended",
+        "put.renamed",
+        "put.published",
+        "put.committed",
+        "reap.unlinked",
     },
     "put_many": {
-        "put.staged", "put.intended", "put.renamed", "put.renamed:2", "put.renamed:3", "put.published",
-        "put.committed", "put.published:2", "put.committed:2", "reap.unlinked",
+        "put.staged",
+        "put.intended",
+        "put.renamed",
+        "put.renamed:2",
+        "put.renamed:3",
+        "put.published",
+        "put.committed",
+        "put.published:2",
+        "put.committed:2",
+        "reap.unlinked",
     },
     "delete": {"delete.committed", "reap.unlinked"},
     "bury": {"delete.committed", "reap.unlinked"},
     "create_bucket": {"record.staged", "record.one_drive", "record.staged:2", "record.one_drive:2"},
     "delete_bucket": {
-        "record.staged", "record.one_drive", "record.staged:2", "record.one_drive:2", "bucket.recorded",
-        "delete.committed", "delete.committed:2", "reap.unlinked", "record.staged:3", "record.one_drive:3",
-        "record.staged:4", "record.one_drive:4",
+        "record.staged",
+        "record.one_drive",
+        "record.staged:2",
+        "record.one_drive:2",
+        "bucket.recorded",
+        "delete.committed",
+        "delete.committed:2",
+        "reap.unlinked",
+        "record.staged:3",
+        "record.one_drive:3",
+        "record.staged:4",
+        "record.one_drive:4",
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +120,14 @@ def test_an_operation_that_is_killed_at_a_fail_point_happened_whole_or_not_at_al
     for point in sorted(OPERATIONS[operation]):
         journal = history.new_journal()
         status = server.run(
-            "operate", roots=history.roots, durability=durability, journal=str(journal), sure=history.sure,
-            operation=operation, point=point,
-        )  # fmt: skip
+            "operate",
+            roots=history.roots,
+            durability=durability,
+            journal=str(journal),
+            sure=history.sure,
+            operation=operation,
+            point=point,
+        )
         assert status == KILLED, f"{operation} never came to {point}"
         history.judge(journal)
         # What the next point works on may be gone by now.
@@ -152,9 +179,14 @@ def test_a_store_that_is_killed_at_random_moments_loses_nothing(
     for kill in range(kills):
         journal = history.new_journal()
         pid = server.start(
-            "work_until_killed", roots=history.roots, durability="power" if kill % 10 == 9 else "process",
-            journal=str(journal), sure=history.sure, seed=kill, threads=2,
-        )  # fmt: skip
+            "work_until_killed",
+            roots=history.roots,
+            durability="power" if kill % 10 == 9 else "process",
+            journal=str(journal),
+            sure=history.sure,
+            seed=kill,
+            threads=2,
+        )
         # Some die while they open the store, the others after so many acknowledgements, however fast the machine is.
         at_work = moments.randrange(6)
         awaited += at_work
@@ -190,9 +222,13 @@ def test_the_judge_knows_a_mix_a_loss_and_half_a_group(tmp_path: Path) -> None:
     notes.done(0)
     notes.begin(0, {"a": 2, "b": 2}, [["a", "b"]])
     for found, verdict in {
-        (1, 1): None, (2, 2): None, (1, 2): "half of a group", (2, None): "half of a group", (None, 1): "half",
+        (1, 1): None,
+        (2, 2): None,
+        (1, 2): "half of a group",
+        (2, None): "half of a group",
+        (None, 1): "half",
         (3, 3): "half",
-    }.items():  # fmt: skip
+    }.items():
         expected = Expected()
         expected.learn(journal)
         store = {name: state for name, state in zip("ab", found, strict=True) if state is not None}

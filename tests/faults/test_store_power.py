@@ -34,8 +34,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashServer]:
 
 
 def cut_power_at_work(
-    server: CrashServer, folder: Path, number: int, top: Path, sure: dict[str, State], durability: str, extent: Extent,
-    *, journal_bytes: int = 0,
+    server: CrashServer,
+    folder: Path,
+    number: int,
+    top: Path,
+    sure: dict[str, State],
+    durability: str,
+    extent: Extent,
+    *,
+    journal_bytes: int = 0,
 ) -> tuple[Path, Path]:
     """Let a child work on the store below `top` until the power fails; (what is left, the child's journal).
 
@@ -45,9 +52,15 @@ def cut_power_at_work(
     journal.touch()
     with one_cut(folder, number) as (shadow, left):
         pid = server.start(
-            "work_until_the_power_fails", top=str(top), shadow=str(shadow), roots=roots_below(top),
-            durability=durability, journal=str(journal), sure=sure, seed=number,
-        )  # fmt: skip
+            "work_until_the_power_fails",
+            top=str(top),
+            shadow=str(shadow),
+            roots=roots_below(top),
+            durability=durability,
+            journal=str(journal),
+            sure=sure,
+            seed=number,
+        )
         eventually(lambda: journal.stat().st_size >= journal_bytes, timeout_s=60.0)
         threading.Event().wait(random.Random(number).uniform(0.02, 0.25))
         os.kill(pid, signal.SIGKILL)
@@ -83,9 +96,12 @@ def test_what_was_acknowledged_survives_one_power_cut_after_the_other(
         notes.begin(0, sure, [list(sure)])
         notes.done(0)
         status = server.run(
-            "judge", roots=roots_below(top), journals=[str(before), str(journal)], out=str(verdict),
+            "judge",
+            roots=roots_below(top),
+            journals=[str(before), str(journal)],
+            out=str(verdict),
             machine_went_down=True,
-        )  # fmt: skip
+        )
         assert status == 0, f"cut {number}: see the child's traceback above"
         outcome = json.loads(verdict.read_text())
         sure = outcome["sure"]
@@ -157,8 +173,10 @@ def test_nothing_more_than_what_was_synced_is_left(synced: tuple[Path, Path], tm
     top, shadow = synced
     PowerCut(top, shadow, "nothing more", 0).leave(tmp_path / "left")
     assert contents_of(tmp_path / "left") == {
-        "old": b"before+synced", "folder/kept": b"bytes", "folder/unsynced": b"",
-    }  # fmt: skip
+        "old": b"before+synced",
+        "folder/kept": b"bytes",
+        "folder/unsynced": b"",
+    }
     assert os.readlink(tmp_path / "left" / "folder" / "link") == "/dev/null"
     assert os.getxattr(tmp_path / "left" / "folder" / "kept", "user.ais_loader") == b"who"
     assert not os.listxattr(tmp_path / "left" / "folder" / "unsynced")
@@ -168,8 +186,10 @@ def test_all_names_may_be_left_without_their_bytes(synced: tuple[Path, Path], tm
     top, shadow = synced
     PowerCut(top, shadow, "all names", 0).leave(tmp_path / "left")
     assert contents_of(tmp_path / "left") == {
-        "renamed": b"before+synced", "folder/unsynced": b"", "folder/never": b"",
-    }  # fmt: skip
+        "renamed": b"before+synced",
+        "folder/unsynced": b"",
+        "folder/never": b"",
+    }
 
 
 def test_a_mixture_lies_between_the_two(synced: tuple[Path, Path], tmp_path: Path) -> None:

@@ -88,9 +88,13 @@ class LocalCluster:
                     self.links.append(self._held.enter_context(FaultyLink(node.url)))
                 endpoint = (self.links[-1] if linked else node).url.removeprefix("grpc://")
                 self.map.node.add(
-                    uuid=node.membership.node_uuid, host=f"host-{number}", endpoint=endpoint, weight=1.0,
-                    number=number + 1, state=(states or {}).get(number, 0),
-                )  # fmt: skip
+                    uuid=node.membership.node_uuid,
+                    host=f"host-{number}",
+                    endpoint=endpoint,
+                    weight=1.0,
+                    number=number + 1,
+                    state=(states or {}).get(number, 0),
+                )
             self.map.bucket.add(name=BUCKET, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)
             self.view = ClusterView(self.map)
             while spread and len({self.owners(name)[0] for name in spread}) < nodes:

@@ -146,9 +146,18 @@ def test_without_credit_nothing_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"read_threads": 0}, {"memory_bytes": 0}, {"max_active_batches": 0}, {"max_buffered_bytes": 0},
-                {"reject_retry_after_ms": 0}, {"port": -1}, {"port": 65536}], ids=str,
-)  # fmt: skip
+    "setting",
+    [
+        {"read_threads": 0},
+        {"memory_bytes": 0},
+        {"max_active_batches": 0},
+        {"max_buffered_bytes": 0},
+        {"reject_retry_after_ms": 0},
+        {"port": -1},
+        {"port": 65536},
+    ],
+    ids=str,
+)
 def test_a_configuration_that_cannot_work_is_refused(setting: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         ServerConfig(**setting)  # type: ignore[arg-type]

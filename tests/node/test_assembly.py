@@ -318,9 +318,13 @@ def test_a_large_entry_goes_on_from_where_it_broke_off(cluster: LocalCluster, of
         first = session.ask(1, batch_of([name], ordered=True))[0][0]
         assert first.piece is not None
         request = batch_of(
-            names, ordered=True, first_index=70, resume_offset=offset, resume_checksum=crc32c(data[:offset]),
+            names,
+            ordered=True,
+            first_index=70,
+            resume_offset=offset,
+            resume_checksum=crc32c(data[:offset]),
             resume_version=first.piece.version,
-        )  # fmt: skip
+        )
         frames, end = session.ask(2, request)
     assert frames[0].piece is not None
     assert (frames[0].piece.offset, frames[0].piece.entry_size) == (offset, len(data))

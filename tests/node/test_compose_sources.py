@@ -91,11 +91,16 @@ def test_what_all_holders_fail_with_is_told_by_what_weighs_most() -> None:
 
     async def check() -> None:
         for failures, error in [
-            ((lost,), TooFewCopies), ((missing, lost), TooFewCopies), ((missing, missing), ObjectNotFound),
-            ((lost, corrupt, missing), CorruptObject), ((missing, drive, lost), DriveFailed),
-            ((refused,), CorruptObject), ((in_doubt, missing), TooFewCopies),
-            ((), TooFewCopies), ((RangeError("x"), lost), RangeError),
-        ]:  # fmt: skip
+            ((lost,), TooFewCopies),
+            ((missing, lost), TooFewCopies),
+            ((missing, missing), ObjectNotFound),
+            ((lost, corrupt, missing), CorruptObject),
+            ((missing, drive, lost), DriveFailed),
+            ((refused,), CorruptObject),
+            ((in_doubt, missing), TooFewCopies),
+            ((), TooFewCopies),
+            ((RangeError("x"), lost), RangeError),
+        ]:
             with pytest.raises(StoreError) as raised:
                 await taken(*map(FakeStream, failures))
             assert type(raised.value) is error

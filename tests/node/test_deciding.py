@@ -138,8 +138,9 @@ def test_with_the_first_owner_gone_nobody_decides(cluster: LocalCluster) -> None
 def staged_files_of(cluster: LocalCluster, number: int) -> int:
     return sum(
         len(list((drive.root / "staging").iterdir()))
-        for drive in cluster.service(number).store.drives if drive is not None
-    )  # fmt: skip
+        for drive in cluster.service(number).store.drives
+        if drive is not None
+    )
 
 
 def test_a_first_owner_whose_copies_are_in_doubt_asks_all_nodes_or_does_not_decide(cluster: LocalCluster) -> None:

@@ -24,8 +24,13 @@ def test_what_was_deleted_while_objects_move_is_not_found_though_a_holder_is_awa
     with LocalCluster(tmp_path, 4, copies=2, repair_interval_s=600.0, peer_timeout_s=1.0) as cluster:
         cluster.map.node[3].state = cluster_pb.MapNode.JOINING
         cluster.learn()
-        name = next(name for at in range(1000) if len(cluster.holders(name := f"n{at}")) == 3
-                    and cluster.owners(name)[0] != 0 and 0 in cluster.holders(name))  # fmt: skip
+        name = next(
+            name
+            for at in range(1000)
+            if len(cluster.holders(name := f"n{at}")) == 3
+            and cluster.owners(name)[0] != 0
+            and 0 in cluster.holders(name)
+        )
         with connect(",".join(node.url for node in cluster.nodes), retry_s=RETRY_S) as client:
             bucket = client.bucket(BUCKET)
             bucket.put(name, b"there")

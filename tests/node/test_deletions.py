@@ -55,9 +55,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return calls
 
 
-def test_all_owners_have_tombstones_of_one_version_for_few_messages(
-    calls: Counter[str], cluster: LocalCluster
-) -> None:
+def test_all_owners_have_tombstones_of_one_version_for_few_messages(calls: Counter[str], cluster: LocalCluster) -> None:
     names = [f"n{at}" for at in range(300)]
     versions = put(cluster, names)
     assert delete(cluster, 3, [*names, "none", names[0]]) == {300: "object-not-found", 301: "object-not-found"}
@@ -130,8 +128,10 @@ def test_with_too_few_nodes_each_name_says_so_and_nothing_goes(tmp_path: Path) -
         put(cluster, ["a", "b"])
         cluster.nodes[1].stop()
         assert delete(cluster, 0, ["a", "b", "a//b"]) == {
-            0: "node-unavailable", 1: "node-unavailable", 2: "object-not-found",
-        }  # fmt: skip
+            0: "node-unavailable",
+            1: "node-unavailable",
+            2: "object-not-found",
+        }
         assert {name: data for name, (_, data) in held(cluster.service(0).store).items()} == {"a": b"x", "b": b"x"}
 
 

@@ -200,8 +200,10 @@ def test_small_things_do_not_pass_others_unless_it_is_their_turn() -> None:
     run(check())
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12), st.booleans()), max_size=40),
-       st.randoms(use_true_random=False))  # fmt: skip
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12), st.booleans()), max_size=40),
+    st.randoms(use_true_random=False),
+)
 def test_whatever_is_taken_given_back_and_cancelled_adds_up(taken: list[tuple[str, int, bool]], random: Any) -> None:
     async def check() -> None:
         memory = MemoryBudget(10)

@@ -314,9 +314,16 @@ def test_the_dashboard_has_its_rows_and_its_variables(metrics: dict[str, Series]
     panels = DASHBOARD["panels"]
     rows = [panel["title"] for panel in panels if panel["type"] == "row"]
     assert rows == [
-        "Throughput", "Latency", "Errors and recoveries", "Memory and admission", "Drives", "Cluster", "Repair",
-        "Drives that change", "Promotion",
-    ]  # fmt: skip
+        "Throughput",
+        "Latency",
+        "Errors and recoveries",
+        "Memory and admission",
+        "Drives",
+        "Cluster",
+        "Repair",
+        "Drives that change",
+        "Promotion",
+    ]
     assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels if panel["type"] != "row")
     assert len({panel["id"] for panel in panels}) == len(panels)
     source, instance = DASHBOARD["templating"]["list"]
@@ -333,8 +340,11 @@ def test_the_dashboard_has_what_grafana_needs_to_show_it() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]
-        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"])
-                 for y in range(place["y"], place["y"] + place["h"])}  # fmt: skip
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
         assert not cells & taken and place["x"] + place["w"] <= 24, panel["title"]
         taken |= cells
         if panel["type"] == "row":

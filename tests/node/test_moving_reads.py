@@ -43,8 +43,13 @@ def test_an_object_that_moves_between_two_questions_is_found(
             return error
 
         monkeypatch.setattr(owner, "missing", move)
-        names = [name for at in range(1000) if len(cluster.holders(name := f"n{at}")) == 2
-                 and cluster.owners(name) == [2] and cluster.holders(name)[1] != 3]  # fmt: skip
+        names = [
+            name
+            for at in range(1000)
+            if len(cluster.holders(name := f"n{at}")) == 2
+            and cluster.owners(name) == [2]
+            and cluster.holders(name)[1] != 3
+        ]
         with connect(",".join(node.url for node in cluster.nodes[:3]), retry_s=4.0) as client:
             for name in names[:50]:  # a node may have moved the object itself before it is asked for
                 cluster.put_on(cluster.holders(name)[1], {name: name.encode()})

@@ -144,8 +144,12 @@ class TestPutMany:
         groups = [pb.PutManyRequest(object=small), pb.PutManyRequest(), pb.PutManyRequest(object=small[:1])]
         first, empty, last = objects.PutMany(iter(groups), timeout=CALL_TIMEOUT_S)
         assert [result.error.kind or result.info.name for result in first.result] == [
-            "a", "invalid-name", "bucket-not-found", "content-mismatch", "e",
-        ]  # fmt: skip
+            "a",
+            "invalid-name",
+            "bucket-not-found",
+            "content-mismatch",
+            "e",
+        ]
         assert (len(empty.result), len(last.result)) == (0, 1)
         assert [(info.name, info.metadata) for info in bucket.objects()] == [("a", {}), ("e", {"k": "v"})]
 

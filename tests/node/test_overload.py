@@ -155,16 +155,36 @@ def test_a_node_measures_itself(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_limits_are_set_at_the_start_and_shown(tmp_path: Path) -> None:
-    arguments = ["--critical-memory-mib", "900", "--tenant-weight", "team-a=2.5", "--tenant-weight", "b=1",
-                 "--max-batches", "77", "--max-throttle-ms", "20", "--max-recoveries", "5", "--max-soft-errors", "6",
-                 "--memory-mib", "64"]  # fmt: skip
+    arguments = [
+        "--critical-memory-mib",
+        "900",
+        "--tenant-weight",
+        "team-a=2.5",
+        "--tenant-weight",
+        "b=1",
+        "--max-batches",
+        "77",
+        "--max-throttle-ms",
+        "20",
+        "--max-recoveries",
+        "5",
+        "--max-soft-errors",
+        "6",
+        "--memory-mib",
+        "64",
+    ]
     with NodeProcess(tmp_path, arguments=arguments) as node, connect(node.url) as client:
         limits = client.describe()["limits"]
         assert isinstance(limits, dict)
         expected = {
-            "critical_memory_bytes": str(900 << 20), "tenant_weights": "team-a=2.5,b=1", "max_active_batches": "77",
-            "max_throttle_s": "0.02", "max_recoveries": "5", "max_soft_errors": "6", "memory_bytes": str(64 << 20),
-        }  # fmt: skip
+            "critical_memory_bytes": str(900 << 20),
+            "tenant_weights": "team-a=2.5,b=1",
+            "max_active_batches": "77",
+            "max_throttle_s": "0.02",
+            "max_recoveries": "5",
+            "max_soft_errors": "6",
+            "memory_bytes": str(64 << 20),
+        }
         assert limits.items() >= expected.items()
         assert "host" not in limits and "repair_bytes_per_s" in limits
 

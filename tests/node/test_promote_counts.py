@@ -36,10 +36,11 @@ def counted(node: NodeServer) -> dict[str, tuple[int, int]]:
     hows = ("linked", "cloned", "copied_by_server", "copied")
     found = {
         how: (
-            int(value(node, "promoted_files_total", how=how)), int(value(node, "promoted_bytes_total", how=how)),
+            int(value(node, "promoted_files_total", how=how)),
+            int(value(node, "promoted_bytes_total", how=how)),
         )
         for how in hows
-    }  # fmt: skip
+    }
     return {how: numbers for how, numbers in found.items() if any(numbers)}
 
 

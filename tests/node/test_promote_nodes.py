@@ -198,8 +198,9 @@ def test_a_file_that_changes_while_it_is_copied_is_stored_nowhere(
     with connect(cluster.nodes[0].url) as client:
         summary = client.bucket(BUCKET).promote(tmp_path / "files", on_error="return")
     assert {one.path: type(one.error) for one in summary.failures} == {
-        "large1": errors.SourceChanged, "0/007": errors.SourceChanged,
-    }  # fmt: skip
+        "large1": errors.SourceChanged,
+        "0/007": errors.SourceChanged,
+    }
     assert copies_of(cluster, "large1") == copies_of(cluster, "0/007") == {}
     assert_stored(cluster, {name: data for name, data in files.items() if name not in ("large1", "0/007")})
 

@@ -236,8 +236,11 @@ def _states(cluster: LocalCluster) -> list[int]:
     """As all nodes that are in the map see them; empty while they differ."""
     views = [node.membership.view for node in cluster.nodes]
     newest = max((view for view in views if view is not None), key=lambda view: view.version)
-    there = [view for node, view in zip(cluster.nodes, views, strict=True)
-             if view is not None and node.membership.node_uuid in newest.position]  # fmt: skip
+    there = [
+        view
+        for node, view in zip(cluster.nodes, views, strict=True)
+        if view is not None and node.membership.node_uuid in newest.position
+    ]
     if any(view.version != newest.version for view in there):
         return []
     return [node.state for node in newest.nodes]
@@ -284,8 +287,9 @@ def test_a_deletion_leaves_nothing_with_a_former_owner_that_has_nothing(tmp_path
         cluster.map.node[2].state = cluster_pb.MapNode.JOINING
         cluster.learn()
         cluster.links[3].refuse()  # so that nobody finishes the change
-        names = [name for at in range(400) if len(cluster.holders(name := f"n{at}")) == 3
-                 and 3 not in cluster.holders(name)][:40]  # fmt: skip
+        names = [
+            name for at in range(400) if len(cluster.holders(name := f"n{at}")) == 3 and 3 not in cluster.holders(name)
+        ][:40]
         with client_of(cluster) as (_, bucket):
             for name in names:
                 bucket.put(name, b"there")

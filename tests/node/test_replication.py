@@ -48,8 +48,10 @@ def test_a_put_at_any_node_leaves_equal_copies_on_the_owners_alone(cluster: Loca
         for owner in cluster.owners(name):
             record = cluster.service(owner).store.head(BUCKET, name)
             assert (record.metadata, record.modified_ns, record.checksum) == (
-                {"k": "grüß"}, info.modified_ns, info.checksum,
-            )  # fmt: skip
+                {"k": "grüß"},
+                info.modified_ns,
+                info.checksum,
+            )
             assert record.node == number + 1
     assert staged_files(cluster) == 0
 
@@ -57,8 +59,9 @@ def test_a_put_at_any_node_leaves_equal_copies_on_the_owners_alone(cluster: Loca
 def test_many_small_objects_are_each_on_their_owners_and_acknowledged_in_order(cluster: LocalCluster) -> None:
     objects = {f"n{at}": os.urandom(at) for at in range(100)}
     with Writer(cluster.nodes[1].url) as writer:
-        results = writer.put_many({name: objects[name] for name in list(objects)[:70]},
-                                  {name: objects[name] for name in list(objects)[70:]})  # fmt: skip
+        results = writer.put_many(
+            {name: objects[name] for name in list(objects)[:70]}, {name: objects[name] for name in list(objects)[70:]}
+        )
     assert [result.info.name for result in results] == list(objects)
     for result in results:
         name = result.info.name
@@ -194,9 +197,8 @@ def test_while_objects_move_a_write_goes_above_what_only_the_former_owner_has(tm
     states = {2: cluster_pb.MapNode.JOINING}
     with cluster_of(tmp_path, 3, copies=1, states=states) as cluster, Writer(cluster.nodes[0].url) as writer:
         name = next(
-            name for at in range(1000)
-            if cluster.owners(name := f"n{at}") == [2] and cluster.holders(name) == [2, 1]
-        )  # fmt: skip
+            name for at in range(1000) if cluster.owners(name := f"n{at}") == [2] and cluster.holders(name) == [2, 1]
+        )
         store = cluster.service(1).store
         with store.begin_put(BUCKET, name, version=Version(90, 7, 2)) as upload:
             upload.write(b"not moved yet")
@@ -237,9 +239,16 @@ def test_messages_out_of_turn_end_a_write_and_leave_nothing(cluster: LocalCluste
     with grpc.insecure_channel(cluster.nodes[0].url.removeprefix("grpc://")) as channel:
         stub = wire_rpc.ReplicaStub(channel)
         for wrong in (
-            [commit(1)], [end], [wire.WriteRequest(data=b"x")], [wire.WriteRequest()], [header, header],
-            [header, group], [group, group], [group, end], [group, commit(1, 2)],
-        ):  # fmt: skip
+            [commit(1)],
+            [end],
+            [wire.WriteRequest(data=b"x")],
+            [wire.WriteRequest()],
+            [header, header],
+            [header, group],
+            [group, group],
+            [group, end],
+            [group, commit(1, 2)],
+        ):
             with pytest.raises(grpc.RpcError) as caught:
                 list(stub.Write(iter(wrong), timeout=CALL_TIMEOUT_S))
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, wrong

@@ -139,8 +139,9 @@ def test_an_owner_that_is_stopped_while_bytes_stream_in_is_left_out(tmp_path: Pa
         with Writer(cluster.nodes[0].url) as writer:
             info = writer.stub.Put(messages(), timeout=CALL_TIMEOUT_S)
         assert {number: held(cluster.service(number).store) for number in (0, 2)} == {
-            0: {name: (info.version, data)}, 2: {},
-        }  # fmt: skip
+            0: {name: (info.version, data)},
+            2: {},
+        }
 
 
 @pytest.mark.parametrize("how", ["put", "put_many", "delete"])

@@ -82,9 +82,12 @@ def test_a_large_entry_goes_on_from_where_it_broke_off(session: RawSession, offs
     [first, *_], _ = session.ask(1, batch_of(["large"]))
     assert first.piece is not None
     request = batch_of(
-        ["large", NAMES[0]], first_index=70, resume_offset=offset, resume_checksum=crc32c(data[:offset]),
+        ["large", NAMES[0]],
+        first_index=70,
+        resume_offset=offset,
+        resume_checksum=crc32c(data[:offset]),
         resume_version=first.piece.version,
-    )  # fmt: skip
+    )
     frames, end = session.ask(2, request)
     assert b"".join(frame.payload for frame in frames) == data[offset:] + OBJECTS[NAMES[0]]
     assert frames[0].piece is not None

@@ -65,9 +65,15 @@ def test_what_takes_more_is_left_to_the_ordinary_way(tmp_path: Path) -> None:
         assert answer(store, [found[0], "nobody"]) is None
         assert answer(store, []) is None
         for more in (
-            {"start": [0, 0], "length": [1, 1]}, {"member": ["a", "b"]}, {"version": ["1", "2"]}, {"first_index": 1},
-            {"bucket_index": [0, 0]}, {"resume_offset": 1}, {"buffered": True}, {"credit": MAX_BYTES - 1},
-        ):  # fmt: skip
+            {"start": [0, 0], "length": [1, 1]},
+            {"member": ["a", "b"]},
+            {"version": ["1", "2"]},
+            {"first_index": 1},
+            {"bucket_index": [0, 0]},
+            {"resume_offset": 1},
+            {"buffered": True},
+            {"credit": MAX_BYTES - 1},
+        ):
             assert answer(store, found[:2], **more) is None, more
         flip_a_byte(file_of(store, found[1]))
         assert answer(store, found[:2]) is None

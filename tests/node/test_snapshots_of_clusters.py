@@ -214,9 +214,11 @@ def test_a_snapshot_that_nobody_makes_any_more_retains_nothing_for_ever(
             cluster.nodes[2].stop(0)
         abandoned(cluster, maker)
         stores: list[Callable[[], bool]] = [
-            lambda number=number: not cluster.service(number).store.record.snapshots  # type: ignore[misc]
-            and not cluster.service(number).store.record.trimming
-            and not retained(cluster.service(number).store)
+            lambda number=number: (
+                not cluster.service(number).store.record.snapshots  # type: ignore[misc]
+                and not cluster.service(number).store.record.trimming
+                and not retained(cluster.service(number).store)
+            )
             for number in range(2 if whose == "dead" else 3)
         ]
         eventually(lambda: all(clean() for clean in stores))

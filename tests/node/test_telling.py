@@ -118,8 +118,11 @@ def test_a_write_by_an_older_map_is_told_to_those_whom_the_newer_one_adds(
         for number in (1, 2, 3):  # not yet the one that coordinates
             cluster.nodes[number].membership.learn(cluster.map)
         cluster.view = ClusterView(cluster.map)
-        name = next(name for name in before if before[name][0] == 0 and 3 in cluster.owners(name)
-                    and len(cluster.holders(name)) == 3)  # fmt: skip
+        name = next(
+            name
+            for name in before
+            if before[name][0] == 0 and 3 in cluster.owners(name) and len(cluster.holders(name)) == 3
+        )
         eventually(lambda: said(cluster, 3, name) == OLD)  # repair, by the newer map
         assert cluster.nodes[0].membership.view is not None
         by_map = cluster.nodes[0].membership.view.version

@@ -60,8 +60,11 @@ def test_batches_that_nodes_gather_from_each_other_for_many_tenants_all_end(tmp_
                 wanted = [draw.sample(names, 20) for _ in range(8)]
                 batches = client.get_batches(
                     [[f"ais://{BUCKET}/{name}" for name in batch] for batch in wanted],
-                    in_flight=4, assembly="target", streaming=number % 2 == 0, ordered=number % 3 != 0,
-                )  # fmt: skip
+                    in_flight=4,
+                    assembly="target",
+                    streaming=number % 2 == 0,
+                    ordered=number % 3 != 0,
+                )
                 for names_of, batch in zip(wanted, batches, strict=True):
                     found = {item.index: item.tobytes() for item in batch}
                     assert found == {at: objects[name] for at, name in enumerate(names_of)}

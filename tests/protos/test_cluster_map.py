@@ -42,10 +42,12 @@ def test_owners_are_those_of_the_wire_contract() -> None:
 @pytest.mark.parametrize("hosts", [1, 3, 16, 17])
 def test_one_object_is_placed_as_it_is_among_others(hosts: int, copies: int) -> None:
     view = cluster(
-        *[(at, f"h{at % hosts}", 1.0 + at % 3, [pb.MapNode.ACTIVE, pb.MapNode.JOINING][at % 5 == 4])
-          for at in range(2 * hosts)],
+        *[
+            (at, f"h{at % hosts}", 1.0 + at % 3, [pb.MapNode.ACTIVE, pb.MapNode.JOINING][at % 5 == 4])
+            for at in range(2 * hosts)
+        ],
         copies=copies,
-    )  # fmt: skip
+    )
     bucket, names = view.buckets["b"], NAMES[:500]
     together = view.holders(bucket, names)
     assert [view.holders(bucket, [name])[0] for name in names] == together
@@ -102,9 +104,15 @@ def test_a_leaving_node_owns_nothing_and_is_asked_last() -> None:
 
 @pytest.mark.parametrize(
     ("former", "copies", "read", "most", "sure"),
-    [((), 2, 2, 2, 2), ((2,), 3, 2, 3, 2), ((3,), 2, 3, 3, 2), ((2, 3), 2, 2, 3, 2), ((1, 3), 2, 1, 3, 1),
-     ((3, 1), 2, 3, 3, 1)],
-)  # fmt: skip
+    [
+        ((), 2, 2, 2, 2),
+        ((2,), 3, 2, 3, 2),
+        ((3,), 2, 3, 3, 2),
+        ((2, 3), 2, 2, 3, 2),
+        ((1, 3), 2, 1, 3, 1),
+        ((3, 1), 2, 3, 3, 1),
+    ],
+)
 def test_while_the_number_of_copies_changes_those_are_read_that_have_been_told_all_along(
     former: Sequence[int], copies: int, read: int, most: int, sure: int
 ) -> None:
@@ -118,8 +126,11 @@ def test_while_the_number_of_copies_changes_those_are_read_that_have_been_told_a
     assert [view.sure_owners(bucket, name) for name in names] == [found[:sure] for found in ranked]
     assert (most_copies(bucket), sure_copies(bucket)) == (most, sure)
     assert (view.is_changing, view.objects_go(["b"]), view.objects_go(["b@s"]), view.objects_go(["c"])) == (
-        bool(former), read > copies, read > copies, False
-    )  # fmt: skip
+        bool(former),
+        read > copies,
+        read > copies,
+        False,
+    )
 
 
 def test_the_number_of_copies_may_change_while_a_node_joins() -> None:

@@ -155,11 +155,15 @@ def test_the_place_of_the_checksums_is_where_a_reader_writes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [pb.SessionResponse(batch_id=3, end=pb.End(entries=5, digest=9)),
-              pb.SessionResponse(batch_id=3, reject=pb.Reject(retry_after_ms=5, reason="busy")),
-              pb.SessionResponse(batch_id=3), pb.SessionResponse(end=pb.End())],
+    "event",
+    [
+        pb.SessionResponse(batch_id=3, end=pb.End(entries=5, digest=9)),
+        pb.SessionResponse(batch_id=3, reject=pb.Reject(retry_after_ms=5, reason="busy")),
+        pb.SessionResponse(batch_id=3),
+        pb.SessionResponse(end=pb.End()),
+    ],
     ids=["end", "reject", "nothing", "no id"],
-)  # fmt: skip
+)
 def test_messages_without_a_frame_are_decoded(event: pb.SessionResponse) -> None:
     response = decode_response(event.SerializeToString())
     assert response.batch_id == event.batch_id

@@ -48,9 +48,11 @@ def test_one_wrong_file_and_there_is_no_answer(folder: Folder, read_cached: Any,
     fd, path, offset, size, checksum = file_in(folder, "bad", content(2, 500))
     (folder.path / "link").symlink_to("bad")
     bad = {
-        "missing": (fd, b"nowhere", offset, size, checksum), "short": (fd, path, offset, size + 1, checksum),
-        "checksum": (fd, path, offset, size, checksum ^ 1), "link": (fd, b"link", offset, size, checksum),
-    }[wrong]  # fmt: skip
+        "missing": (fd, b"nowhere", offset, size, checksum),
+        "short": (fd, path, offset, size + 1, checksum),
+        "checksum": (fd, path, offset, size, checksum ^ 1),
+        "link": (fd, b"link", offset, size, checksum),
+    }[wrong]
     assert read_cached(b"", (good, bad, good)) is None
     assert read_cached(b"", (good, (fd, path, offset, size, checksum))) is not None
 

@@ -203,9 +203,12 @@ def test_nothing_newer_than_was_seen_is_replaced(tmp_path: Path) -> None:
             copy(Version(seen.epoch, seen.counter + 9, 3), seen).commit()
         with pytest.raises(VersionConflict):
             store.delete(
-                BUCKET, "a", Version(seen.epoch, seen.counter + 9, 3), keep_tombstone=True,
+                BUCKET,
+                "a",
+                Version(seen.epoch, seen.counter + 9, 3),
+                keep_tombstone=True,
                 condition=Condition(not_above=seen),
-            )  # fmt: skip
+            )
         assert (store.head(BUCKET, "a").version, read(store, "a")) == (newer, b"copy")
 
 

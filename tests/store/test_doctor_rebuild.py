@@ -212,8 +212,9 @@ def test_only_the_drive_that_lost_its_catalog_is_rebuilt(tmp_path: Path) -> None
     shutil.rmtree(roots[1] / "catalog")
     report = rebuild(roots)
     assert [(finding.kind, finding.drive) for finding in report.findings if finding.severity == "note"] == [
-        ("catalog-kept", str(roots[0])), ("catalog-rebuilt", str(roots[1])),
-    ]  # fmt: skip
+        ("catalog-kept", str(roots[0])),
+        ("catalog-rebuilt", str(roots[1])),
+    ]
     with Store.open(roots) as store:
         assert states(store) == wanted
     assert_sound(*roots)
@@ -348,6 +349,8 @@ def test_the_old_catalogs_of_several_rebuilds_are_kept_side_by_side(root: Path) 
     for _ in range(3):
         rebuild([root], all_drives=True)
     assert {path.name for path in root.iterdir() if path.name.startswith("catalog.")} == {
-        "catalog.lost-1", "catalog.lost-2", "catalog.lost-3",
-    }  # fmt: skip
+        "catalog.lost-1",
+        "catalog.lost-2",
+        "catalog.lost-3",
+    }
     assert_sound(root)

@@ -68,8 +68,10 @@ def test_a_new_drive_gets_its_share_and_no_more_than_that_moves(store: Store, tm
     for name in WANTED:
         after = store.head(BUCKET, name)
         assert (after.version, after.modified_ns, after.checksum) == (
-            before[name].version, before[name].modified_ns, before[name].checksum,
-        )  # fmt: skip
+            before[name].version,
+            before[name].modified_ns,
+            before[name].checksum,
+        )
         assert (after.path == before[name].path) == (name not in owned)
 
 

@@ -69,9 +69,12 @@ class Worker:
 
     def __init__(self, roots: list[Path], shim: EioShim) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, json.dumps(list(WANTED)), *map(str, roots)], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **shim.environment},
-        )  # fmt: skip
+            [sys.executable, "-c", WORKER, json.dumps(list(WANTED)), *map(str, roots)],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **shim.environment},
+        )
 
     def ask(self, *order: str) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None

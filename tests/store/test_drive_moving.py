@@ -75,8 +75,11 @@ def test_all_that_an_object_is_survives_the_move(store: Store, roots: list[Path]
         drive = drive_of(store, name)
         identity = fmt.decode_identity(drive.files.identity(after.path) or b"")
         assert (identity.name, identity.version, identity.checksum, identity.metadata) == (
-            name, record.version, record.checksum, record.metadata,
-        )  # fmt: skip
+            name,
+            record.version,
+            record.checksum,
+            record.metadata,
+        )
     assert list(store.tombstones(BUCKET)) == graves
     at = 2 * BLOCK_BYTES - 5
     assert read(store, "copy/1", start=at, length=20, verify=True) == large[at : at + 20]

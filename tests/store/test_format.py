@@ -60,13 +60,22 @@ def test_an_entry_and_an_identity_are_laid_out_as_the_tables_say(tmp_path: Path)
     assert entry is not None
     raw_metadata = json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode()
     common = {
-        "format": 2, "version: epoch": record.epoch, "version: counter": record.counter, "version: node": 0,
-        "size": 5, "checksum of the object": crc32c(b"hello"), "modified": record.modified_ns,
-    }  # fmt: skip
+        "format": 2,
+        "version: epoch": record.epoch,
+        "version: counter": record.counter,
+        "version: node": 0,
+        "size": 5,
+        "checksum of the object": crc32c(b"hello"),
+        "modified": record.modified_ns,
+    }
     after = "Entry of an object:"
     assert fields(entry, after) == {
-        **common, "kind": 1, "0": 0, "offset of the object in its file": 0, "length of the path": len(relative),
-    }  # fmt: skip
+        **common,
+        "kind": 1,
+        "0": 0,
+        "offset of the object in its file": 0,
+        "length of the path": len(relative),
+    }
     tail = max(at for at, _ in layout(after).values())
     assert entry[tail:] == relative + raw_metadata
     after = "### Identity"
@@ -100,9 +109,17 @@ def test_a_copy_and_a_tombstone_keep_the_version_that_they_were_given(tmp_path: 
     found = fields(entry, "Entry of an object:")
     assert found.pop("modified") > 0
     assert found == {
-        "format": 2, "kind": 2, "0": 0, "version: epoch": 7, "version: counter": (1 << 40) + 1, "version: node": 2,
-        "size": 0, "checksum of the object": 0, "offset of the object in its file": 0, "length of the path": 0,
-    }  # fmt: skip
+        "format": 2,
+        "kind": 2,
+        "0": 0,
+        "version: epoch": 7,
+        "version: counter": (1 << 40) + 1,
+        "version: node": 2,
+        "size": 0,
+        "checksum of the object": 0,
+        "offset of the object in its file": 0,
+        "length of the path": 0,
+    }
 
 
 def test_a_file_is_named_as_described(tmp_path: Path) -> None:
@@ -153,10 +170,19 @@ def test_the_json_files_have_the_fields_described(tmp_path: Path) -> None:
     outer = json.loads((tmp_path / "drive" / "record.json").read_text())
     assert (outer["format"], outer["checksum"]) == (8, crc32c(outer["record"].encode()))
     assert json.loads(outer["record"]) == {
-        "store_uuid": store_uuid, "drives": list(drives), "epoch": 1, "revision": 2, "purging": [],
-        "buckets": {BUCKET: {"uuid": bucket_uuid, "copies": 1, "reframe": False}}, "retiring": [], "former": [],
-        "gone": {}, "snapshots": {}, "trimming": [], "segments": 2,
-    }  # fmt: skip
+        "store_uuid": store_uuid,
+        "drives": list(drives),
+        "epoch": 1,
+        "revision": 2,
+        "purging": [],
+        "buckets": {BUCKET: {"uuid": bucket_uuid, "copies": 1, "reframe": False}},
+        "retiring": [],
+        "former": [],
+        "gone": {},
+        "snapshots": {},
+        "trimming": [],
+        "segments": 2,
+    }
     described = set(re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE))
     assert set(json.loads(outer["record"])) <= described
 

@@ -55,9 +55,7 @@ def spoil(path: Path) -> None:
 # -- how bytes come
 
 
-def test_a_clone_is_read_back_and_stored_as_it_is(
-    root: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clone_is_read_back_and_stored_as_it_is(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = seeded_bytes(LARGE)
     (source / "a").write_bytes(data)
     cloned: list[str] = []
@@ -205,8 +203,9 @@ def test_a_file_that_shrinks_or_grows_is_refused(
     root: Path, source: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     changes: list[Callable[[Path], None]] = [
-        lambda path: os.truncate(path, size - 1), lambda path: os.truncate(path, size + 1)
-    ]  # fmt: skip
+        lambda path: os.truncate(path, size - 1),
+        lambda path: os.truncate(path, size + 1),
+    ]
     with store_at(root) as store:
         for change in changes:
             (source / "a").write_bytes(seeded_bytes(size))

@@ -163,10 +163,12 @@ def test_a_snapshot_is_read_only_its_name_unique_and_its_bucket_stays(tmp_path: 
         put(store, "a", b"1")
         store.create_snapshot(BUCKET, "s")
         for change in (
-            lambda: put(store, "b", b"2", at("s")), lambda: store.delete(at("s"), "a"),
-            lambda: store.delete_bucket(at("s"), force=True), lambda: store.create_snapshot(at("s"), "t"),
+            lambda: put(store, "b", b"2", at("s")),
+            lambda: store.delete(at("s"), "a"),
+            lambda: store.delete_bucket(at("s"), force=True),
+            lambda: store.create_snapshot(at("s"), "t"),
             lambda: store.delete_snapshot(at("s"), "s"),
-        ):  # fmt: skip
+        ):
             with pytest.raises(SnapshotReadOnly):
                 change()
         with pytest.raises(SnapshotExists):

@@ -94,8 +94,11 @@ def test_of_a_cluster_deletions_are_retained_as_well_until_the_snapshot_goes(sto
     forgotten = seen(store, uuid_of(store), ["b"], CUT)[0]
     assert forgotten is not None and forgotten.ended > CUT
     assert found(store, CUT) == [
-        ("a", 20, True, 1001), ("b", 21, True, forgotten.ended), ("c", 10, False, 1002), ("d", 10, False, 0),
-    ]  # fmt: skip
+        ("a", 20, True, 1001),
+        ("b", 21, True, forgotten.ended),
+        ("c", 10, False, 1002),
+        ("d", 10, False, 0),
+    ]
     assert [name for name, _ in store.objects(at("s"))] == ["c", "d"]
     assert retained(store) == ["a", "b", "c"]
     assert healthy(store)

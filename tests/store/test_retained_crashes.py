@@ -45,17 +45,35 @@ store.close()
 """
 
 POINTS = [
-    *(("create", point) for point in (
-        "snapshot.cut", "record.staged", "record.one_drive", "record.one_drive:2", "snapshot.recorded",
-        "record.staged:3", "snapshot.counted",
-    )),
+    *(
+        ("create", point)
+        for point in (
+            "snapshot.cut",
+            "record.staged",
+            "record.one_drive",
+            "record.one_drive:2",
+            "snapshot.recorded",
+            "record.staged:3",
+            "snapshot.counted",
+        )
+    ),
     *(("change", point) for point in ("put.renamed:7", "put.published:7", "put.committed:7", "retain.marked:7")),
     *(("remove", point) for point in ("delete.committed:7", "retain.marked:7")),
-    *(("delete", point) for point in (
-        "record.staged", "record.one_drive", "record.one_drive:2", "snapshot.released", "snapshot.trimmed",
-        "snapshot.trimmed:2", "reap.unlinked", "record.staged:3", "record.one_drive:3",
-    )),
-]  # fmt: skip
+    *(
+        ("delete", point)
+        for point in (
+            "record.staged",
+            "record.one_drive",
+            "record.one_drive:2",
+            "snapshot.released",
+            "snapshot.trimmed",
+            "snapshot.trimmed:2",
+            "reap.unlinked",
+            "record.staged:3",
+            "record.one_drive:3",
+        )
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -99,9 +99,11 @@ def test_of_two_copies_the_later_state_counts() -> None:
 
 
 @given(
-    sizes=SIZES, freed=st.lists(st.booleans(), min_size=20, max_size=20), slots=st.sets(st.integers(0, 19), min_size=1),
+    sizes=SIZES,
+    freed=st.lists(st.booleans(), min_size=20, max_size=20),
+    slots=st.sets(st.integers(0, 19), min_size=1),
     untold=st.integers(0, 19) | st.none(),
-)  # fmt: skip
+)
 def test_holes_have_no_byte_of_an_object_that_is_alive_and_all_pages_of_those_that_are_freed(
     sizes: list[int], freed: list[bool], slots: set[int], untold: int | None
 ) -> None:

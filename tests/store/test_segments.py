@@ -91,7 +91,7 @@ def test_a_group_is_one_file_and_every_object_of_it_is_what_was_put(tmp_path: Pa
         assert ranges == [
             OBJECTS[name][start : None if length < 0 else start + length]
             for name, start, length in zip(wanted, starts, lengths, strict=True)
-        ]  # fmt: skip
+        ]
         assert read(store, "042", start=5, length=7) == OBJECTS["042"][5:12]
         assert store.head(BUCKET, "007").metadata == {"of": "007"}
     [drive] = doctor.check([tmp_path]).drives

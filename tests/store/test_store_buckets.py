@@ -56,9 +56,13 @@ def test_what_a_bucket_wants_survives_a_restart(tmp_path: Path) -> None:
 def test_everything_in_an_unknown_bucket_is_bucket_not_found(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive", bucket=None) as store:
         for action in (
-            lambda: put(store, "a", b""), lambda: store.head(BUCKET, "a"), lambda: store.delete(BUCKET, "a"),
-            lambda: list(store.objects(BUCKET)), lambda: store.delete_bucket(BUCKET), lambda: store.bucket(BUCKET),
-        ):  # fmt: skip
+            lambda: put(store, "a", b""),
+            lambda: store.head(BUCKET, "a"),
+            lambda: store.delete(BUCKET, "a"),
+            lambda: list(store.objects(BUCKET)),
+            lambda: store.delete_bucket(BUCKET),
+            lambda: store.bucket(BUCKET),
+        ):
             with pytest.raises(BucketNotFound, match="'speech'"):
                 action()
 

@@ -60,9 +60,13 @@ def test_a_child_is_refused_everything_and_the_parent_goes_on(tmp_path: Path) ->
 
         def child() -> None:
             for action in (
-                lambda: store.head(BUCKET, "a"), lambda: put(store, "c", b""), lambda: store.delete(BUCKET, "a"),
-                lambda: names(store), lambda: drive_of(store).reap(everything=True), upload.commit,
-            ):  # fmt: skip
+                lambda: store.head(BUCKET, "a"),
+                lambda: put(store, "c", b""),
+                lambda: store.delete(BUCKET, "a"),
+                lambda: names(store),
+                lambda: drive_of(store).reap(everything=True),
+                upload.commit,
+            ):
                 refused(action)
             upload.abort()
 

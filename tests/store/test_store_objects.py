@@ -170,8 +170,12 @@ def test_a_group_commits_in_order_and_failures_stay_in_their_places(store: Store
     refused = BucketNotFound("given by the caller")
     results = store.commit_many([uploads[0], refused, uploads[2], uploads[3], uploads[3]])
     assert [type(result).__name__ for result in results] == [
-        "Record", "BucketNotFound", "InvalidRequest", "Record", "InvalidRequest",
-    ]  # fmt: skip
+        "Record",
+        "BucketNotFound",
+        "InvalidRequest",
+        "Record",
+        "InvalidRequest",
+    ]
     assert results[1] is refused
     assert names(store) == ["0", "3"]
 
@@ -225,9 +229,15 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         put(store, "a", b"1")
         upload = stage_object(store, BUCKET, "b", [b"2"], {})
     for action in (
-        lambda: read(store, "a"), lambda: put(store, "a", b""), lambda: names(store), lambda: store.delete(BUCKET, "a"),
-        lambda: store.create_bucket("b"), lambda: store.delete_bucket(BUCKET), upload.commit, store.states,
-    ):  # fmt: skip
+        lambda: read(store, "a"),
+        lambda: put(store, "a", b""),
+        lambda: names(store),
+        lambda: store.delete(BUCKET, "a"),
+        lambda: store.create_bucket("b"),
+        lambda: store.delete_bucket(BUCKET),
+        upload.commit,
+        store.states,
+    ):
         with pytest.raises(StoreClosed):
             action()
     store.close()

@@ -240,9 +240,12 @@ def test_a_reader_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as writer:
         put(writer, "a", b"1")
         reader = subprocess.Popen(
-            [sys.executable, "-c", READER, str(tmp_path / "drive")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env={**os.environ, "TMPDIR": str(scratch)},
-        )  # fmt: skip
+            [sys.executable, "-c", READER, str(tmp_path / "drive")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(scratch)},
+        )
         with reader:
             assert reader.stdin is not None and reader.stdout is not None
             reader.stdin.write("\n")

@@ -64,9 +64,12 @@ def test_many_copies_in_one_commit_are_each_new_or_not(store: Store) -> None:
     put_copy(store, "older", b"replaced", V(2, 2, 1))
     uploads = []
     for name, data, version in [
-        ("newer", b"no", V(2, 7, 3)), ("older", b"yes", V(2, 7, 3)), ("none", b"new", V(2, 7, 3)),
-        ("twice", b"second", V(2, 9, 1)), ("twice", b"first", V(2, 8, 1)),
-    ]:  # fmt: skip
+        ("newer", b"no", V(2, 7, 3)),
+        ("older", b"yes", V(2, 7, 3)),
+        ("none", b"new", V(2, 7, 3)),
+        ("twice", b"second", V(2, 9, 1)),
+        ("twice", b"first", V(2, 8, 1)),
+    ]:
         upload = store.begin_put(BUCKET, name, version=version)
         upload.write(data)
         uploads.append(upload)
@@ -133,8 +136,10 @@ def test_versions_are_listed_in_name_order_over_all_drives_with_tombstones(tmp_p
         assert paged == expected
         newest = store.newest(BUCKET, ["n00", "n01", "nothing"])
         assert [record and (record.is_tombstone, record.version) for record in newest] == [
-            (True, V(1, 200, 2)), (False, V(1, 101, 1)), None,
-        ]  # fmt: skip
+            (True, V(1, 200, 2)),
+            (False, V(1, 101, 1)),
+            None,
+        ]
         with pytest.raises(InvalidName):
             store.newest(BUCKET, ["a//b"])
 

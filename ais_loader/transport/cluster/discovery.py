@@ -41,9 +41,15 @@ class ClusterTransport:
     """
 
     def __init__(
-        self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False, tenant: str = "",
-        hedge_budget: float = HEDGE_BUDGET, known: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        *,
+        retry_s: float = 10.0,
+        verify_payload: bool = False,
+        tenant: str = "",
+        hedge_budget: float = HEDGE_BUDGET,
+        known: Sequence[str] = (),
+    ) -> None:
         self.url = url
         self._options: dict[str, Any] = {"retry_s": retry_s, "verify_payload": verify_payload, "tenant": tenant}
         self._hedge_budget = hedge_budget
@@ -72,9 +78,7 @@ class ClusterTransport:
                 if view is None:
                     self._found = self._endpoints
                 else:
-                    self._found = RoutedTransport(
-                        self.url, view, hedge_budget=self._hedge_budget, **self._options
-                    )
+                    self._found = RoutedTransport(self.url, view, hedge_budget=self._hedge_budget, **self._options)
                     if self._closed:
                         self._found.close()
                     self._endpoints.let_go()
@@ -137,9 +141,16 @@ class ClusterTransport:
         return self._there().tar_end(request)
 
     def get(
-        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        self,
+        bucket: str,
+        name: str,
+        *,
+        start: int,
+        length: int | None,
+        member: str | None,
+        verify: bool,
         timeout_s: float,
-    ) -> Iterator[Buffer]:  # fmt: skip
+    ) -> Iterator[Buffer]:
         return self._there(timeout_s).get(
             bucket, name, start=start, length=length, member=member, verify=verify, timeout_s=timeout_s
         )
@@ -177,13 +188,9 @@ class ClusterTransport:
             return _LateStream(lambda: begin(self._there(timeout_s)))
         return begin(there)
 
-    def open_long_batch(
-        self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int
-    ) -> FrameStream | None:
+    def open_long_batch(self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int) -> FrameStream | None:
         found = self._found
-        return None if found is None else found.open_long_batch(
-            request, timeout_s=timeout_s, window_bytes=window_bytes
-        )
+        return None if found is None else found.open_long_batch(request, timeout_s=timeout_s, window_bytes=window_bytes)
 
     def describe(self) -> dict[str, object]:
         return self._there().describe()

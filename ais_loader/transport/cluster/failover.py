@@ -92,9 +92,13 @@ class AskingNodes:
         self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool, replay: bool | None = None
     ) -> T:
         return write_first(
-            self.members, lambda: self._ranked_owners(bucket, name)[0], call, retry_s=self._retry_s, again=again,
+            self.members,
+            lambda: self._ranked_owners(bucket, name)[0],
+            call,
+            retry_s=self._retry_s,
+            again=again,
             replay=again if replay is None else replay,
-        )  # fmt: skip
+        )
 
     def _owners(self, bucket: str, name: str) -> list[bytes]:
         members = self.members

@@ -17,9 +17,14 @@ T = TypeVar("T")
 
 
 def write_first(
-    members: Members, first_owner: Callable[[], bytes], call: Callable[[GrpcTransport], T], *, retry_s: float,
-    again: bool, replay: bool,
-) -> T:  # fmt: skip
+    members: Members,
+    first_owner: Callable[[], bytes],
+    call: Callable[[GrpcTransport], T],
+    *,
+    retry_s: float,
+    again: bool,
+    replay: bool,
+) -> T:
     """The first owner's answer; a node that is not the first owner any more sends one to look at the map again.
 
     Args:

@@ -21,9 +21,12 @@ from ais_loader.transport.backoff import Patience
 
 
 def merged_listing(
-    listing_of: Callable[[int], Iterator[ObjectInfo]], hosts: Sequence[str], *, copies: Callable[[], int],
+    listing_of: Callable[[int], Iterator[ObjectInfo]],
+    hosts: Sequence[str],
+    *,
+    copies: Callable[[], int],
     retry_s: float,
-) -> Iterator[ObjectInfo]:  # fmt: skip
+) -> Iterator[ObjectInfo]:
     """Args:
         listing_of: the objects of node k of len(hosts), in the order of their names' UTF-8 bytes.
         hosts: failure domain of each node.

@@ -41,9 +41,14 @@ class Members:
     """The nodes of one cluster, by their uuids."""
 
     def __init__(
-        self, view: ClusterView, *, retry_s: float, verify_payload: bool, tenant: str = "",
+        self,
+        view: ClusterView,
+        *,
+        retry_s: float,
+        verify_payload: bool,
+        tenant: str = "",
         hedge_budget: float = HEDGE_BUDGET,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.view = view
         """Replaced, never changed: take it once and work with that."""
         self.retry_s = retry_s
@@ -81,9 +86,12 @@ class Members:
                 raise errors.Closed("the connection to the cluster has been closed")
             if key not in self._transports:
                 self._transports[key] = GrpcTransport(
-                    f"grpc://{key[1]}", retry_s=0.0, verify_payload=self.verify_payload, tenant=self.tenant,
+                    f"grpc://{key[1]}",
+                    retry_s=0.0,
+                    verify_payload=self.verify_payload,
+                    tenant=self.tenant,
                     patience_s=self.retry_s,
-                )  # fmt: skip
+                )
             return self._transports[key]
 
     # -- whom to ask

@@ -273,11 +273,18 @@ class MergedStream:
         """Ask the next holders of these entries, and this one again if need be."""
         self._members.loads.doubt(node)
         fault = frame.errors[int(frame.index[int(which.argmax())])]
-        self._assign(replace(
-            share, positions=np.array(share.positions)[frame.index[which]].tolist(), tried=share.tried | {node},
-            failing_since_s=share.failing_since_s or time.monotonic(), error=errors.NodeUnavailable(fault.message),
-            hedge=False, awaited=True, missing=share.gone,
-        ))  # fmt: skip
+        self._assign(
+            replace(
+                share,
+                positions=np.array(share.positions)[frame.index[which]].tolist(),
+                tried=share.tried | {node},
+                failing_since_s=share.failing_since_s or time.monotonic(),
+                error=errors.NodeUnavailable(fault.message),
+                hedge=False,
+                awaited=True,
+                missing=share.gone,
+            )
+        )
 
     # -- who is asked
 

@@ -51,9 +51,15 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
     """A `Transport` over the nodes of a cluster. `url` is where the client began."""
 
     def __init__(
-        self, url: str, view: ClusterView, *, retry_s: float, verify_payload: bool, tenant: str = "",
+        self,
+        url: str,
+        view: ClusterView,
+        *,
+        retry_s: float,
+        verify_payload: bool,
+        tenant: str = "",
         hedge_budget: float = HEDGE_BUDGET,
-    ) -> None:  # fmt: skip
+    ) -> None:
         members = Members(
             view, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, hedge_budget=hedge_budget
         )
@@ -102,9 +108,16 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
         return owners(spec.bucket, spec.name)[0]
 
     def get(
-        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        self,
+        bucket: str,
+        name: str,
+        *,
+        start: int,
+        length: int | None,
+        member: str | None,
+        verify: bool,
         timeout_s: float,
-    ) -> Iterator[Buffer]:  # fmt: skip
+    ) -> Iterator[Buffer]:
         """As GrpcTransport's, of the first holder that answers; a broken answer goes on at another one."""
         require_object(bucket, name)
         if start == 0 and length is None and member is None:
@@ -231,9 +244,7 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
         def pages(at: int) -> Iterator[ObjectInfo]:
             return members.transport(view.nodes[at].uuid).objects(bucket, prefix=prefix, page_size=page_size)
 
-        yield from merged_listing(
-            pages, [node.host for node in view.nodes], copies=copies, retry_s=self._retry_s
-        )
+        yield from merged_listing(pages, [node.host for node in view.nodes], copies=copies, retry_s=self._retry_s)
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         """As GrpcTransport's, each page of the first holder that answers."""
@@ -294,13 +305,17 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
             assert isinstance(found, list)
             drives += found
         return {
-            "url": self.url, "store_uuid": view.map.cluster_uuid.hex(), "version": first["version"],
-            "batch_reader": first["batch_reader"], "map_version": view.version, "drives": drives, "nodes": nodes,
-        }  # fmt: skip
+            "url": self.url,
+            "store_uuid": view.map.cluster_uuid.hex(),
+            "version": first["version"],
+            "batch_reader": first["batch_reader"],
+            "map_version": view.version,
+            "drives": drives,
+            "nodes": nodes,
+        }
 
     def close(self) -> None:
         self.members.close()
-
 
 
 def _as_unavailable(error: Exception) -> errors.LoaderError:

@@ -27,9 +27,12 @@ class BucketCalls(ABC):
     ) -> BucketInfo:
         require_text(name, errors.InvalidName, "bucket name")
         request = pb.CreateBucketRequest(
-            name=name, copies=_count("copies", copies), exist_ok=exist_ok, min_copies=_count("min_copies", min_copies),
+            name=name,
+            copies=_count("copies", copies),
+            exist_ok=exist_ok,
+            min_copies=_count("min_copies", min_copies),
             reframe=reframe,
-        )  # fmt: skip
+        )
         return _bucket_info(self._call(lambda here: here.buckets.CreateBucket(request, timeout=CALL_TIMEOUT_S)))
 
     def bucket(self, name: str) -> BucketInfo:

@@ -26,9 +26,15 @@ def promote_request(spec: PromoteSpec) -> wire.PromoteRequest:
     for text in (spec.prefix, *spec.include, *spec.exclude):
         require_text(text, errors.InvalidRequest, "prefix or pattern")
     return wire.PromoteRequest(
-        bucket=spec.bucket, path=os.fsencode(spec.path), prefix=spec.prefix, recursive=spec.recursive, move=spec.move,
-        overwrite=spec.overwrite, include=spec.include, exclude=spec.exclude,
-    )  # fmt: skip
+        bucket=spec.bucket,
+        path=os.fsencode(spec.path),
+        prefix=spec.prefix,
+        recursive=spec.recursive,
+        move=spec.move,
+        overwrite=spec.overwrite,
+        include=spec.include,
+        exclude=spec.exclude,
+    )
 
 
 def run_promotion(here: Connection, request: wire.PromoteRequest) -> Generator[PromoteResult, None, int]:

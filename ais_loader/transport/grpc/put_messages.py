@@ -16,9 +16,13 @@ def put_header(spec: PutSpec) -> pb.PutHeader:
     """Raises BucketNotFound, InvalidName, InvalidRequest for what no message can carry."""
     _check(spec)
     return pb.PutHeader(
-        bucket=spec.bucket, name=spec.name, metadata=spec.metadata, size_bytes=spec.size_bytes, checksum=spec.checksum,
+        bucket=spec.bucket,
+        name=spec.name,
+        metadata=spec.metadata,
+        size_bytes=spec.size_bytes,
+        checksum=spec.checksum,
         condition=put_condition(spec),
-    )  # fmt: skip
+    )
 
 
 def put_condition(spec: PutSpec) -> pb.PutCondition | None:
@@ -52,19 +56,28 @@ def small_object(spec: PutSpec, data: bytes) -> pb.SmallObject:
         raise errors.ContentMismatch(f"{spec.name!r}: announced {spec.size_bytes:,} bytes, got {len(data):,}")
     checksum = crc32c(data) if spec.checksum is None else spec.checksum
     return pb.SmallObject(
-        bucket=spec.bucket, name=spec.name, checksum=checksum, metadata=spec.metadata, condition=put_condition(spec),
+        bucket=spec.bucket,
+        name=spec.name,
+        checksum=checksum,
+        metadata=spec.metadata,
+        condition=put_condition(spec),
         data=data,
-    )  # fmt: skip
+    )
 
 
 def spec_of(small: pb.SmallObject) -> PutSpec:
     """What `small_object` was made of."""
     condition = small.condition
     return PutSpec(
-        bucket=small.bucket, name=small.name, metadata=dict(small.metadata), size_bytes=len(small.data),
-        checksum=small.checksum, if_absent=condition.if_absent, if_version=condition.if_version or None,
+        bucket=small.bucket,
+        name=small.name,
+        metadata=dict(small.metadata),
+        size_bytes=len(small.data),
+        checksum=small.checksum,
+        if_absent=condition.if_absent,
+        if_version=condition.if_version or None,
         write_id=condition.write_id,
-    )  # fmt: skip
+    )
 
 
 def _check(spec: PutSpec) -> None:

@@ -68,9 +68,14 @@ class GrpcTransport(BucketCalls, ContentsCalls):
     """
 
     def __init__(
-        self, url: str, *, retry_s: float = 10.0, verify_payload: bool = False, tenant: str = "",
+        self,
+        url: str,
+        *,
+        retry_s: float = 10.0,
+        verify_payload: bool = False,
+        tenant: str = "",
         patience_s: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.url = url
         self._tenant = tenant
         self._endpoints = [part.removeprefix("grpc://") for part in url.split(",")]
@@ -219,9 +224,16 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         return answer
 
     def get(
-        self, bucket: str, name: str, *, start: int, length: int | None, member: str | None, verify: bool,
+        self,
+        bucket: str,
+        name: str,
+        *,
+        start: int,
+        length: int | None,
+        member: str | None,
+        verify: bool,
         timeout_s: float,
-    ) -> Iterator[Buffer]:  # fmt: skip
+    ) -> Iterator[Buffer]:
         """A batch of one on a session of its own; what is too large for a batch is streamed by a call of its own."""
         require_object(bucket, name)
         whole = start == 0 and length is None and member is None
@@ -257,9 +269,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
             call, translate = self.open_download(request)
             return call
 
-        return download(
-            request, open_call, lambda error: translate(error), timeout_s=timeout_s, retry_s=self._retry_s
-        )
+        return download(request, open_call, lambda error: translate(error), timeout_s=timeout_s, retry_s=self._retry_s)
 
     def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
         """The call that streams an object, and what its errors mean."""
@@ -363,19 +373,27 @@ class GrpcTransport(BucketCalls, ContentsCalls):
     def describe(self) -> dict[str, object]:
         answer = self._call(lambda here: here.node.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S))
         return {
-            "url": self.url, "store_uuid": answer.store_uuid, "version": answer.version, "pid": answer.pid,
-            "batch_reader": answer.batch_reader, "open_sessions": answer.open_sessions,
-            "active_batches": answer.active_batches, "reserved_bytes": answer.reserved_bytes,
+            "url": self.url,
+            "store_uuid": answer.store_uuid,
+            "version": answer.version,
+            "pid": answer.pid,
+            "batch_reader": answer.batch_reader,
+            "open_sessions": answer.open_sessions,
+            "active_batches": answer.active_batches,
+            "reserved_bytes": answer.reserved_bytes,
             "limits": dict(answer.limits),
             "drives": [
                 {
-                    "uuid": drive.uuid, "path": drive.path, "state": drive.state,
+                    "uuid": drive.uuid,
+                    "path": drive.path,
+                    "state": drive.state,
                     "objects_estimate": drive.objects_estimate,
-                    "free_bytes": drive.free_bytes, "size_bytes": drive.size_bytes,
+                    "free_bytes": drive.free_bytes,
+                    "size_bytes": drive.size_bytes,
                 }
                 for drive in answer.drive
             ],
-        }  # fmt: skip
+        }
 
     def close(self) -> None:
         self._closed = True

@@ -53,9 +53,12 @@ class OwnAnswers:
     """
 
     def __init__(
-        self, pool: StreamPool, request: pb.BatchRequest, window_bytes: int,
+        self,
+        pool: StreamPool,
+        request: pb.BatchRequest,
+        window_bytes: int,
         broken: Callable[[Exception], errors.LoaderError],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._pool = pool
         self._translate = broken
         self._limit_bytes = min(window_bytes, MAX_WINDOW_BYTES)

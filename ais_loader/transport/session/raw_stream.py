@@ -20,9 +20,15 @@ except ImportError:  # pragma: no cover - a grpcio that is laid out otherwise
     cygrpc = None
 
 _NEEDED = (
-    "OperationType", "PropagationConstants", "ReceiveInitialMetadataOperation", "ReceiveMessageOperation",
-    "ReceiveStatusOnClientOperation", "SendInitialMetadataOperation", "SendMessageOperation", "StatusCode",
-)  # fmt: skip
+    "OperationType",
+    "PropagationConstants",
+    "ReceiveInitialMetadataOperation",
+    "ReceiveMessageOperation",
+    "ReceiveStatusOnClientOperation",
+    "SendInitialMetadataOperation",
+    "SendMessageOperation",
+    "StatusCode",
+)
 _NO_FLAGS = 0
 
 
@@ -64,9 +70,15 @@ class DirectStream:
         # The status is awaited from the beginning: a call of which nothing is awaited is taken down by grpcio.
         status = (cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),)
         self._call = native.segregated_call(
-            cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS, method.encode(), None, None, None, None,
-            ((metadata, "metadata"), (status, "status")), None,
-        )  # fmt: skip
+            cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS,
+            method.encode(),
+            None,
+            None,
+            None,
+            None,
+            ((metadata, "metadata"), (status, "status")),
+            None,
+        )
         self._due = {"metadata", "status"}
         self._received: bytes | None = None
 

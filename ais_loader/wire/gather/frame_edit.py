@@ -35,9 +35,15 @@ def subset(frame: Frame, keep: Mask) -> Frame | None:
     index = frame.index[keep]
     errors = {at: frame.errors[at] for at in index.tolist() if at in frame.errors} if frame.errors else {}
     return Frame(
-        index, frame.size[keep], frame.checksum[keep], frame.status[keep], frame.checksum_kind[keep], frame.payload,
-        frame.piece, errors,
-    )  # fmt: skip
+        index,
+        frame.size[keep],
+        frame.checksum[keep],
+        frame.status[keep],
+        frame.checksum_kind[keep],
+        frame.payload,
+        frame.piece,
+        errors,
+    )
 
 
 def without(frame: Frame, drop: Mask) -> Frame | None:
@@ -55,9 +61,15 @@ def failures(count: int, status: int, fault: EntryFault) -> Frame:
     """Entries 0 to count - 1, which all failed in the same way."""
     zeros = np.zeros(count, WIRE_U32)
     return Frame(
-        np.arange(count).astype(WIRE_U32), zeros, zeros, np.full(count, status, np.uint8), np.zeros(count, np.uint8),
-        memoryview(b""), None, dict.fromkeys(range(count), fault),
-    )  # fmt: skip
+        np.arange(count).astype(WIRE_U32),
+        zeros,
+        zeros,
+        np.full(count, status, np.uint8),
+        np.zeros(count, np.uint8),
+        memoryview(b""),
+        None,
+        dict.fromkeys(range(count), fault),
+    )
 
 
 def failed_as(frame: Frame, kind: str) -> Mask:

@@ -33,7 +33,6 @@ Resume: TypeAlias = tuple[int, int, str]
 """Offset in the entry, CRC-32C of what lies before it, version."""
 
 
-
 @dataclass(slots=True)
 class _Lane:
     positions: I64
@@ -275,9 +274,7 @@ class Reorder:
             self.push(lane, kept)
         return left
 
-    def _push_begun(
-        self, lane: int, frame: Frame, positions: I64, errors: dict[int, EntryFault]
-    ) -> tuple[I64, Frame]:
+    def _push_begun(self, lane: int, frame: Frame, positions: I64, errors: dict[int, EntryFault]) -> tuple[I64, Frame]:
         """The part of a frame that belongs to a large entry; returns the rest."""
         it, at = self._lanes[lane], int(positions[0])
         if it.partial is not None and it.partial not in positions.tolist() and frame.piece is None and not self.ordered:
@@ -329,9 +326,15 @@ class Reorder:
             at = int(positions[0]) + self.first_index
             errors = {at: errors[at]} if at in errors else {}
         return Frame(
-            (positions + self.first_index).astype(WIRE_U32), frame.size, frame.checksum, frame.status,
-            frame.checksum_kind, frame.payload, frame.piece, errors,
-        )  # fmt: skip
+            (positions + self.first_index).astype(WIRE_U32),
+            frame.size,
+            frame.checksum,
+            frame.status,
+            frame.checksum_kind,
+            frame.payload,
+            frame.piece,
+            errors,
+        )
 
     # -- out
 
@@ -394,7 +397,12 @@ class Reorder:
                 if (fault := self._errors.pop(at, None)) is not None:
                     errors[at] = fault
         return Frame(
-            np.arange(self.first_index + first, self.first_index + stop).astype(WIRE_U32), size.astype(WIRE_U32),
-            self.checksum[first:stop].copy(), self.status[first:stop].copy(), self._arrived.kind[first:stop].copy(),
-            payload, None, errors,
-        )  # fmt: skip
+            np.arange(self.first_index + first, self.first_index + stop).astype(WIRE_U32),
+            size.astype(WIRE_U32),
+            self.checksum[first:stop].copy(),
+            self.status[first:stop].copy(),
+            self._arrived.kind[first:stop].copy(),
+            payload,
+            None,
+            errors,
+        )

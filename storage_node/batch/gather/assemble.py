@@ -32,9 +32,15 @@ class AssembledRun:
     """One batch from its sub-requests to END."""
 
     def __init__(
-        self, service: BatchService, batch_id: int, request: pb.BatchRequest, credit: Credit,
-        send: Callable[[bytes], Awaitable[None]], tally: BatchTally, places: Places,
-    ) -> None:  # fmt: skip
+        self,
+        service: BatchService,
+        batch_id: int,
+        request: pb.BatchRequest,
+        credit: Credit,
+        send: Callable[[bytes], Awaitable[None]],
+        tally: BatchTally,
+        places: Places,
+    ) -> None:
         self._service = service
         self._batch_id = batch_id
         self._request = request
@@ -151,9 +157,12 @@ class AssembledRun:
             status, checksum, sizes = status[self._passed], checksum[self._passed], sizes[self._passed]
         return pb.End(
             outcome=pb.End.COMPLETE if self._entries == self._n else pb.End.STOPPED,
-            first_index=self._request.first_index, entries=self._entries, failed_entries=int(np.count_nonzero(status)),
-            payload_bytes=int(sizes.sum()), digest=digest(status, checksum),
-        )  # fmt: skip
+            first_index=self._request.first_index,
+            entries=self._entries,
+            failed_entries=int(np.count_nonzero(status)),
+            payload_bytes=int(sizes.sum()),
+            digest=digest(status, checksum),
+        )
 
     async def _spend_credit(self, payload_bytes: int) -> None:
         began_s = clock_s()
@@ -181,6 +190,12 @@ def _until_failure(frame: Frame) -> Frame:
     payload = frame.payload[: int(frame.size[:stop].sum())]
     errors = {index: frame.errors[index] for index in frame.index[:stop].tolist() if index in frame.errors}
     return Frame(
-        frame.index[:stop], frame.size[:stop], frame.checksum[:stop], frame.status[:stop], frame.checksum_kind[:stop],
-        payload, frame.piece, errors,
-    )  # fmt: skip
+        frame.index[:stop],
+        frame.size[:stop],
+        frame.checksum[:stop],
+        frame.status[:stop],
+        frame.checksum_kind[:stop],
+        payload,
+        frame.piece,
+        errors,
+    )

@@ -24,9 +24,19 @@ class Lane:
     """One node's part of the batch, or what of it was asked again."""
 
     __slots__ = (
-        "busy_s", "credit_bytes", "endpoint", "grant", "heard_s", "hedge", "hedges", "node", "number", "positions",
-        "received", "task",
-    )  # fmt: skip
+        "busy_s",
+        "credit_bytes",
+        "endpoint",
+        "grant",
+        "heard_s",
+        "hedge",
+        "hedges",
+        "node",
+        "number",
+        "positions",
+        "received",
+        "task",
+    )
 
     def __init__(self, number: int, node: int, endpoint: str, positions: list[int], *, hedge: bool = False) -> None:
         self.number = number

@@ -37,9 +37,13 @@ class Places:
     """
 
     def __init__(
-        self, view: ClusterView, node_uuid: bytes, request: pb.BatchRequest, is_failing: Callable[[str], bool],
+        self,
+        view: ClusterView,
+        node_uuid: bytes,
+        request: pb.BatchRequest,
+        is_failing: Callable[[str], bool],
         loads: NodeLoads[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_columns(request, len(request.name))
         self.view = view
         self._is_failing = is_failing
@@ -132,9 +136,14 @@ class Places:
         """The sub-request for these entries; `resume` is for the first of them."""
         request = self._request
         part = pb.BatchRequest(
-            ordered=True, local=True, map_version=self.view.version, verify_ranges=request.verify_ranges,
-            initial_credit_bytes=initial_credit_bytes, tenant=request.tenant, request_id=request.request_id,
-        )  # fmt: skip
+            ordered=True,
+            local=True,
+            map_version=self.view.version,
+            verify_ranges=request.verify_ranges,
+            initial_credit_bytes=initial_credit_bytes,
+            tenant=request.tenant,
+            request_id=request.request_id,
+        )
         part.bucket.extend(request.bucket)
         for column in _COLUMNS:
             values = getattr(request, column)

@@ -139,8 +139,9 @@ class AsyncChannels:
     async def ask(self, ask: Ask) -> Answers:
         """As `Channels.ask`."""
         answers: dict[str, Response | Failure] = {}
-        calls = {asyncio.ensure_future(self.call(endpoint, request)): endpoint
-                 for endpoint, request in ask.requests.items()}  # fmt: skip
+        calls = {
+            asyncio.ensure_future(self.call(endpoint, request)): endpoint for endpoint, request in ask.requests.items()
+        }
         left = set(calls)
         try:
             while left and not ask.enough(answers):

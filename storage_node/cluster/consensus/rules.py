@@ -32,8 +32,10 @@ def half_made(begun_by: Mapping[bytes, pb.ClusterMap], given: set[bytes]) -> pb.
 
 def _same_but_ballot(one: pb.ClusterMap | None, other: pb.ClusterMap) -> bool:
     return one is not None and (one.cluster_uuid, one.version, list(one.change)) == (
-        other.cluster_uuid, other.version, list(other.change),
-    )  # fmt: skip
+        other.cluster_uuid,
+        other.version,
+        list(other.change),
+    )
 
 
 def check_map(new: pb.ClusterMap, base: pb.ClusterMap | None) -> None:

@@ -153,18 +153,25 @@ class DriveCare:
         self._look()
         now, counts, grace_s = time.monotonic(), self.counts, self._config.drive_grace_s
         response = pb.ListDrivesResponse(
-            moving=self._store.moving, objects_left=counts.objects_left, objects_moved=counts.objects_moved,
-            bytes_moved=counts.bytes_moved, refilling=self.refilling,
-        )  # fmt: skip
+            moving=self._store.moving,
+            objects_left=counts.objects_left,
+            objects_moved=counts.objects_moved,
+            bytes_moved=counts.bytes_moved,
+            refilling=self.refilling,
+        )
         for state in states:
             away = self._away.get(state.uuid)
             one = response.drive.add(
-                uuid=state.uuid, path=state.path or (away.path if away is not None else ""),
-                problem=state.problem or "", state=pb.DriveCondition.State.Value(self.state(state).upper()),
+                uuid=state.uuid,
+                path=state.path or (away.path if away is not None else ""),
+                problem=state.problem or "",
+                state=pb.DriveCondition.State.Value(self.state(state).upper()),
                 objects_estimate=state.objects_estimate,
-                free_bytes=state.free_bytes, size_bytes=state.size_bytes, io_errors=state.io_errors,
+                free_bytes=state.free_bytes,
+                size_bytes=state.size_bytes,
+                io_errors=state.io_errors,
                 bad_checksums=state.checksum_errors,
-            )  # fmt: skip
+            )
             if one.state == pb.DriveCondition.FAILING:
                 one.problem = one.problem or state.last_io_error
             if away is not None:
@@ -332,9 +339,7 @@ class DriveCare:
         try:
             with reporting(self._channels, endpoint):
                 stub = ais_cluster_pb2_grpc.DrivesStub(self._channels.to(endpoint))
-                drives = await stub.ListDrives(
-                    pb.ListDrivesRequest(), timeout=REACH_TIMEOUT_S, wait_for_ready=True
-                )
+                drives = await stub.ListDrives(pb.ListDrivesRequest(), timeout=REACH_TIMEOUT_S, wait_for_ready=True)
             return Neighbour(endpoint, drives, await self._repair.progress_of(endpoint))
         except CopyLost:
             return Neighbour(endpoint, None, None)

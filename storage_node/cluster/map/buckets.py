@@ -58,9 +58,7 @@ class ClusterBuckets:
         check_bucket_name(name)
         if exist_ok and name in view.buckets:
             return described(view.buckets[name])
-        make = edits.create_bucket(
-            name, request.copies or 1, request.min_copies or 1, reframe=request.reframe
-        )
+        make = edits.create_bucket(name, request.copies or 1, request.min_copies or 1, reframe=request.reframe)
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
             if _find(map_, name) is None:
@@ -199,9 +197,13 @@ def _not_to_change(name: str, view: ClusterView) -> StoreError:
 
 def described(bucket: cluster_pb.MapBucket) -> pb.Bucket:
     return pb.Bucket(
-        name=bucket.name, uuid=bucket.uuid, copies=bucket.copies, min_copies=max(1, bucket.min_copies),
-        reframe=bucket.reframe, settling=bool(bucket.former_copies),
-    )  # fmt: skip
+        name=bucket.name,
+        uuid=bucket.uuid,
+        copies=bucket.copies,
+        min_copies=max(1, bucket.min_copies),
+        reframe=bucket.reframe,
+        settling=bool(bucket.former_copies),
+    )
 
 
 def asked_for(request: pb.SetBucketRequest) -> tuple[int | None, int | None, bool | None]:

@@ -16,9 +16,17 @@ from storage_node.store.errors import BucketHasSnapshots
 from storage_node.store.names import check_bucket_name
 
 __all__ = [
-    "add_node", "begin_leave", "create_bucket", "create_cluster", "delete_bucket", "finish_join", "finish_leave",
-    "remove_node", "set_bucket", "set_endpoint",
-]  # fmt: skip
+    "add_node",
+    "begin_leave",
+    "create_bucket",
+    "create_cluster",
+    "delete_bucket",
+    "finish_join",
+    "finish_leave",
+    "remove_node",
+    "set_bucket",
+    "set_endpoint",
+]
 
 _FIRST_NUMBERS = 1 << 16
 """Below it are the numbers of the nodes that a cluster was made of, above it those of later ones."""

@@ -44,9 +44,13 @@ log = logging.getLogger(__name__)
 
 class Reconciler:
     def __init__(
-        self, service: BatchService, membership: Membership, peers: RepairPeers, counts: RepairCounts,
+        self,
+        service: BatchService,
+        membership: Membership,
+        peers: RepairPeers,
+        counts: RepairCounts,
         endpoint: Callable[[], str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`endpoint`: host:port of this node as others reach it; empty when that is not known."""
         self._service = service
         self._store = service.store
@@ -121,8 +125,9 @@ class Reconciler:
         if silent:
             log.warning(
                 "this node serves copies that may be old: %s did not answer for %g s, and may have newer ones",
-                ", ".join(silent), time.monotonic() - began_s,
-            )  # fmt: skip
+                ", ".join(silent),
+                time.monotonic() - began_s,
+            )
         for bucket_uuid in self._store.doubts.buckets():
             self._store.doubts.trust_bucket(bucket_uuid)
 

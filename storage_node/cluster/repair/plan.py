@@ -122,10 +122,18 @@ def plan(page: Page, here: int, nodes: int, answers: Mapping[int, Answer], by_th
             work.push.setdefault(node, []).append(name)
         if here not in owners and complete and owners:
             work.drop.append((name, mine))
-        elif ripe and name not in work.older_here and _nothing_older(
-            mine, (answers.get(node, {}).get(name, UNKNOWN) if node in by_this_map else UNKNOWN
-                   for node in range(nodes) if node != here),
-        ):  # fmt: skip
+        elif (
+            ripe
+            and name not in work.older_here
+            and _nothing_older(
+                mine,
+                (
+                    answers.get(node, {}).get(name, UNKNOWN) if node in by_this_map else UNKNOWN
+                    for node in range(nodes)
+                    if node != here
+                ),
+            )
+        ):
             work.forget.append((name, mine))
     return work
 
@@ -153,9 +161,9 @@ def compare(
     theirs: Sequence[tuple[str, State]], mine: Mapping[str, State | None], owned: Collection[str]
 ) -> Comparison:
     """Args:
-        theirs: a page of a peer's listing.
-        mine: what this node has of these names; UNKNOWN where its drive fails.
-        owned: those of them that this node should have.
+    theirs: a page of a peer's listing.
+    mine: what this node has of these names; UNKNOWN where its drive fails.
+    owned: those of them that this node should have.
     """
     found = Comparison()
     for name, state in theirs:

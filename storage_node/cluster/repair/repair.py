@@ -63,8 +63,8 @@ class Repair:
         self, service: BatchService, membership: Membership, writes: Replication, endpoint: Callable[[], str]
     ) -> None:
         """Args:
-            writes: those that this node coordinates.
-            endpoint: host:port of this node as others reach it; empty when that is not known.
+        writes: those that this node coordinates.
+        endpoint: host:port of this node as others reach it; empty when that is not known.
         """
         self._service = service
         self._store = service.store
@@ -95,9 +95,10 @@ class Repair:
 
     def start(self) -> None:
         steps = {
-            "comparing copies after a return": self._reconciler.run, "making copies equal": self._run,
+            "comparing copies after a return": self._reconciler.run,
+            "making copies equal": self._run,
             "noticing a standstill": self._stay_awake,
-        }  # fmt: skip
+        }
         self._tasks = [asyncio.create_task(keep_going(name, step)) for name, step in steps.items()]
 
     async def stop(self) -> None:
@@ -276,9 +277,12 @@ class Repair:
         mine = dict(self._records(bucket.name, list(names)))
         self._store.doubts.doubt_names(
             bucket.uuid,
-            {name: state.version for name, state in names.items()
-             if name not in mine or mine[name].version < state.version},
-        )  # fmt: skip
+            {
+                name: state.version
+                for name, state in names.items()
+                if name not in mine or mine[name].version < state.version
+            },
+        )
 
     async def _take_away(self, view: ClusterView, bucket: pb.MapBucket, work: Work) -> None:
         """Only while the map is the one by which that was decided, and without holding up a new one for long."""
@@ -350,12 +354,17 @@ class Repair:
         view, counts, doubts = self._membership.view, self.counts, self._store.doubts
         whole = doubts.buckets()
         return wire.ProgressResponse(
-            map_version=self._membership.in_use.version, clean_version=counts.clean_version,
-            names_seen=counts.names_seen, names_before=counts.names_before, doubtful_names=doubts.count(),
+            map_version=self._membership.in_use.version,
+            clean_version=counts.clean_version,
+            names_seen=counts.names_seen,
+            names_before=counts.names_before,
+            doubtful_names=doubts.count(),
             doubtful_bucket=[] if view is None else [name for name, one in view.buckets.items() if one.uuid in whole],
-            silent=counts.silent, objects_pushed=counts.objects_pushed, bytes_pushed=counts.bytes_pushed,
+            silent=counts.silent,
+            objects_pushed=counts.objects_pushed,
+            bytes_pushed=counts.bytes_pushed,
             names_fetched=counts.names_fetched,
-        )  # fmt: skip
+        )
 
 
 async def _nothing_retained(view: ClusterView) -> bool:

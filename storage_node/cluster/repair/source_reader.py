@@ -50,9 +50,14 @@ class Stream(Protocol):
 
 def object_info(bucket: str, name: str, record: Record) -> pb.ObjectInfo:
     return pb.ObjectInfo(
-        bucket=bucket, name=name, size_bytes=record.size_bytes, version=str(record.version), checksum=record.checksum,
-        modified_ns=record.modified_ns, metadata=record.metadata,
-    )  # fmt: skip
+        bucket=bucket,
+        name=name,
+        size_bytes=record.size_bytes,
+        version=str(record.version),
+        checksum=record.checksum,
+        modified_ns=record.modified_ns,
+        metadata=record.metadata,
+    )
 
 
 class LocalStream:
@@ -63,9 +68,14 @@ class LocalStream:
     async def open(self, request: pb.GetRequest) -> None:
         def opened() -> ObjectReader:
             return open_object(
-                self._service.store, request.bucket, request.name, start=request.start,
-                length=request.length if request.HasField("length") else None, version=request.version, verify=True,
-            )  # fmt: skip
+                self._service.store,
+                request.bucket,
+                request.name,
+                start=request.start,
+                length=request.length if request.HasField("length") else None,
+                version=request.version,
+                verify=True,
+            )
 
         reader = self._reader = await self._service.read(opened)
         self.length = reader.length
@@ -115,9 +125,13 @@ class Source:
     def __init__(self, wanted: wire.ComposeRange, streams: Iterator[Stream]) -> None:
         self._label = f"{wanted.bucket}/{wanted.name}"
         self._request = pb.GetRequest(
-            bucket=wanted.bucket, name=wanted.name, start=wanted.start, version=wanted.version, verify_range=True,
+            bucket=wanted.bucket,
+            name=wanted.name,
+            start=wanted.start,
+            version=wanted.version,
+            verify_range=True,
             length=wanted.length if wanted.HasField("length") else None,
-        )  # fmt: skip
+        )
         self._streams = streams
         self._stream: Stream | None = None
         self._problems: list[StoreError] = []

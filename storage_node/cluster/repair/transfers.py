@@ -136,15 +136,14 @@ class Transfers:
         records = zip(names, self._service.store.newest(bucket, names), strict=True)
         wanted = self._service.store.doubts.wanted
         return [
-            (name, record) for name, record in records
+            (name, record)
+            for name, record in records
             # What is known to be old is not spread: it may come where nobody has been told of the newer one.
             if record is not None and ((newer := wanted(bucket_uuid, name)) is None or newer <= record.version)
-        ]  # fmt: skip
+        ]
 
     async def _bury(self, endpoint: str, bucket: cluster_pb.MapBucket, name: str, record: Record) -> None:
-        request = wire.BuryRequest(
-            bucket=bucket_ref(bucket), name=name, version=to_wire(record.version), is_copy=True
-        )
+        request = wire.BuryRequest(bucket=bucket_ref(bucket), name=name, version=to_wire(record.version), is_copy=True)
         with reporting(self._channels, endpoint):
             await ais_replica_pb2_grpc.ReplicaStub(self._channels.to(endpoint)).Bury(request, timeout=STEP_TIMEOUT_S)
 
@@ -175,17 +174,20 @@ class Transfers:
             except StoreError as error:
                 self._failed(name, error)
                 continue
-            objects.append(pb.SmallObject(
-                bucket=bucket, name=name, data=data, metadata=record.metadata, checksum=record.checksum
-            ))  # fmt: skip
+            objects.append(
+                pb.SmallObject(bucket=bucket, name=name, data=data, metadata=record.metadata, checksum=record.checksum)
+            )
             records.append(record)
         return objects, records
 
     async def _commit(self, copy: RemoteCopy, staged: wire.Staged, records: Sequence[Record]) -> int:
         """Commit what has been staged under the versions that it has here; how many the node has now."""
-        commit = wire.WriteCommit(object=[
-            wire.CommitObject(version=to_wire(record.version), modified_ns=record.modified_ns) for record in records
-        ], is_copy=True)  # fmt: skip
+        commit = wire.WriteCommit(
+            object=[
+                wire.CommitObject(version=to_wire(record.version), modified_ns=record.modified_ns) for record in records
+            ],
+            is_copy=True,
+        )
         for one in staged.object:
             if one.HasField("error"):
                 self._failed("an object", refused("the other node", one.error))
@@ -208,12 +210,13 @@ class Transfers:
         record = reader.record
         try:
             header = pb.PutHeader(
-                bucket=bucket.name, name=name, metadata=record.metadata, size_bytes=record.size_bytes,
+                bucket=bucket.name,
+                name=name,
+                metadata=record.metadata,
+                size_bytes=record.size_bytes,
                 checksum=record.checksum,
-            )  # fmt: skip
-            begun = await copy.begin(
-                wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=bucket.uuid))
             )
+            begun = await copy.begin(wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=bucket.uuid)))
             if begun.HasField("staged"):
                 raise refused(endpoint, begun.staged.object[0].error)
             while chunk := await read(next, reader, b""):

@@ -146,9 +146,7 @@ class Summing:
             feed.lost = page
         return None
 
-    async def _ask(
-        self, feed: _Feed, request: pb.ListNamesRequest, *, again: bool = False
-    ) -> pb.ListNamesResponse:
+    async def _ask(self, feed: _Feed, request: pb.ListNamesRequest, *, again: bool = False) -> pb.ListNamesResponse:
         """`again`: the node did not answer, and is given a moment to be reached. Raises CopyLost."""
         if feed.node == self._target.position:
             try:

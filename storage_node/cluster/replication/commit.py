@@ -255,9 +255,14 @@ def _refusal(entry: Staged, answer: wire.WriteResponse | CopyLost, place: int) -
 def landed_info(target: Target, name: str, record: Record) -> pb.ObjectInfo:
     """Of what another try of a write has stored."""
     return pb.ObjectInfo(
-        bucket=target.bucket.name, name=name, size_bytes=record.size_bytes, version=str(record.version),
-        checksum=record.checksum, modified_ns=record.modified_ns, metadata=record.metadata,
-    )  # fmt: skip
+        bucket=target.bucket.name,
+        name=name,
+        size_bytes=record.size_bytes,
+        version=str(record.version),
+        checksum=record.checksum,
+        modified_ns=record.modified_ns,
+        metadata=record.metadata,
+    )
 
 
 def _result(entry: Staged, version: Version, modified_ns: int, committed: int, told: bool) -> Result:
@@ -265,6 +270,11 @@ def _result(entry: Staged, version: Version, modified_ns: int, committed: int, t
     if committed < entry.target.min_copies or not told:
         return entry.unfinished(committed)
     return pb.ObjectInfo(
-        bucket=entry.target.bucket.name, name=entry.name, size_bytes=entry.size_bytes, version=str(version),
-        checksum=entry.checksum, modified_ns=modified_ns, metadata=entry.metadata,
-    )  # fmt: skip
+        bucket=entry.target.bucket.name,
+        name=entry.name,
+        size_bytes=entry.size_bytes,
+        version=str(version),
+        checksum=entry.checksum,
+        modified_ns=modified_ns,
+        metadata=entry.metadata,
+    )

@@ -56,9 +56,7 @@ class Decided:
     landed: Record | None = None
 
 
-async def decide(
-    nodes: Nodes, target: Target, wanted: Sequence[tuple[str, Condition]]
-) -> list[Decided | StoreError]:
+async def decide(nodes: Nodes, target: Target, wanted: Sequence[tuple[str, Condition]]) -> list[Decided | StoreError]:
     """Whether these conditions hold of these names; in order. The caller holds the names, and the map in use."""
     faults = [misplaced(nodes, target, name) for name, _ in wanted]
     names = [name for (name, _), fault in zip(wanted, faults, strict=True) if fault is None]
@@ -180,9 +178,12 @@ async def _teach(nodes: Nodes, target: Target, node: int) -> None:
 
 
 def _joined(
-    label: str, here: tuple[Record | None, bool] | StoreError, states: Iterable[wire.ObjectState],
-    silent: Sequence[str], clock: int,
-) -> There | StoreError:  # fmt: skip
+    label: str,
+    here: tuple[Record | None, bool] | StoreError,
+    states: Iterable[wire.ObjectState],
+    silent: Sequence[str],
+    clock: int,
+) -> There | StoreError:
     if isinstance(here, StoreError):
         return here
     if silent:
@@ -196,7 +197,14 @@ def _joined(
             version = from_wire(state.version)
             if newest is None or newest.version < version:
                 newest = Record(
-                    version.epoch, version.counter, version.node, state.size_bytes, state.checksum, 0, 0,
-                    b"" if state.is_tombstone else b"elsewhere", b"",
-                )  # fmt: skip
+                    version.epoch,
+                    version.counter,
+                    version.node,
+                    state.size_bytes,
+                    state.checksum,
+                    0,
+                    0,
+                    b"" if state.is_tombstone else b"elsewhere",
+                    b"",
+                )
     return There(newest, here[0], clock)

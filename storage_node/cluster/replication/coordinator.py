@@ -101,9 +101,12 @@ class Replication:
     # -- one object
 
     async def put(
-        self, target: Target, header: pb.PutHeader, messages: AsyncIterator[pb.PutRequest],
+        self,
+        target: Target,
+        header: pb.PutHeader,
+        messages: AsyncIterator[pb.PutRequest],
         held: HeldWrite | None = None,
-    ) -> pb.ObjectInfo:  # fmt: skip
+    ) -> pb.ObjectInfo:
         """Store an object whose header has come already. Raises StoreError.
 
         `held`: takes this node's own copy in, if it is an owner.
@@ -147,9 +150,7 @@ class Replication:
             raise decided
         return landed_info(target, header.name, decided.landed) if decided.landed is not None else None
 
-    async def _open(
-        self, staged: Staged, header: pb.PutHeader, copies: list[Copy], held: HeldWrite | None
-    ) -> None:
+    async def _open(self, staged: Staged, header: pb.PutHeader, copies: list[Copy], held: HeldWrite | None) -> None:
         """Find nodes that take the object on, the next ones in place of those that do not; all land in `copies`."""
         target = staged.target
         request = wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=target.bucket.uuid))
@@ -320,9 +321,14 @@ class Replication:
         return await self._deletions.delete(target, names)
 
     async def _bury(
-        self, asked: Candidates, nodes: Sequence[int], rest: Sequence[int], seen: list[Version], clock: int,
+        self,
+        asked: Candidates,
+        nodes: Sequence[int],
+        rest: Sequence[int],
+        seen: list[Version],
+        clock: int,
         not_above: Version | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Leave tombstones on these nodes; the `rest`, which owned the object once, have nothing that needs one.
 
         `not_above`: see `Staged.not_above`.

@@ -96,9 +96,10 @@ class Deletions:
         absent = {entry.name for entry in going if not entry.existed and target.nobody_has(entry.name, entry.found)}
         # A node that could not be asked may have the object: it finds the tombstone when it comes back.
         bury = [
-            entry for entry in going
+            entry
+            for entry in going
             if entry.name not in absent or not all(node in entry.found for node in entry.owners)
-        ]  # fmt: skip
+        ]
         if bury:
             results.update(await self._bury(target, bury))
         for entry in going:
@@ -182,9 +183,7 @@ class Deletions:
             *(tell_missed(self._nodes, target, node, names) for node, names in missed.items()),
             *(bury(node, rows) for node, rows in graves.items()),
         )
-        lost = [
-            Candidates(target, entry.name, entry.ranking, taking=[*entry.having, *entry.rest]) for entry in entries
-        ]
+        lost = [Candidates(target, entry.name, entry.ranking, taking=[*entry.having, *entry.rest]) for entry in entries]
         there = [[*entry.buried, *entry.rest] if entry.buried else [] for entry in entries]
         return not any(there) or await tell_of_commits(self._nodes, lost, versions, there, by_map=by_map)
 

@@ -70,9 +70,13 @@ async def tell_absent(
 
 
 async def tell_of_commits(
-    nodes: Nodes, entries: Sequence[Candidates], versions: Sequence[Version], committed: Sequence[Collection[int]],
-    *, by_map: int,
-) -> bool:  # fmt: skip
+    nodes: Nodes,
+    entries: Sequence[Candidates],
+    versions: Sequence[Version],
+    committed: Sequence[Collection[int]],
+    *,
+    by_map: int,
+) -> bool:
     """After commits: tell those that were to take part and were lost, and those that a newer map than `by_map` adds.
 
     What nobody is known to have committed is not acknowledged, and need not be told. Returns whether all have been

@@ -81,13 +81,16 @@ class Telling:
     """`close` when the node stops."""
 
     def __init__(
-        self, channels: Channels, is_member: Callable[[str], bool], heard_of_map: Callable[[str, int], None],
+        self,
+        channels: Channels,
+        is_member: Callable[[str], bool],
+        heard_of_map: Callable[[str, int], None],
         teach: Callable[[str, Bucket], Awaitable[bool]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Args:
-            is_member: whether the map has a node at an endpoint.
-            heard_of_map: called with the endpoint and the version of the map of each node that answers.
-            teach: gives a node the map; False when there is no use in it, since that does not have the bucket either.
+        is_member: whether the map has a node at an endpoint.
+        heard_of_map: called with the endpoint and the version of the map of each node that answers.
+        teach: gives a node the map; False when there is no use in it, since that does not have the bucket either.
         """
         self._channels = channels
         self._heard_of_map = heard_of_map
@@ -121,8 +124,9 @@ class Telling:
                 part = dict(list(known.items())[:_NAMES_AT_ONCE])
                 request = wire.MissedRequest(
                     bucket=wire.BucketRef(name=bucket[0], uuid=bucket[1]),
-                    name=list(part), version=map(to_wire, part.values()),
-                )  # fmt: skip
+                    name=list(part),
+                    version=map(to_wire, part.values()),
+                )
                 try:
                     # Once it is known that nothing listens there, a call waits for somebody who does.
                     answer: wire.MissedResponse = await stub.Missed(

@@ -94,9 +94,10 @@ class HeldWrite:
             try:
                 check_content(upload, end.size_bytes, end.checksum)
                 check_content(
-                    upload, header.size_bytes if header.HasField("size_bytes") else None,
+                    upload,
+                    header.size_bytes if header.HasField("size_bytes") else None,
                     header.checksum if header.HasField("checksum") else None,
-                )  # fmt: skip
+                )
             except StoreError as error:
                 upload.abort()
                 self._uploads[0] = error
@@ -106,9 +107,15 @@ class HeldWrite:
         try:
             require_bucket(self._store, small.bucket, group.bucket_uuid[small.bucket])
             return stage_object(
-                self._store, small.bucket, small.name, [small.data], dict(small.metadata), checksum=checksum,
-                condition=Condition(write_id=small.condition.write_id), grouped=True,
-            )  # fmt: skip
+                self._store,
+                small.bucket,
+                small.name,
+                [small.data],
+                dict(small.metadata),
+                checksum=checksum,
+                condition=Condition(write_id=small.condition.write_id),
+                grouped=True,
+            )
         except StoreError as error:
             return error
 
@@ -124,9 +131,10 @@ class HeldWrite:
                     self._uploads[at] = upload = error
                 else:
                     staged.object.add(
-                        size_bytes=upload.size_bytes, checksum=upload.checksum,
+                        size_bytes=upload.size_bytes,
+                        checksum=upload.checksum,
                         newest=to_wire(newest.version) if newest is not None else None,
-                    )  # fmt: skip
+                    )
             if isinstance(upload, StoreError):
                 staged.object.add(error=error_to_wire(upload))
         return wire.WriteResponse(staged=staged)
@@ -201,11 +209,14 @@ def versions(store: Store, request: wire.VersionsRequest) -> wire.VersionsRespon
     found = list(store.versions(request.bucket.name, request.start_after, limit + 1))
     states = [
         wire.ObjectState(
-            name=state.name, version=to_wire(state.version), is_tombstone=state.is_tombstone,
-            size_bytes=state.size_bytes, checksum=state.checksum,
+            name=state.name,
+            version=to_wire(state.version),
+            is_tombstone=state.is_tombstone,
+            size_bytes=state.size_bytes,
+            checksum=state.checksum,
         )
         for state in found[:limit]
-    ]  # fmt: skip
+    ]
     return wire.VersionsResponse(object=states, more=len(found) > limit)
 
 
@@ -231,6 +242,9 @@ def _state(name: str, record: Record | None) -> wire.ObjectState:
     if record is None:
         return wire.ObjectState(name=name)
     return wire.ObjectState(
-        name=name, version=to_wire(record.version), is_tombstone=record.is_tombstone,
-        size_bytes=record.size_bytes, checksum=record.checksum,
-    )  # fmt: skip
+        name=name,
+        version=to_wire(record.version),
+        is_tombstone=record.is_tombstone,
+        size_bytes=record.size_bytes,
+        checksum=record.checksum,
+    )

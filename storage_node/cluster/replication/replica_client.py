@@ -113,9 +113,13 @@ class Nodes:
         return found
 
     async def bury(
-        self, target: Target, node: int, name: str, version: wire.ObjectVersion,
+        self,
+        target: Target,
+        node: int,
+        name: str,
+        version: wire.ObjectVersion,
         not_above: wire.ObjectVersion | None = None,
-    ) -> wire.BuryResponse:  # fmt: skip
+    ) -> wire.BuryResponse:
         """Have the node keep a tombstone, if it has nothing newer than `not_above`. Raises CopyLost."""
         request = wire.BuryRequest(bucket=_ref(target), name=name, version=version, not_above=not_above)
         if node == target.position:

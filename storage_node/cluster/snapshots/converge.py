@@ -36,9 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Settling:
-    def __init__(
-        self, service: BatchService, membership: Membership, transfers: Transfers, channels: Channels
-    ) -> None:
+    def __init__(self, service: BatchService, membership: Membership, transfers: Transfers, channels: Channels) -> None:
         self._service = service
         self._store = service.store
         self._membership = membership
@@ -65,9 +63,13 @@ class Settling:
         counted = count_first(states, owners, here)
         problem = await self.mend(view, bucket, cut, unsettled)
         return pb.SettleResponse(
-            last=names[-1] if names else "", more=more, differing=unsettled.names, objects=counted.objects,
-            size_bytes=counted.size_bytes, problem=problem,
-        )  # fmt: skip
+            last=names[-1] if names else "",
+            more=more,
+            differing=unsettled.names,
+            objects=counted.objects,
+            size_bytes=counted.size_bytes,
+            problem=problem,
+        )
 
     def _sync(self) -> None:
         for drive in self._store.drives:
@@ -75,9 +77,13 @@ class Settling:
                 drive.sync()
 
     async def ask_owners(
-        self, view: ClusterView, bucket: cluster_pb.MapBucket, cut: int, names: Sequence[str],
+        self,
+        view: ClusterView,
+        bucket: cluster_pb.MapBucket,
+        cut: int,
+        names: Sequence[str],
         owners: Sequence[Sequence[int]],
-    ) -> tuple[dict[int, Answer], set[int]]:  # fmt: skip
+    ) -> tuple[dict[int, Answer], set[int]]:
         """What the cut sees on the other owners of these names, without those that do not answer; and who of them
         answered by this map."""
         here = view.position[self._membership.node_uuid]
@@ -93,9 +99,13 @@ class Settling:
         return answers, {node for node, (_, version) in zip(asked, found, strict=True) if version == view.version}
 
     async def compare(
-        self, names: Sequence[str], states: Sequence[State], owners: Sequence[Sequence[int]], here: int,
+        self,
+        names: Sequence[str],
+        states: Sequence[State],
+        owners: Sequence[Sequence[int]],
+        here: int,
         answers: Mapping[int, Answer],
-    ) -> Unsettled:  # fmt: skip
+    ) -> Unsettled:
         """See `compare_seen`."""
         return await self._service.read(compare_seen, names, states, owners, here, answers)
 
@@ -139,9 +149,7 @@ class Settling:
         await asyncio.gather(*(push(node, names) for node, names in unsettled.push.items()))
         return problems[-1] if problems else ""
 
-    async def _keep(
-        self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, name: str, version: Seen
-    ) -> None:
+    async def _keep(self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, name: str, version: Seen) -> None:
         """Have the node retain one version. Raises CopyLost, StoreError."""
         async with self._slots:
             try:
@@ -164,10 +172,16 @@ class Settling:
         record = version.record
         cuts = self._store.record.cuts.get(bucket.uuid, [])
         header = pb.KeepHeader(
-            bucket=bucket_ref(bucket), name=name, version=to_wire(record.version), is_tombstone=record.is_tombstone,
-            size_bytes=record.size_bytes, checksum=record.checksum, modified_ns=record.modified_ns,
-            metadata=record.metadata, ended=end_of(version.ended, record.counter, cuts),
-        )  # fmt: skip
+            bucket=bucket_ref(bucket),
+            name=name,
+            version=to_wire(record.version),
+            is_tombstone=record.is_tombstone,
+            size_bytes=record.size_bytes,
+            checksum=record.checksum,
+            modified_ns=record.modified_ns,
+            metadata=record.metadata,
+            ended=end_of(version.ended, record.counter, cuts),
+        )
         if record.is_tombstone:
             yield pb.KeepRequest(header=header)
             return

@@ -155,9 +155,11 @@ class ClusterSnapshots:
             held += await self._ask_all(endpoints[1:], "Hold", hold, DRAIN_S + REACH_TIMEOUT_S)
             failpoint("snapshot.held")
             making = cluster_pb.MapSnapshot(
-                name=name, cut=max(answer.clock for answer in held), created_ns=time.time_ns(),
+                name=name,
+                cut=max(answer.clock for answer in held),
+                created_ns=time.time_ns(),
                 maker=self._membership.node_uuid,
-            )  # fmt: skip
+            )
             self.making.add((bucket.uuid, name, making.created_ns))
             change = edits.begin_snapshot(bucket.uuid, making, view.version)
             try:

@@ -21,9 +21,7 @@ from storage_node.services.snapshots import SnapshotsService
 class SnapshotsOfNode:
     """`care` is to be run; `close` when the node stops."""
 
-    def __init__(
-        self, service: BatchService, membership: Membership, writes: Replication, repair: Repair
-    ) -> None:
+    def __init__(self, service: BatchService, membership: Membership, writes: Replication, repair: Repair) -> None:
         self._service = service
         self._gate = writes.gate
         self._channels = Channels()
@@ -41,9 +39,7 @@ class SnapshotsOfNode:
         return view is None or bucket is None or position in view.holders(bucket, [name])[0]
 
     def serve(self, server: Any) -> None:
-        ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(
-            SnapshotsService(self._service, self._snapshots), server
-        )
+        ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(self._service, self._snapshots), server)
         copies = SnapshotCopiesService(self._service, self._gate, self._settling, self._snapshots)
         ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, server)
 

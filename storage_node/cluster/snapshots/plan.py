@@ -36,13 +36,16 @@ class Counted:
 
 
 def compare_seen(
-    names: Sequence[str], states: Sequence[State], owners: Sequence[Sequence[int]], here: int,
+    names: Sequence[str],
+    states: Sequence[State],
+    owners: Sequence[Sequence[int]],
+    here: int,
     answers: Mapping[int, Answer],
-) -> Unsettled:  # fmt: skip
+) -> Unsettled:
     """Args:
-        states: what the cut sees here of these names.
-        owners: of each name, positions in the map, best first.
-        answers: what it sees on the other owners that answered.
+    states: what the cut sees here of these names.
+    owners: of each name, positions in the map, best first.
+    answers: what it sees on the other owners that answered.
     """
     found = Unsettled()
     for name, mine, positions in zip(names, states, owners, strict=True):

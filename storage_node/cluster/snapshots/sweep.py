@@ -77,9 +77,10 @@ class SnapshotCare:
         log.warning("snapshot %r of bucket %r was not finished by the node that made it", one.name, bucket.name)
         try:
             await change_map_async(
-                [node.endpoint for node in view.nodes], abandon_snapshot(bucket.uuid, one),
+                [node.endpoint for node in view.nodes],
+                abandon_snapshot(bucket.uuid, one),
                 timeout_s=CHANGE_TIMEOUT_S,
-            )  # fmt: skip
+            )
         except (ChangeFailed, ValueError) as error:
             log.info("it cannot be taken out of the map for now: %s", error)
         self._silent_since_s.pop((bucket.uuid, one.name, one.created_ns), None)

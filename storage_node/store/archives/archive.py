@@ -193,9 +193,7 @@ class Archive:
     def _inflated(self, member: Member, start: int, stop: int) -> Iterator[bytes]:
         """A deflated member has one restart point, its beginning."""
         at = 0
-        for piece in unpack(
-            self.source, member.offset_bytes, member.packed_bytes, member.size_bytes, member.method
-        ):
+        for piece in unpack(self.source, member.offset_bytes, member.packed_bytes, member.size_bytes, member.method):
             if at + len(piece) > start:
                 yield piece[max(0, start - at) : stop - at]
             at += len(piece)

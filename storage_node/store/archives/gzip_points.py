@@ -52,11 +52,19 @@ _GZIP_MEMBER = zlib.MAX_WBITS | 16
 # Deflate blocks that hold nothing, as (bits, how many): by fixed codes, and by codes that make the number odd.
 _FIXED = (0b010, 10)
 _ODD_PARTS = (
-    (0b100, 3), (0, 5), (0, 5), (14, 4),  # dynamic; 257 literals, 1 distance, 18 lengths of the codes of lengths:
+    (0b100, 3),
+    (0, 5),
+    (0, 5),
+    (14, 4),  # dynamic; 257 literals, 1 distance, 18 lengths of the codes of lengths:
     *((length, 3) for length in (0, 0, 2, 1, *[0] * 13, 2)),  # of 18, of 0, and of 1
-    (0b11, 2), (127, 7), (0b11, 2), (107, 7),  # no code for 138 literals, nor for 118 more
-    (0b01, 2), (0, 1), (0, 1),  # one bit for the end of the block, none for the distance; the end
-)  # fmt: skip
+    (0b11, 2),
+    (127, 7),
+    (0b11, 2),
+    (107, 7),  # no code for 138 literals, nor for 118 more
+    (0b01, 2),
+    (0, 1),
+    (0, 1),  # one bit for the end of the block, none for the distance; the end
+)
 
 
 class _Point(NamedTuple):

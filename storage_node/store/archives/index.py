@@ -71,18 +71,24 @@ class MemberIndex:
         """An index in memory, bound to no shard yet. `plan`: how to reach the content of a compressed tar."""
         data = encode_body(columns, kind, plan)
         head = Head(
-            kind, _UNBOUND, crc32c(data), len(columns.hashes), len(columns.names), content_bytes, columns.seed,
-            columns.hidden, len(plan), len(data),
-        )  # fmt: skip
+            kind,
+            _UNBOUND,
+            crc32c(data),
+            len(columns.hashes),
+            len(columns.names),
+            content_bytes,
+            columns.seed,
+            columns.hidden,
+            len(plan),
+            len(data),
+        )
         return cls(head, memoryview(data))
 
     def with_plan(self, kind: ArchiveKind, plan: bytes) -> MemberIndex:
         """The same members, reached in another way: those of a tar, once it is known how it is compressed."""
         kept = len(self._data) - len(self._body.plan) - -len(self._body.plan) % 8
         data = bytes(self._data[:kept]) + plan + bytes(-len(plan) % 8)
-        head = self._head._replace(
-            kind=kind, body_checksum=crc32c(data), plan_bytes=len(plan), body_bytes=len(data)
-        )
+        head = self._head._replace(kind=kind, body_checksum=crc32c(data), plan_bytes=len(plan), body_bytes=len(data))
         return MemberIndex(head, memoryview(data))
 
     def save(self, path: Path, shard: ShardState, *, sync: bool = False) -> None:
@@ -252,9 +258,13 @@ class MemberIndex:
     def _member(self, row: int) -> Member:
         body = self._body
         return Member(
-            self._text(self._name(row)), body.offsets.item(row), body.sizes.item(row), body.checksums.item(row),
-            body.packed.item(row), body.methods.item(row),
-        )  # fmt: skip
+            self._text(self._name(row)),
+            body.offsets.item(row),
+            body.sizes.item(row),
+            body.checksums.item(row),
+            body.packed.item(row),
+            body.methods.item(row),
+        )
 
 
 def _read(fd: int, size_bytes: int) -> bytes:

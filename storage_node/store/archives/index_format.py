@@ -70,10 +70,24 @@ class Body(NamedTuple):
 def encode_head(head: Head) -> bytes:
     version = head.shard.version
     packed = _HEADER.pack(
-        MAGIC, FORMAT_VERSION, head.kind, version.epoch, version.node, version.counter, head.shard.size_bytes,
-        head.shard.checksum, head.body_checksum, head.members, head.names_bytes, head.content_bytes, head.seed,
-        head.hidden, head.plan_bytes, head.body_bytes, 0,
-    )  # fmt: skip
+        MAGIC,
+        FORMAT_VERSION,
+        head.kind,
+        version.epoch,
+        version.node,
+        version.counter,
+        head.shard.size_bytes,
+        head.shard.checksum,
+        head.body_checksum,
+        head.members,
+        head.names_bytes,
+        head.content_bytes,
+        head.seed,
+        head.hidden,
+        head.plan_bytes,
+        head.body_bytes,
+        0,
+    )
     return packed[:-4] + crc32c(packed[:-4]).to_bytes(4, "little")
 
 
@@ -95,9 +109,13 @@ def encode_body(columns: Columns, kind: ArchiveKind, plan: bytes) -> bytes:
     parts: list[bytes] = []
     little = {"u8": "<u8", "u4": "<u4", "u1": "<u1"}
     fields: list[tuple[npt.NDArray[Any], str]] = [
-        (columns.hashes, "u8"), (columns.offsets, "u8"), (columns.sizes, "u8"), (columns.name_at, "u8"),
-        (columns.checksums, "u4"), (columns.listing, "u4"),
-    ]  # fmt: skip
+        (columns.hashes, "u8"),
+        (columns.offsets, "u8"),
+        (columns.sizes, "u8"),
+        (columns.name_at, "u8"),
+        (columns.checksums, "u4"),
+        (columns.listing, "u4"),
+    ]
     if kind is ArchiveKind.ZIP:
         fields += [(columns.packed, "u8"), (columns.methods, "u1")]
     for values, dtype in fields:

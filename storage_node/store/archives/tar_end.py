@@ -37,9 +37,7 @@ class TarEnd(NamedTuple):
     """Those of the names asked for that are there, in the order of the tar; directories without their slash."""
 
 
-def find_end(
-    source: ByteSource, name: str, wanted: Collection[bytes] = (), limits: Limits = DEFAULT_LIMITS
-) -> TarEnd:
+def find_end(source: ByteSource, name: str, wanted: Collection[bytes] = (), limits: Limits = DEFAULT_LIMITS) -> TarEnd:
     """The end of the tar `name`; that of no bytes is their beginning.
 
     Raises ArchiveUnsupported for a compressed tar, a zip, and what does not let members be added; NotAnArchive,

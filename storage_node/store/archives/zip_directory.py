@@ -104,8 +104,25 @@ def read_entries(source: ByteSource, directory: Directory) -> Iterator[ZipEntry]
             break
         if here + _ENTRY.size > len(window):
             raise ArchiveDamaged(f"byte {at}: the zip directory ends after {found} of {directory.entries} entries")
-        (signature, made_by, _, flags, method, _, _, crc32, packed, size, name_bytes, extra_bytes, comment_bytes, disk,
-         _, attributes, header_at) = _ENTRY.unpack_from(window, here)  # fmt: skip
+        (
+            signature,
+            made_by,
+            _,
+            flags,
+            method,
+            _,
+            _,
+            crc32,
+            packed,
+            size,
+            name_bytes,
+            extra_bytes,
+            comment_bytes,
+            disk,
+            _,
+            attributes,
+            header_at,
+        ) = _ENTRY.unpack_from(window, here)
         name_at = here + _ENTRY.size
         extra_at = name_at + name_bytes
         here = extra_at + extra_bytes + comment_bytes

@@ -95,9 +95,15 @@ class Drive:
             try:
                 self._recover()
                 self._changes = Changes(
-                    root, self.files, self.catalog, self._cache, self._garbage,
-                    epoch=epoch, sync=self._sync, require_writable=self._use.require_writable,
-                )  # fmt: skip
+                    root,
+                    self.files,
+                    self.catalog,
+                    self._cache,
+                    self._garbage,
+                    epoch=epoch,
+                    sync=self._sync,
+                    require_writable=self._use.require_writable,
+                )
             except BaseException:
                 # Not close(): a drive that could not be recovered keeps the mark that says so.
                 self.catalog.close()
@@ -167,10 +173,11 @@ class Drive:
             self.catch_up()  # what is cached may be older than the snapshot
         current = self.lookup(bucket_uuid, names)
         return [
-            record if record is not None and record.counter <= cut
+            record
+            if record is not None and record.counter <= cut
             else find_retained(self.catalog, bucket_uuid, name, cut)
             for name, record in zip(names, current, strict=True)
-        ]  # fmt: skip
+        ]
 
     def cached(self, bucket_uuid: bytes, name: str) -> Record | None:
         """What is known of one name without asking the catalog; None means that it has to be asked."""
@@ -269,8 +276,13 @@ class Drive:
         return self._changes.delete(bucket_uuid, names, tombstones=tombstones, condition=condition)
 
     def entomb(
-        self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int = 0,
-        elsewhere: Record | None = None, condition: Condition | None = None,
+        self,
+        bucket_uuid: bytes,
+        name: str,
+        version: Version | None,
+        modified_ns: int = 0,
+        elsewhere: Record | None = None,
+        condition: Condition | None = None,
     ) -> tuple[Record | None, Record | None]:
         """See `Changes.entomb`. Raises as `delete` does."""
         self._require_writable()

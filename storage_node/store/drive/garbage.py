@@ -43,9 +43,7 @@ class _Dead(NamedTuple):
 class Garbage:
     """The dead files of one drive that is open for writing."""
 
-    def __init__(
-        self, files: RawFiles, catalog: Catalog, grace_s: float, removed: Callable[[bytes], None]
-    ) -> None:
+    def __init__(self, files: RawFiles, catalog: Catalog, grace_s: float, removed: Callable[[bytes], None]) -> None:
         """`removed` is told of every file that has gone: what was kept about it goes too."""
         self._files = files
         self._removed = removed

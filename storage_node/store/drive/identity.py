@@ -20,8 +20,12 @@ CLUSTER_FILE_NAME = "cluster.json"
 _STORED = {"catalog", "objects", "staging", "members", records.FILE_NAME, CLUSTER_FILE_NAME}
 _ASIDE = "catalog."
 _UNFINISHED = {
-    FILE_NAME + ".new", records.FILE_NAME + ".new", CLUSTER_FILE_NAME + ".new", LEFT_FILE_NAME + ".new", "lost+found",
-}  # fmt: skip
+    FILE_NAME + ".new",
+    records.FILE_NAME + ".new",
+    CLUSTER_FILE_NAME + ".new",
+    LEFT_FILE_NAME + ".new",
+    "lost+found",
+}
 
 
 @dataclass(frozen=True, slots=True)

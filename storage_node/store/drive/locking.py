@@ -19,7 +19,7 @@ _FLOCK = struct.Struct("hhqqi")  # struct flock: type, whence, start, length, pi
 
 
 def lock_holder(lock: Path) -> str | None:
-    """"process N" when another process holds the lock, "another process" if it cannot be told which; None if free."""
+    """ "process N" when another process holds the lock, "another process" if it cannot be told which; None if free."""
     try:
         with lock.open("rb") as file:
             query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -20,9 +20,15 @@ class CommitFiles:
     """`prepare`, then `publish`, then `discard` in any case. Belongs to one thread."""
 
     def __init__(
-        self, files: RawFiles, counters: Counters, objects: Sequence[PendingObject],
-        stage: Callable[[], StagedFile] | None, *, epoch: int, sync: bool,
-    ) -> None:  # fmt: skip
+        self,
+        files: RawFiles,
+        counters: Counters,
+        objects: Sequence[PendingObject],
+        stage: Callable[[], StagedFile] | None,
+        *,
+        epoch: int,
+        sync: bool,
+    ) -> None:
         """`stage`: see `Drive.stage`; without it each object has a file of its own. Raises OSError, StoreError."""
         self._files = files
         self._counters = counters
@@ -64,19 +70,32 @@ class CommitFiles:
         modified_ns = pending.modified_ns or self._now_ns
         identity = fmt.encode_identity(
             fmt.Identity(
-                pending.bucket_uuid, pending.name, version, generation, content.size_bytes, content.checksum,
-                modified_ns, pending.metadata,
+                pending.bucket_uuid,
+                pending.name,
+                version,
+                generation,
+                content.size_bytes,
+                content.checksum,
+                modified_ns,
+                pending.metadata,
             )
-        )  # fmt: skip
+        )
         if self._draft is not None and pending.file in self._draft:
             path, offset = self._draft.describe(pending.file, identity, generation)
         else:
             self._files.set_identity(pending.file.fd, identity)
             path, offset = fmt.file_path(pending.bucket_uuid, pending.name, generation), 0
         return Record(
-            version.epoch, version.counter, version.node, content.size_bytes, content.checksum, modified_ns, offset,
-            path, fmt.encode_metadata(pending.metadata, pending.write_id),
-        )  # fmt: skip
+            version.epoch,
+            version.counter,
+            version.node,
+            content.size_bytes,
+            content.checksum,
+            modified_ns,
+            offset,
+            path,
+            fmt.encode_metadata(pending.metadata, pending.write_id),
+        )
 
     def identify_anew(self, pending: PendingObject, version: Version) -> Record:
         """After `prepare`: somebody else was faster. Raises as `identify` does."""

@@ -91,9 +91,7 @@ class Retention:
             if is_kept:
                 kept = Retained(fmt.retained_key(fmt.bucket_of_key(key), fmt.name_of_key(key), ended), record)
                 batch.put(kept.key, fmt.encode_record(record))
-                batch.put(
-                    fmt.generation_key(fmt.MARK_PREFIX, generation), ended.to_bytes(8, "big") + record.path
-                )
+                batch.put(fmt.generation_key(fmt.MARK_PREFIX, generation), ended.to_bytes(8, "big") + record.path)
                 outcome.kept.append(kept)
             else:
                 batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, generation), record.path)

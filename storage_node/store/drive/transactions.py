@@ -74,9 +74,11 @@ class Changes:
     # -- putting
 
     def commit(
-        self, objects: Sequence[PendingObject], stage: Callable[[], StagedFile],
+        self,
+        objects: Sequence[PendingObject],
+        stage: Callable[[], StagedFile],
         elsewhere: Mapping[bytes, Record] | None = None,
-    ) -> list[Record | VersionConflict]:  # fmt: skip
+    ) -> list[Record | VersionConflict]:
         """`elsewhere`: newest entries of these names on other drives, which count as if they were here.
 
         `stage`: see `Drive.stage`.
@@ -212,8 +214,13 @@ class Changes:
         return [key in gone and not gone[key].is_tombstone for key in keys]
 
     def entomb(
-        self, bucket_uuid: bytes, name: str, version: Version | None, modified_ns: int,
-        elsewhere: Record | None = None, condition: Condition | None = None,
+        self,
+        bucket_uuid: bytes,
+        name: str,
+        version: Version | None,
+        modified_ns: int,
+        elsewhere: Record | None = None,
+        condition: Condition | None = None,
     ) -> tuple[Record | None, Record | None]:
         """Put a tombstone in an object's place; the entry before, and the one that counts now.
 

@@ -10,10 +10,20 @@ import threading
 
 _BROKEN = frozenset(
     (
-        errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN,
-        errno.ESHUTDOWN, errno.EUCLEAN, errno.ENOMEDIUM, errno.EMEDIUMTYPE, errno.ETIMEDOUT,
+        errno.EIO,
+        errno.EROFS,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.EREMOTEIO,
+        errno.ESTALE,
+        errno.ENOTCONN,
+        errno.ESHUTDOWN,
+        errno.EUCLEAN,
+        errno.ENOMEDIUM,
+        errno.EMEDIUMTYPE,
+        errno.ETIMEDOUT,
     )
-)  # fmt: skip
+)
 
 
 class Faults:

@@ -42,10 +42,17 @@ _CHECK_TIMES, _CHECK_XOR = 0x9E3779B97F4A7C15, 0xA1552653A1552653
 _CHECK_TIMES_U64, _CHECK_XOR_U64, _UNKNOWN_U64 = np.uint64(_CHECK_TIMES), np.uint64(_CHECK_XOR), np.uint64(UNKNOWN)
 ROW = np.dtype(
     [
-        ("state", "<u8"), ("check", "<u8"), ("offset", "<u8"), ("size", "<u4"), ("identity_at", "<u4"),
-        ("identity_bytes", "<u4"), ("identity_checksum", "<u4"), ("slot", "<u4"), ("checksum", "<u4"),
+        ("state", "<u8"),
+        ("check", "<u8"),
+        ("offset", "<u8"),
+        ("size", "<u4"),
+        ("identity_at", "<u4"),
+        ("identity_bytes", "<u4"),
+        ("identity_checksum", "<u4"),
+        ("slot", "<u4"),
+        ("checksum", "<u4"),
     ]
-)  # fmt: skip
+)
 ROW_BYTES = ROW.itemsize
 STATE_BYTES = _STATE.size
 
@@ -228,9 +235,12 @@ def with_states(rows: bytes, which: Sequence[int], state: int) -> bytes:
 
 
 def holes_around(
-    freed: npt.NDArray[np.bool_], slots: Iterable[int], place: Callable[[int], tuple[int, int] | None],
-    first_byte: int, end: int,
-) -> list[tuple[int, int]]:  # fmt: skip
+    freed: npt.NDArray[np.bool_],
+    slots: Iterable[int],
+    place: Callable[[int], tuple[int, int] | None],
+    first_byte: int,
+    end: int,
+) -> list[tuple[int, int]]:
     """The whole pages around these freed slots that hold nothing but freed objects: first byte and end of each run.
 
     `freed`: of all slots, shape (slots,). `place`: offset and size of an object, None where nobody can tell: then

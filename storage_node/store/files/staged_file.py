@@ -35,9 +35,15 @@ class StagedFile:
     """Checksums are computed as the bytes pass. Belongs to one thread."""
 
     def __init__(
-        self, staging_fd: int, name: str, make_room: Callable[[], bool], faults: Faults, *, linked: bool = False,
+        self,
+        staging_fd: int,
+        name: str,
+        make_room: Callable[[], bool],
+        faults: Faults,
+        *,
+        linked: bool = False,
         held: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`linked`: the file is there already, whole, by a hard link; its bytes are only to be `note`d.
 
         `held`: no file is made before one is needed; see `held`.

@@ -70,6 +70,12 @@ def _own_file(drive: Drive, key: bytes, record: Record) -> Record | None:
 
 def _identity_of(key: bytes, record: Record) -> Identity:
     return Identity(
-        fmt.bucket_of_key(key), fmt.name_of_key(fmt.object_key_of(key)), record.version, record.generation,
-        record.size_bytes, record.checksum, record.modified_ns, record.metadata,
-    )  # fmt: skip
+        fmt.bucket_of_key(key),
+        fmt.name_of_key(fmt.object_key_of(key)),
+        record.version,
+        record.generation,
+        record.size_bytes,
+        record.checksum,
+        record.modified_ns,
+        record.metadata,
+    )

@@ -48,9 +48,16 @@ def record_of(files: RawFiles, identity: Identity, path: bytes) -> Record:
     """The catalog entry that a file's identity stands for; without metadata where that did not fit. Raises OSError."""
     version = identity.version
     return Record(
-        version.epoch, version.counter, version.node, identity.size_bytes, identity.checksum, identity.modified_ns,
-        files.offset(path), path, fmt.encode_metadata(identity.metadata or {}),
-    )  # fmt: skip
+        version.epoch,
+        version.counter,
+        version.node,
+        identity.size_bytes,
+        identity.checksum,
+        identity.modified_ns,
+        files.offset(path),
+        path,
+        fmt.encode_metadata(identity.metadata or {}),
+    )
 
 
 def read_checksums(files: RawFiles, record: Record) -> tuple[int, int, list[int]]:

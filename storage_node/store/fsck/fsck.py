@@ -224,9 +224,17 @@ def _summary(
         message = f"{counted.moving:,} entries are to move to other drives; they are read from here until then"
         findings.append(Finding("moving", str(drive.root), message))
     return DriveSummary(
-        drive.identity.drive_uuid, str(drive.root), problem, counted.objects, counted.object_bytes, counted.files,
-        counted.waiting, staged, keeps, held_by,
-    )  # fmt: skip
+        drive.identity.drive_uuid,
+        str(drive.root),
+        problem,
+        counted.objects,
+        counted.object_bytes,
+        counted.files,
+        counted.waiting,
+        staged,
+        keeps,
+        held_by,
+    )
 
 
 # -- repairing

@@ -127,9 +127,14 @@ class _Rebuild:
             self._swap(root, seen[root])
         self._summarize(drives, seen)
         return Report(
-            "rebuild", record.store_uuid, tuple(self._summaries), tuple(self._findings), self._verify, False,
+            "rebuild",
+            record.store_uuid,
+            tuple(self._summaries),
+            tuple(self._findings),
+            self._verify,
+            False,
             *batch_reader(),
-        )  # fmt: skip
+        )
 
     # -- who is who
 
@@ -340,10 +345,15 @@ class _Rebuild:
                 keeps = evidence.keeps_identity(files)
             self._summaries.append(
                 DriveSummary(
-                    drives[root].drive_uuid, str(root), None, found.objects, found.object_bytes, found.files,
+                    drives[root].drive_uuid,
+                    str(root),
+                    None,
+                    found.objects,
+                    found.object_bytes,
+                    found.files,
                     keeps_identity=keeps,
                 )
-            )  # fmt: skip
+            )
 
     # -- reporting
 
@@ -352,9 +362,15 @@ class _Rebuild:
             self._progress(f"{root}: {doing}", done)
 
     def _find(
-        self, kind: str, root: Path | str, message: str, path: bytes = b"", key: bytes = b"",
-        *, repaired: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        kind: str,
+        root: Path | str,
+        message: str,
+        path: bytes = b"",
+        key: bytes = b"",
+        *,
+        repaired: str | None = None,
+    ) -> None:
         finding = Finding(kind, str(root), message, shown(path) if path else "", repaired=repaired)
         if key:
             finding = replace(finding, bucket=fmt.bucket_of_key(key).hex(), name=fmt.name_of_key(key))

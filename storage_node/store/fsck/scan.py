@@ -222,8 +222,10 @@ class Examination:
         if found is None:
             return "the file does not say what it is: rebuilding a lost catalog would miss it"
         if (object_key(found), found.version, found.checksum) != (
-            fmt.object_key_of(key), record.version, record.checksum,
-        ):  # fmt: skip
+            fmt.object_key_of(key),
+            record.version,
+            record.checksum,
+        ):
             return f"the file says that it is version {found.version} of {found.name!r}"
         if self._drive.files.ended(record.path) != ended:
             return "the file is wrong about whether the object has ended, and when"

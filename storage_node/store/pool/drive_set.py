@@ -40,9 +40,12 @@ class Slot:
 
 class DriveSet:
     def __init__(
-        self, record: ClusterRecord, drives: Sequence[Drive | None], problems: Sequence[str | None],
+        self,
+        record: ClusterRecord,
+        drives: Sequence[Drive | None],
+        problems: Sequence[str | None],
         refresh: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`refresh` brings the placement up to date with what another process may have changed."""
         self.slots = [
             Slot(uuid, drive, problem, drive.root if drive is not None else None)

@@ -210,9 +210,13 @@ class DriveChanges(Copies):
 
     def _open_drive(self, root: Path, identity: DriveIdentity) -> Drive:
         return Drive(
-            root, identity, writable=self.writable, durability=self._durability, epoch=self.record.epoch,
+            root,
+            identity,
+            writable=self.writable,
+            durability=self._durability,
+            epoch=self.record.epoch,
             shard_limits=self._shard_limits,
-        )  # fmt: skip
+        )
 
     # -- moving
 

@@ -134,9 +134,13 @@ def _open_known(
                 root = by_uuid[drive_uuid]
                 try:
                     drive = Drive(
-                        root, known[root], writable=writable, durability=durability, epoch=record.epoch,
+                        root,
+                        known[root],
+                        writable=writable,
+                        durability=durability,
+                        epoch=record.epoch,
                         shard_limits=shard_limits,
-                    )  # fmt: skip
+                    )
                 except _MAY_BE_MISSING as error:
                     first_error, problem = first_error or error, str(error)
             drives.append(drive)
@@ -213,9 +217,12 @@ def find_drive(roots: Sequence[Path], drive_uuid: str, *, beside: bool = False) 
 
 
 def open_beside(
-    record: ClusterRecord, before: ClusterRecord, roots: Sequence[Path], durability: Durability,
+    record: ClusterRecord,
+    before: ClusterRecord,
+    roots: Sequence[Path],
+    durability: Durability,
     shard_limits: ShardLimits | None,
-) -> list[Drive]:  # fmt: skip
+) -> list[Drive]:
     """For a reader: drives that a writer has added, where they lie beside the others."""
     found: list[Drive] = []
     for drive_uuid in record.drives:
@@ -224,10 +231,16 @@ def open_beside(
             with contextlib.suppress(StoreError):  # its names answer that it is not open here
                 if root is not None:
                     identity = DriveIdentity(drive_uuid, record.store_uuid)
-                    found.append(Drive(
-                        root, identity, writable=False, durability=durability, epoch=record.epoch,
-                        shard_limits=shard_limits,
-                    ))  # fmt: skip
+                    found.append(
+                        Drive(
+                            root,
+                            identity,
+                            writable=False,
+                            durability=durability,
+                            epoch=record.epoch,
+                            shard_limits=shard_limits,
+                        )
+                    )
     return found
 
 

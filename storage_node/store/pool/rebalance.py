@@ -224,9 +224,14 @@ class _Step:
         if owner in self._sweep.full:
             raise DriveFull(f"{target.root}: no space left for what moves there")
         pending = PendingObject(
-            bucket_uuid, name, target.stage(held=True), record.metadata, record.version, record.modified_ns,
+            bucket_uuid,
+            name,
+            target.stage(held=True),
+            record.metadata,
+            record.version,
+            record.modified_ns,
             condition=Condition(write_id=record.write_id),
-        )  # fmt: skip
+        )
         try:
             _copy(source, record, target, pending)
         except BaseException:

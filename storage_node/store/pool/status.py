@@ -45,8 +45,14 @@ def drive_state(slot: Slot, *, retiring: bool) -> DriveState:
     except StoreError as error:
         problem = str(error)
     return DriveState(
-        slot.uuid, str(drive.root), problem, objects_estimate if space is not None else 0,
+        slot.uuid,
+        str(drive.root),
+        problem,
+        objects_estimate if space is not None else 0,
         space.f_bavail * space.f_frsize if space is not None else 0,
         space.f_blocks * space.f_frsize if space is not None else 0,
-        "retiring" if retiring else "active", drive.io_errors, drive.last_io_error, drive.checksum_errors,
-    )  # fmt: skip
+        "retiring" if retiring else "active",
+        drive.io_errors,
+        drive.last_io_error,
+        drive.checksum_errors,
+    )

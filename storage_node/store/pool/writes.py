@@ -154,25 +154,30 @@ class PlacedChanges:
     def delete_many(self, bucket_uuid: bytes, names: Sequence[str]) -> list[bool | StoreError]:
         """As `delete` of each, those of one drive in one commit; in order, and each fails with its own drive."""
         return self._grouped(
-            bucket_uuid, names,
+            bucket_uuid,
+            names,
             lambda owner, rows: owner.delete(bucket_uuid, [names[row] for row in rows]),
             lambda row: self.delete(bucket_uuid, names[row]),
-        )  # fmt: skip
+        )
 
     def entomb_many(
         self, bucket_uuid: bytes, graves: Sequence[tuple[str, Version]]
     ) -> list[tuple[Record | None, Record | None] | StoreError]:
         """As `entomb` of each, those of one drive in one commit; in order, and each fails with its own drive."""
         return self._grouped(
-            bucket_uuid, [name for name, _ in graves],
+            bucket_uuid,
+            [name for name, _ in graves],
             lambda owner, rows: owner.entomb_many(bucket_uuid, [graves[row] for row in rows]),
             lambda row: self.entomb(bucket_uuid, *graves[row]),
-        )  # fmt: skip
+        )
 
     def _grouped(
-        self, bucket_uuid: bytes, names: Sequence[str], change: Callable[[Drive, Sequence[int]], Sequence[R]],
+        self,
+        bucket_uuid: bytes,
+        names: Sequence[str],
+        change: Callable[[Drive, Sequence[int]], Sequence[R]],
         change_one: Callable[[int], R],
-    ) -> list[R | StoreError]:  # fmt: skip
+    ) -> list[R | StoreError]:
         """What came of each name: changed together where its drive is the only one that can have an entry of it."""
         results: list[R | StoreError] = [StoreError("not changed")] * len(names)
         with self._drives.gate.shared():

@@ -102,10 +102,15 @@ class StoreBatch(BatchPieces):
         if not span.is_piece and self._is_plain(span):
             last = span.stop == self.n and bool((self.kind[at] == pb.STORED).all())
             prefix, checksum_at = encode_prefix(
-                batch_id, index=self.index[at], size=self.sizes[at].astype(np.uint32), checksum=self.checksum[at],
-                status=self.status[at], checksum_kind=self.kind[at], payload_bytes=span.payload_bytes,
+                batch_id,
+                index=self.index[at],
+                size=self.sizes[at].astype(np.uint32),
+                checksum=self.checksum[at],
+                status=self.status[at],
+                checksum_kind=self.kind[at],
+                payload_bytes=span.payload_bytes,
                 end=self.end(self.n) if last else None,
-            )  # fmt: skip
+            )
             result = self._read_plain(span, prefix, checksum_at)
             if result is not None:
                 self.checksum[at] = np.frombuffer(result, "<u4", span.stop - span.first, checksum_at)
@@ -133,9 +138,13 @@ class StoreBatch(BatchPieces):
 
     def _read_list(self, at: slice) -> list[bytes] | Failure:
         return read_list(
-            self._folders[at], self._paths[at], self._start[at], self.sizes[at], self.checksum[at],
+            self._folders[at],
+            self._paths[at],
+            self._start[at],
+            self.sizes[at],
+            self.checksum[at],
             self.kind[at] == pb.STORED,
-        )  # fmt: skip
+        )
 
     def _is_plain(self, span: FrameSpan) -> bool:
         """Whether one native call can read the whole frame."""
@@ -161,9 +170,16 @@ class StoreBatch(BatchPieces):
     def _read_plain(self, span: FrameSpan, prefix: bytes, checksum_at: int) -> bytes | None:
         at = slice(span.first, span.stop)
         result = read_frame(
-            prefix, checksum_at, self._folders[at], self._paths[at], self._start[at], self.sizes[at],
-            self.checksum[at], self.kind[at] == pb.STORED, self._waited,
-        )  # fmt: skip
+            prefix,
+            checksum_at,
+            self._folders[at],
+            self._paths[at],
+            self._start[at],
+            self.sizes[at],
+            self.checksum[at],
+            self.kind[at] == pb.STORED,
+            self._waited,
+        )
         return result if isinstance(result, bytes) else None
 
     def _read_patiently(self, span: FrameSpan) -> Frame:
@@ -174,8 +190,11 @@ class StoreBatch(BatchPieces):
             part = b""
             if not self.status[position]:
                 key = (
-                    self._drives[position], self._paths[position], int(self._start[position]), int(self.sizes[position])
-                )  # fmt: skip
+                    self._drives[position],
+                    self._paths[position],
+                    int(self._start[position]),
+                    int(self.sizes[position]),
+                )
                 if key[1] and key in seen:
                     first = seen[key]
                     part = parts[first - span.first]
@@ -205,10 +224,12 @@ class StoreBatch(BatchPieces):
                 outcome = self._read_verified(position, record)
             else:
                 outcome = self._read_bytes(
-                    int(self._folders[position]), self._paths[position], int(self._start[position]),
+                    int(self._folders[position]),
+                    self._paths[position],
+                    int(self._start[position]),
                     int(self.sizes[position]),
                     int(self.checksum[position]) if self.kind[position] == pb.STORED else None,
-                )  # fmt: skip
+                )
             if isinstance(outcome, bytes):
                 self.checksum[position] = crc32c(outcome)
                 return outcome
@@ -238,9 +259,14 @@ class StoreBatch(BatchPieces):
         piece = whole[span.offset : span.offset + span.payload_bytes]
         checksum = crc32c(whole[: span.offset + len(piece)])
         return Frame(
-            self.index[at], np.array([len(piece)], np.uint32), np.array([checksum], np.uint32), self.status[at].copy(),
-            self.kind[at].copy(), memoryview(piece), Piece(span.offset, whole_size, str(record.version)),
-        )  # fmt: skip
+            self.index[at],
+            np.array([len(piece)], np.uint32),
+            np.array([checksum], np.uint32),
+            self.status[at].copy(),
+            self.kind[at].copy(),
+            memoryview(piece),
+            Piece(span.offset, whole_size, str(record.version)),
+        )
 
     def _unpack(self, position: int, part: MemberPart, *, verify: bool) -> bytes:
         """A part of a member; b"" with its status set when it cannot be had. To verify it, all of it is read."""
@@ -292,6 +318,10 @@ class StoreBatch(BatchPieces):
         status, checksum = self.status[:entries], self.checksum[:entries]
         return pb.End(
             outcome=pb.End.COMPLETE if entries == self.n else pb.End.STOPPED,
-            first_index=self.first_index, entries=entries, failed_entries=int(np.count_nonzero(status)),
-            payload_bytes=int(self.sizes[:entries].sum()), digest=digest(status, checksum), wait_us=self.wait_us,
-        )  # fmt: skip
+            first_index=self.first_index,
+            entries=entries,
+            failed_entries=int(np.count_nonzero(status)),
+            payload_bytes=int(self.sizes[:entries].sum()),
+            digest=digest(status, checksum),
+            wait_us=self.wait_us,
+        )

@@ -150,9 +150,15 @@ class BatchTable(BatchVerdicts):
         return failed
 
     def _take(
-        self, slot: int, drive: Drive, bucket_uuid: bytes, mine: list[int], found: list[Record | None], *,
+        self,
+        slot: int,
+        drive: Drive,
+        bucket_uuid: bytes,
+        mine: list[int],
+        found: list[Record | None],
+        *,
         of_snapshot: bool = False,
-    ) -> _Unfound:  # fmt: skip
+    ) -> _Unfound:
         """Enter what was found on one drive; returns what was not."""
         if self._store.doubts.any and not of_snapshot:
             mine, found = self._believed(bucket_uuid, mine, found)

@@ -75,10 +75,14 @@ class BatchPieces(BatchTable):
                 return self._frame(at, memoryview(b""))
             self.checksum[position] = opened.checksum
         return Frame(
-            self.index[at], np.array([len(result)], np.uint32), np.array([opened.checksum], np.uint32),
-            self.status[at].copy(), self.kind[at].copy(), memoryview(result),
+            self.index[at],
+            np.array([len(result)], np.uint32),
+            np.array([opened.checksum], np.uint32),
+            self.status[at].copy(),
+            self.kind[at].copy(),
+            memoryview(result),
             Piece(span.offset, whole_size, str(record.version)),
-        )  # fmt: skip
+        )
 
     def _unpack_more(self, opened: _OpenEntry, size_bytes: int) -> bytes:
         """The next bytes of a member that is packed; its status is set when they cannot be had."""
@@ -136,15 +140,27 @@ class BatchPieces(BatchTable):
             indexes = range(self.first_index + at.start, self.first_index + at.stop)
             faults = {index: self.faults[index] for index in indexes if index in self.faults}
         return Frame(
-            self.index[at], self.sizes[at].astype(np.uint32), self.checksum[at].copy(), self.status[at].copy(),
-            self.kind[at].copy(), payload, errors=faults,
-        )  # fmt: skip
+            self.index[at],
+            self.sizes[at].astype(np.uint32),
+            self.checksum[at].copy(),
+            self.status[at].copy(),
+            self.kind[at].copy(),
+            payload,
+            errors=faults,
+        )
 
     def _read_bytes(
         self, folder: int, path: bytes, start: int, size: int, expected: int | None
     ) -> bytes | tuple[int, int]:
         result = read_frame(
-            b"", -1, np.array([folder], np.int32), [path], np.array([start]), np.array([size]),
-            np.array([expected or 0], np.uint32), np.array([expected is not None]), self._waited,
-        )  # fmt: skip
+            b"",
+            -1,
+            np.array([folder], np.int32),
+            [path],
+            np.array([start]),
+            np.array([size]),
+            np.array([expected or 0], np.uint32),
+            np.array([expected is not None]),
+            self._waited,
+        )
         return result if isinstance(result, bytes) else (result[1], result[2])

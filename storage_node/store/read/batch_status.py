@@ -49,10 +49,12 @@ class BatchVerdicts:
 
     def _fail_too_large(self, position: int, size_bytes: int) -> None:
         self._fail(
-            position, pb.FAILED,
+            position,
+            pb.FAILED,
             f"{self._names[position]!r}: {size_bytes:,} bytes, a batch carries at most {MAX_ITEM_BYTES:,} per entry; "
-            "read it in ranges, or with bucket.open()", "item-too-large",
-        )  # fmt: skip
+            "read it in ranges, or with bucket.open()",
+            "item-too-large",
+        )
 
     def _fail_missing_file(self, position: int, drive: Drive) -> None:
         if os.path.isdir(drive.root / "objects"):

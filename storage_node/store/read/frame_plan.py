@@ -38,9 +38,7 @@ class FrameSpan:
         return self.piece_bytes is not None
 
 
-def plan_frames(
-    sizes: npt.NDArray[np.int64], *, target_bytes: int, resume_offset: int = 0
-) -> Iterator[FrameSpan]:
+def plan_frames(sizes: npt.NDArray[np.int64], *, target_bytes: int, resume_offset: int = 0) -> Iterator[FrameSpan]:
     """Cut entries of these sizes (shape (n,), bytes; 0 for those known to fail) into frames of about `target_bytes`.
 
     With `resume_offset` the first entry continues there, and is sent as pieces whatever its size.

@@ -299,9 +299,18 @@ def _pread_exactly(position: int, fd: int, offset: int, length: int) -> bytes:
 
 class ReadFrame(Protocol):
     def __call__(
-        self, prefix: Buffer, checksum_at: int, dirfds: Column, paths: Paths, offsets: Column, lengths: Column,
-        expected: Column, verify: Column, waited: bytearray = ..., /,
-    ) -> bytes | Failure: ...  # fmt: skip
+        self,
+        prefix: Buffer,
+        checksum_at: int,
+        dirfds: Column,
+        paths: Paths,
+        offsets: Column,
+        lengths: Column,
+        expected: Column,
+        verify: Column,
+        waited: bytearray = ...,
+        /,
+    ) -> bytes | Failure: ...
 
 
 ReadList: TypeAlias = Callable[["Column", Paths, "Column", "Column", "Column", "Column"], "list[bytes] | Failure"]

@@ -171,9 +171,15 @@ def _within(part: MemberPart) -> Iterator[bytes]:
 
 
 def open_object(
-    store: Store, bucket: str, name: str, *, start: int = 0, length: int | None = None, version: str = "",
+    store: Store,
+    bucket: str,
+    name: str,
+    *,
+    start: int = 0,
+    length: int | None = None,
+    version: str = "",
     verify: bool = False,
-) -> ObjectReader:  # fmt: skip
+) -> ObjectReader:
     """Open an object for reading.
 
     Raises BucketNotFound, ObjectNotFound (also when `version` is gone), RangeError, CorruptObject, DriveFailed,
@@ -193,9 +199,16 @@ def open_object(
 
 
 def open_member(
-    store: Store, bucket: str, name: str, member: str, *, start: int = 0, length: int | None = None, version: str = "",
+    store: Store,
+    bucket: str,
+    name: str,
+    member: str,
+    *,
+    start: int = 0,
+    length: int | None = None,
+    version: str = "",
     verify: bool = False,
-) -> MemberReader:  # fmt: skip
+) -> MemberReader:
     """Open a member of the archive `name` for reading. Raises ArchiveError, and what `open_object` raises."""
     if length is not None and length < 0:
         raise RangeError(f"{bucket}/{name}, member {member!r}: negative range: start={start}, length={length}")

@@ -56,9 +56,12 @@ def bombs() -> dict[str, bytes]:
 def bad() -> dict[str, tuple[bytes, type[errors.LoaderError]]]:
     tar, zipped = packed_tar(GOOD), in_zip(GOOD)
     packed = {
-        "tar": tar, "zip": zipped, "tar.gz": gzip.compress(tar), "tar.zst": zstandard.ZstdCompressor().compress(tar),
+        "tar": tar,
+        "zip": zipped,
+        "tar.gz": gzip.compress(tar),
+        "tar.zst": zstandard.ZstdCompressor().compress(tar),
         "tar.lz4": lz4.frame.compress(tar, content_checksum=True),
-    }  # fmt: skip
+    }
     damaged = {f"cut.{kind}": data[: len(data) // 2] for kind, data in packed.items()}
     central = zipped.index(b"PK\1\2")
     damaged |= {
@@ -108,13 +111,22 @@ def test_archives_that_cannot_be_served_say_why_and_are_objects_like_any_other(c
 def test_odd_names_are_names_and_archives_in_archives_are_members(client: Client, bucket: Bucket) -> None:
     inner = packed_tar({"a": b"of the inner one"})
     named = [
-        ("../../etc/passwd", b"up"), ("/etc/passwd", b"root"), ("./a", b"dot"), ("a", b"first"), ("a//b", b"two"),
-        ("inner.tar", inner), ("a", b"last"), ("grüße/日本", b"unicode"), ("n" * 101, b"long"), ("d/" * 99 + "x", b"x"),
-    ]  # fmt: skip
+        ("../../etc/passwd", b"up"),
+        ("/etc/passwd", b"root"),
+        ("./a", b"dot"),
+        ("a", b"first"),
+        ("a//b", b"two"),
+        ("inner.tar", inner),
+        ("a", b"last"),
+        ("grüße/日本", b"unicode"),
+        ("n" * 101, b"long"),
+        ("d/" * 99 + "x", b"x"),
+    ]
     for shard, data in (
-        ("s.tar", packed_tar(named, tar_format=tarfile.GNU_FORMAT)), ("s.tar.gz", packed_tar(named, "w:gz")),
+        ("s.tar", packed_tar(named, tar_format=tarfile.GNU_FORMAT)),
+        ("s.tar.gz", packed_tar(named, "w:gz")),
         ("s.zip", in_zip(dict(named))),
-    ):  # fmt: skip
+    ):
         bucket.put(shard, data)
         wanted = dict(named)
         assert contents(client.get_batch([Entry(bucket.name, shard, name) for name in wanted])) == list(wanted.values())
@@ -156,9 +168,11 @@ def shard_of(kind: str, seed: int) -> tuple[dict[str, bytes], bytes]:
     members = {name: seeded_bytes(size, seed=seed) for name, size in (("a", 9_000), ("b", 3 * MiB), ("c", 100))}
     tar = packed_tar(members)
     return members, {
-        "s.tar": lambda: tar, "s.tar.gz": lambda: gzip.compress(tar, 1), "s.zip": lambda: in_zip(members),
+        "s.tar": lambda: tar,
+        "s.tar.gz": lambda: gzip.compress(tar, 1),
+        "s.zip": lambda: in_zip(members),
         "s.tar.zst": lambda: zstandard.ZstdCompressor(level=1).compress(tar),
-    }[kind]()  # fmt: skip
+    }[kind]()
 
 
 @pytest.mark.parametrize("name", ["s.tar", "s.tar.gz", "s.tar.zst", "s.zip"])

@@ -80,8 +80,12 @@ def test_an_entry_over_256_mib_fails_in_a_batch_and_is_read_in_ranges_or_by_get(
     too_long = Entry(bucket.name, "huge", start=0, length=256 * MiB + 1)
     [item] = client.get_batch([too_long], on_error="placeholder")
     assert isinstance(item.error, errors.ItemTooLarge)
-    ranges = [Entry(bucket.name, "huge", start=100 * MiB, length=4), Entry(bucket.name, "huge", start=size - 4),
-              Entry(bucket.name, "huge", start=0, length=256 * MiB), Entry(bucket.name, "huge", start=MiB)]  # fmt: skip
+    ranges = [
+        Entry(bucket.name, "huge", start=100 * MiB, length=4),
+        Entry(bucket.name, "huge", start=size - 4),
+        Entry(bucket.name, "huge", start=0, length=256 * MiB),
+        Entry(bucket.name, "huge", start=MiB),
+    ]
     found = [(bytes(item.data[:4]), len(item.data)) for item in client.get_batch(ranges)]
     assert found == [(b"mark", 4), (b"mark", 4), (b"mark", 256 * MiB), (bytes(4), 256 * MiB)]
     whole = bucket.get("huge")

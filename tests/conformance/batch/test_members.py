@@ -52,7 +52,7 @@ SHARDS: dict[str, Callable[[], bytes]] = {
     "linked.tar.lz4": lambda: lz4.frame.compress(packed_tar(MEMBERS), block_linked=True),
     "stored.zip": lambda: zipped(MEMBERS, zipfile.ZIP_STORED),
     "deflated.zip": lambda: zipped(MEMBERS, zipfile.ZIP_DEFLATED),
-}  # fmt: skip
+}
 _MADE: dict[str, bytes] = {}
 
 
@@ -114,13 +114,23 @@ def test_failures_have_their_status_in_their_place(client: Client, bucket: Bucke
     ]
     items = list(client.get_batch(entries, on_error="placeholder"))
     assert [item.status for item in items] == [
-        Status.OK, Status.MEMBER_NOT_FOUND, Status.RANGE, Status.NOT_FOUND, Status.CORRUPT, Status.FAILED,
-        Status.NOT_FOUND, Status.OK,
-    ]  # fmt: skip
+        Status.OK,
+        Status.MEMBER_NOT_FOUND,
+        Status.RANGE,
+        Status.NOT_FOUND,
+        Status.CORRUPT,
+        Status.FAILED,
+        Status.NOT_FOUND,
+        Status.OK,
+    ]
     assert [type(item.error) for item in items[1:7]] == [
-        errors.MemberNotFound, errors.RangeError, errors.ObjectNotFound, errors.ArchiveDamaged, errors.NotAnArchive,
+        errors.MemberNotFound,
+        errors.RangeError,
         errors.ObjectNotFound,
-    ]  # fmt: skip
+        errors.ArchiveDamaged,
+        errors.NotAnArchive,
+        errors.ObjectNotFound,
+    ]
     assert (items[0].tobytes(), items[7].tobytes()) == (MEMBERS["en/0001.wav"], MEMBERS["en/0002.wav"])
 
 

@@ -48,10 +48,12 @@ def expected(entry: Entry) -> tuple[Status, bytes]:
 
 
 @settings(
-    max_examples=25, deadline=None, derandomize=True,
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
     # Only the store is shared between examples, and no example changes it.
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
+)
 @given(
     wanted=st.lists(entries(), max_size=40), streaming=st.booleans(), verify_ranges=st.booleans(), whole=st.booleans()
 )

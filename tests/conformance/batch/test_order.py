@@ -128,9 +128,18 @@ def test_names_that_are_not_a_list_of_strings_are_refused_at_once(bucket: Bucket
 
 
 @pytest.mark.parametrize(
-    "options", [{"on_error": "ignore"}, {"timeout_s": 0}, {"timeout_s": -1}, {"timeout_s": float("inf")},
-                {"timeout_s": float("nan")}, {"assembly": "x"}, {"colocation": "x"}], ids=repr,
-)  # fmt: skip
+    "options",
+    [
+        {"on_error": "ignore"},
+        {"timeout_s": 0},
+        {"timeout_s": -1},
+        {"timeout_s": float("inf")},
+        {"timeout_s": float("nan")},
+        {"assembly": "x"},
+        {"colocation": "x"},
+    ],
+    ids=repr,
+)
 def test_options_that_mean_nothing_are_refused_at_once(bucket: Bucket, options: dict[str, object]) -> None:
     with pytest.raises(errors.InvalidRequest):
         bucket.get_batch([], **options)

@@ -32,9 +32,13 @@ def test_edges_of_ranges_are_exact(client: Client, bucket: Bucket, size: int, ve
 def test_a_range_that_starts_at_the_end_is_empty(client: Client, bucket: Bucket) -> None:
     bucket.put("a", b"12345")
     bucket.put("empty", b"")
-    entries = [Entry(bucket.name, "a", start=5), Entry(bucket.name, "a", start=5, length=0),
-               Entry(bucket.name, "empty", start=0), Entry(bucket.name, "empty", start=0, length=0),
-               Entry(bucket.name, "a", start=2, length=0)]  # fmt: skip
+    entries = [
+        Entry(bucket.name, "a", start=5),
+        Entry(bucket.name, "a", start=5, length=0),
+        Entry(bucket.name, "empty", start=0),
+        Entry(bucket.name, "empty", start=0, length=0),
+        Entry(bucket.name, "a", start=2, length=0),
+    ]
     assert contents(client.get_batch(entries)) == [b""] * 5
 
 
@@ -57,12 +61,17 @@ def test_ranges_and_whole_entries_mix(client: Client, bucket: Bucket, verify_ran
 def test_a_large_range_travels_in_pieces_and_arrives_whole(client: Client, bucket: Bucket) -> None:
     data = seeded_bytes(12 * MiB)
     bucket.put("a", data)
-    entries = [Entry(bucket.name, "a", start=1, length=10 * MiB), Entry(bucket.name, "a", start=12 * MiB - 5),
-               Entry(bucket.name, "a", start=MiB + 3)]  # fmt: skip
+    entries = [
+        Entry(bucket.name, "a", start=1, length=10 * MiB),
+        Entry(bucket.name, "a", start=12 * MiB - 5),
+        Entry(bucket.name, "a", start=MiB + 3),
+    ]
     for verify_ranges in (False, True):
         assert contents(client.get_batch(entries, verify_ranges=verify_ranges)) == [
-            data[1 : 1 + 10 * MiB], data[-5:], data[MiB + 3 :]
-        ]  # fmt: skip
+            data[1 : 1 + 10 * MiB],
+            data[-5:],
+            data[MiB + 3 :],
+        ]
 
 
 def test_many_small_ranges_of_one_large_object(client: Client, bucket: Bucket) -> None:

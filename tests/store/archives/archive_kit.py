@@ -26,10 +26,24 @@ from tests.tar_kit import packed_tar
 WRITTEN_BY_BSDTAR = Path(__file__).with_name("written_by_bsdtar")
 
 NAMES = (
-    "a.wav", "en/a.wav", "./en/a.wav", "/root/a.wav", "../../a.wav", "a//b", "with space.txt", "grüße/日本.flac",
-    "n" * 99, "n" * 100, "n" * 101, "dir/" * 30 + "deep.txt", "d" * 150 + "/" + "n" * 90, "x" * 600, "back\\slash",
-    "new\nline", "ünïcode" * 40,
-)  # fmt: skip
+    "a.wav",
+    "en/a.wav",
+    "./en/a.wav",
+    "/root/a.wav",
+    "../../a.wav",
+    "a//b",
+    "with space.txt",
+    "grüße/日本.flac",
+    "n" * 99,
+    "n" * 100,
+    "n" * 101,
+    "dir/" * 30 + "deep.txt",
+    "d" * 150 + "/" + "n" * 90,
+    "x" * 600,
+    "back\\slash",
+    "new\nline",
+    "ünïcode" * 40,
+)
 
 
 def content(seed: int, size: int) -> bytes:
@@ -99,9 +113,12 @@ def in_zip(files: Mapping[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> by
 
 def lz4_frame(data: bytes, *, linked: bool) -> bytes:
     packed = lz4.frame.compress(
-        data, block_size=lz4.frame.BLOCKSIZE_MAX64KB, block_linked=linked, block_checksum=not linked,
+        data,
+        block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+        block_linked=linked,
+        block_checksum=not linked,
         content_checksum=True,
-    )  # fmt: skip
+    )
     return bytes(packed)
 
 

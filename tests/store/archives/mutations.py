@@ -31,12 +31,26 @@ from tests.store.archives.archive_kit import (
 
 BLOCK_BYTES = 512
 _FILES = [
-    ("a.wav", content(1, 700)), ("en/" + "n" * 120, b"text" * 300), ("empty", b""), ("grüße", content(2, 513)),
-    ("a.wav", b"again"), ("last", b"x" * 5000),
-]  # fmt: skip
+    ("a.wav", content(1, 700)),
+    ("en/" + "n" * 120, b"text" * 300),
+    ("empty", b""),
+    ("grüße", content(2, 513)),
+    ("a.wav", b"again"),
+    ("last", b"x" * 5000),
+]
 _NUMBERS = (0, 1, 2, 127, 128, 255, 0x7FFF, 0xFFFF, 1 << 20, (1 << 31) - 1, (1 << 32) - 1, 1 << 40, (1 << 64) - 1)
-_SIZES = (b"00000000000", b"00000000001", b"00000001000", b"77777777777", b"\x80" + b"\xff" * 11, b"\xff" * 12,
-          b"           ", b"-0000000001", b"0x000000010", b"\x80" + bytes(7) + b"\0\0\x10\0")  # fmt: skip
+_SIZES = (
+    b"00000000000",
+    b"00000000001",
+    b"00000001000",
+    b"77777777777",
+    b"\x80" + b"\xff" * 11,
+    b"\xff" * 12,
+    b"           ",
+    b"-0000000001",
+    b"0x000000010",
+    b"\x80" + bytes(7) + b"\0\0\x10\0",
+)
 _TYPES, _ODD_TYPES = b"0\x001234567", b"xgXLKSMVDN"
 # Of a zip entry: where a field is in the directory and in the member's own header, and its length.
 _ZIP_FIELDS = ((8, 6, 2), (10, 8, 2), (16, 14, 4), (20, 18, 4), (24, 22, 4), (28, 26, 2), (30, 28, 2))
@@ -64,9 +78,13 @@ def _special_tar() -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", pax_headers={"comment": "of all"}, format=tarfile.PAX_FORMAT) as tar:
         for name, kind, link in (
-            ("dir", tarfile.DIRTYPE, ""), ("a", tarfile.REGTYPE, ""), ("hard", tarfile.LNKTYPE, "a"),
-            ("soft", tarfile.SYMTYPE, "l" * 200), ("fifo", tarfile.FIFOTYPE, ""), ("cont", tarfile.CONTTYPE, ""),
-        ):  # fmt: skip
+            ("dir", tarfile.DIRTYPE, ""),
+            ("a", tarfile.REGTYPE, ""),
+            ("hard", tarfile.LNKTYPE, "a"),
+            ("soft", tarfile.SYMTYPE, "l" * 200),
+            ("fifo", tarfile.FIFOTYPE, ""),
+            ("cont", tarfile.CONTTYPE, ""),
+        ):
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, link
             data = content(len(name), 600) if kind in (tarfile.REGTYPE, tarfile.CONTTYPE) else b""

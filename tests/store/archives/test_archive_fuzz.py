@@ -36,9 +36,19 @@ from tests.store.store_kit import BUCKET, put, read, store_at
 MORE_MEMORY_BYTES = 400 << 20
 """What one window of zstd, pieces and the allocator's slack may take, whatever an archive claims."""
 COMPLAINTS = (
-    tarfile.TarError, zipfile.BadZipFile, KeyError, OSError, ValueError, EOFError, RuntimeError, zlib.error,
-    struct.error, IndexError, OverflowError, MemoryError,
-)  # fmt: skip
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    KeyError,
+    OSError,
+    ValueError,
+    EOFError,
+    RuntimeError,
+    zlib.error,
+    struct.error,
+    IndexError,
+    OverflowError,
+    MemoryError,
+)
 LONG = int(os.environ.get("AIS_LOADER_FUZZ_EXAMPLES", "3000"))
 
 

@@ -40,9 +40,19 @@ FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarf
 def header(name: bytes, size: bytes, kind: bytes = b"0", *, magic: bytes = b"ustar\x0000", link: bytes = b"") -> bytes:
     """A header by hand, with a right checksum."""
     fields = struct.pack(
-        "100s8s8s8s12s12s8sc100s8s247s", name, b"0000644", b"0000000", b"0000000", size, b"00000000000", b" " * 8, kind,
-        link, magic, b"",
-    )  # fmt: skip
+        "100s8s8s8s12s12s8sc100s8s247s",
+        name,
+        b"0000644",
+        b"0000000",
+        b"0000000",
+        size,
+        b"00000000000",
+        b" " * 8,
+        kind,
+        link,
+        magic,
+        b"",
+    )
     return fields[:148] + b"%06o\0 " % sum(fields) + fields[156:]
 
 

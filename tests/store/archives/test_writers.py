@@ -30,9 +30,16 @@ LONG = "m" * 200
 DEEP = "/".join(["d" * 90] * 3) + "/deep.txt"  # longer than the 256 bytes that ustar can hold
 PREFIXED = "p" * 80 + "/" + "q" * 60
 FILES = {
-    "a.txt": b"hello", "empty": b"", "exact": b"x" * 512, "grüße/日本.flac": b"unicode", "n" * 100: b"100",
-    PREFIXED: content(3, 1025), "n" * 101: b"101", LONG: content(1, 70_001), DEEP: b"over 256 in all",
-}  # fmt: skip
+    "a.txt": b"hello",
+    "empty": b"",
+    "exact": b"x" * 512,
+    "grüße/日本.flac": b"unicode",
+    "n" * 100: b"100",
+    PREFIXED: content(3, 1025),
+    "n" * 101: b"101",
+    LONG: content(1, 70_001),
+    DEEP: b"over 256 in all",
+}
 LINKS = {"hard": "a.txt", "h" * 150: LONG}
 SHORT = [name for name in FILES if len(name.encode()) <= 100 and name != "n" * 100]
 FORMATS = {
@@ -82,9 +89,16 @@ def test_gnu_tar_that_adds_joins_and_takes_stock(tree: Path) -> None:
     (tree / "a.txt").write_bytes(b"changed")
     run(["tar", "-rf", "one.tar", "a.txt", "empty"], cwd=tree)
     added = (tree / "one.tar").read_bytes()
-    assert served(added) == tar_members(added) == {
-        LONG: FILES[LONG], "exact": FILES["exact"], "a.txt": b"changed", "empty": b"",
-    }  # fmt: skip
+    assert (
+        served(added)
+        == tar_members(added)
+        == {
+            LONG: FILES[LONG],
+            "exact": FILES["exact"],
+            "a.txt": b"changed",
+            "empty": b"",
+        }
+    )
     run(["tar", "-cf", "two.tar", DEEP, "hard"], cwd=tree)
     run(["tar", "-Af", "one.tar", "two.tar"], cwd=tree)
     joined = (tree / "one.tar").read_bytes()
@@ -139,8 +153,11 @@ def test_extended_headers_of_every_size_around_a_block() -> None:
 def test_webdataset(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"shard.{suffix}"
     samples = {
-        "0001": content(1, 3000), "grüße/日本": b"", "deep/" * 60 + "key": content(2, 600), "with.dots/a b": b"x" * 512,
-    }  # fmt: skip
+        "0001": content(1, 3000),
+        "grüße/日本": b"",
+        "deep/" * 60 + "key": content(2, 600),
+        "with.dots/a b": b"x" * 512,
+    }
     with webdataset.TarWriter(str(path), mtime=1.5, user="ä", group="g") as writer:
         for key, data in samples.items():
             writer.write({"__key__": key, "bin": data, "json": {"text": key}, "cls": 7, "txt": key})
@@ -152,9 +169,7 @@ def test_webdataset(tmp_path: Path, suffix: str) -> None:
 
 
 def by_bsdtar(tar_format: str, *names: str) -> Callable[[Path], bytes]:
-    return lambda tree: run(
-        ["env", "LC_ALL=C.UTF-8", "bsdtar", f"--format={tar_format}", "-cf", "-", *names], cwd=tree
-    )
+    return lambda tree: run(["env", "LC_ALL=C.UTF-8", "bsdtar", f"--format={tar_format}", "-cf", "-", *names], cwd=tree)
 
 
 BSDTAR_LONG = WRITTEN_BY_BSDTAR / "more"
