@@ -39,6 +39,7 @@ test-slow: setup
 	$(BIN)/python -m pytest $(RERUN) --timeout 300 -m slow
 
 check: setup
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m protos.generate --check

@@ -1,12 +1,22 @@
-"""Builds the one native module; all that describes the package is in setup.cfg.
+"""What setup.cfg cannot say: where the packages lie, and the one native module.
 
 The module is optional: where no compiler is found the installation succeeds and storage_node runs
 on its Python reference (storage_node/store/read/native_reader.py), with the same answers.
 """
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
+
+INTEGRATIONS = "ais_loader.integrations"
 
 setup(
+    # Two names and no other: a package called `integrations` or `protos` in site-packages would be in the way of
+    # anybody's own folder of that name.
+    packages=[
+        *find_packages(include=["ais_loader*", "storage_node*"]),
+        INTEGRATIONS,
+        *(f"{INTEGRATIONS}.{name}" for name in find_packages("integrations")),
+    ],
+    package_dir={INTEGRATIONS: "integrations"},
     ext_modules=[
         Extension(
             "storage_node.store._native",
@@ -15,5 +25,5 @@ setup(
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],
             optional=True,
         )
-    ]
+    ],
 )

@@ -18,8 +18,8 @@ from ais_loader.packed import PackedBatch, pack
 from ais_loader.requests import OnError
 from ais_loader.timing import BatchTiming, Cause, Stopwatch
 from ais_loader.transport.base import FrameStream
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import EntryFault, Frame
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 _PARTS_IN_FLIGHT = 2
 _NO_DATA = memoryview(b"")

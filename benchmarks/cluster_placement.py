@@ -1,4 +1,6 @@
-"""How evenly placement fills 1,000 hosts, and what it moves: `ais_loader.wire.cluster_map.Placement` itself, over drawn hashes.
+"""How evenly placement fills 1,000 hosts, and what it moves.
+
+`ais_loader.wire.cluster_map.Placement` itself, over drawn hashes.
 
 Placement sees an object only as 64 bits. `uniformity` shows on real names that those are as good as drawn at random, so
 objects can be drawn. Scoring every host for 10^8 objects would be 10^11 scores (a quarter of an hour of this machine);

@@ -1,39 +1,60 @@
 """Write the generated protobuf modules, or check that the committed ones are in step.
 
-`python -m protos.generate` writes them; `--check` compares and exits 1 on a difference. Needs grpcio-tools in the
-version that setup.cfg pins: it decides the oldest protobuf runtime that can import the result.
+`python -m protos.generate` writes ais_loader/wire/generated; `--check` compares and exits 1 on a difference. Needs
+grpcio-tools in the version that setup.cfg pins: it decides the oldest protobuf runtime that can import the result.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "ais_loader.wire.generated"
 
 
-def generate(output: Path) -> list[Path]:
-    """Compile every .proto below protos/ into `output`; returns the paths written, relative to it."""
+def generate() -> dict[Path, bytes]:
+    """Compile every .proto below protos/; returns the modules by their paths relative to the repository.
+
+    protoc names a module after the folder of its .proto; a package called `protos` would be in the way of anybody's
+    own, so the modules import each other from where they are installed.
+    """
     from grpc_tools import protoc
 
     sources = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "protos").glob("*.proto"))
-    options = [f"--{kind}={output}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
-    if protoc.main(["protoc", f"--proto_path={ROOT}", *options, *sources]) != 0:
-        raise SystemExit("protoc failed")
-    return sorted(path.relative_to(output) for path in output.glob("protos/*_pb2*"))
+    with tempfile.TemporaryDirectory() as output:
+        options = [f"--{kind}={output}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
+        if protoc.main(["protoc", f"--proto_path={ROOT}", *options, *sources]) != 0:
+            raise SystemExit("protoc failed")
+        return {
+            Path(*PACKAGE.split("."), path.name): _imported_from_package(path.read_bytes())
+            for path in sorted(Path(output).glob("protos/*_pb2*"))
+        }
+
+
+def _imported_from_package(module: bytes) -> bytes:
+    return re.sub(rb"^from protos import ", f"from {PACKAGE} import ".encode(), module, flags=re.MULTILINE)
 
 
 def stale_files() -> list[str]:
     """Names of committed modules that differ from what their .proto says now."""
-    with tempfile.TemporaryDirectory() as folder:
-        written = generate(Path(folder))
-        return [
-            path.as_posix()
-            for path in written
-            if not (ROOT / path).exists() or (ROOT / path).read_bytes() != (Path(folder) / path).read_bytes()
-        ]
+    return [
+        path.as_posix()
+        for path, module in generate().items()
+        if not (ROOT / path).exists() or (ROOT / path).read_bytes() != module
+    ]
+
+
+def write() -> list[Path]:
+    """Write all modules; returns their paths, relative to the repository."""
+    modules = generate()
+    for path, module in modules.items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_bytes(module)
+    return list(modules)
 
 
 def main() -> None:
@@ -44,7 +65,7 @@ def main() -> None:
             sys.exit(f"out of step with their .proto, run `make protos`: {', '.join(stale)}")
         print("generated protobuf modules are in step")
     else:
-        print("\n".join(str(path) for path in generate(ROOT)))
+        print("\n".join(map(str, write())))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import U8
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the latency histograms' buckets, in seconds, inclusive; one more bucket has no bound."""

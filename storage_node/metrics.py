@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ais_loader.wire import ais_cluster_pb2
+from ais_loader.wire.generated import ais_cluster_pb2
 from storage_node.batch.session import BatchService
 from storage_node.cluster.drives.manager import DriveCare
 from storage_node.cluster.map.membership import Membership

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ais_loader.wire import (
+from ais_loader.wire.generated import (
     ais_batch_pb2,
     ais_cluster_pb2_grpc,
     ais_compose_pb2_grpc,

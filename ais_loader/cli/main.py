@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 import traceback
+from importlib.metadata import entry_points
 from typing import Any
 
 import click
@@ -18,10 +19,8 @@ from ais_loader.cli.show import in_commands
 from ais_loader.cli.standard_streams import hold_standard_streams
 from ais_loader.errors import LoaderError
 
-# Name of a command: the module that defines it, under its own name.
+# Name of a trainer's command: the module that defines it, under its own name.
 _COMMANDS = {
-    "serve": "storage_node.cli.serve",
-    "cluster": "storage_node.cli.cluster",
     "bucket": "ais_loader.cli.bucket",
     "put": "ais_loader.cli.put",
     "promote": "ais_loader.cli.promote",
@@ -33,8 +32,9 @@ _COMMANDS = {
     "snapshot": "ais_loader.cli.snapshot",
     "du": "ais_loader.cli.du",
     "batch": "ais_loader.cli.batch",
-    "doctor": "storage_node.cli.doctor",
 }
+OPERATORS_COMMANDS = "ais_loader.commands"
+"""Entry points of the commands that come with storage_node, where it is installed."""
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
@@ -43,12 +43,15 @@ class _Commands(click.Group):
     """Imports a command's module only when that command is run or described."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return [*_COMMANDS, *sorted(entry_points(group=OPERATORS_COMMANDS).names)]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        command: click.Command = getattr(importlib.import_module(_COMMANDS[name]), name)
+        command: click.Command | None = None
+        if name in _COMMANDS:
+            command = getattr(importlib.import_module(_COMMANDS[name]), name)
+        else:
+            for entry_point in entry_points(group=OPERATORS_COMMANDS, name=name):
+                command = entry_point.load()
         return command
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

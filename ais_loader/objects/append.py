@@ -24,8 +24,8 @@ from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_re
 from ais_loader.transport.backoff import Patience
 from ais_loader.transport.base import Transport
 from ais_loader.urls import ARCHIVE_EXTENSIONS
-from ais_loader.wire import ais_compose_pb2 as pb
-from ais_loader.wire import ais_objects_pb2 as objects
+from ais_loader.wire.generated import ais_compose_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects
 
 _RETRY_S = 10.0
 """How long to go on trying while nobody answers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ais_loader import errors
 from ais_loader.transport.validation import require_bucket, require_object, require_text
-from ais_loader.wire import ais_compose_pb2 as pb
+from ais_loader.wire.generated import ais_compose_pb2 as pb
 
 INLINE_BYTES = 4 << 20
 """Of bytes that travel within a request: what is larger is put first, and named."""

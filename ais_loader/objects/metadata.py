@@ -10,7 +10,7 @@ from ais_loader.entry import ObjectInfo
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.transport.base import Transport
 from ais_loader.transport.validation import require_metadata
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 _TRIES = 100
 _WRITE_ID_BYTES = 16

@@ -18,8 +18,8 @@ import grpc
 
 from ais_loader.testing.machines import Machines, Place
 from ais_loader.testing.node import NodeProcess
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2_grpc as rpc
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 
 CALL_TIMEOUT_S = 20.0
 _HELD = ("ais_loader_memory_held_bytes", "ais_loader_active_", "ais_loader_pending_reads")

@@ -16,9 +16,9 @@ from ais_loader.errors import LoaderError
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
-from ais_loader.wire import ais_batch_pb2 as pb
-from ais_loader.wire import ais_compose_pb2 as compose_pb
 from ais_loader.wire.frame import Frame
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ from ais_loader.transport.embedded_puts import object_info, put_groups, staged
 from ais_loader.transport.embedded_stream import READ_PARTS, EmbeddedStream
 from ais_loader.transport.store_errors import translated
 from ais_loader.transport.validation import require_bucket, require_object, require_text
-from ais_loader.wire import ais_batch_pb2 as pb
-from ais_loader.wire import ais_compose_pb2 as compose_pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 
 if TYPE_CHECKING:
     from storage_node.store.store import Store

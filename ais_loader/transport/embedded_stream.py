@@ -9,8 +9,8 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from ais_loader.transport.store_errors import translated
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import Frame
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 if TYPE_CHECKING:
     from storage_node.store.read.batch import StoreBatch

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 U32: TypeAlias = npt.NDArray[np.uint32]
 U8: TypeAlias = npt.NDArray[np.uint8]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ais_loader.integrations.fsspec.filesystem import AISFileSystem
+from .filesystem import AISFileSystem
 
 __all__ = ["AISFileSystem"]

@@ -18,11 +18,12 @@ from typing import Any, BinaryIO
 from fsspec.spec import AbstractFileSystem
 
 from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
-from ais_loader.integrations.fsspec.clients import shared_client
-from ais_loader.integrations.fsspec.listing import Row, file_row, folder_row, rows_below
-from ais_loader.integrations.fsspec.naming import missing, no_writing, split
-from ais_loader.integrations.fsspec.writing import ObjectWriter
 from ais_loader.object_file import READ_AHEAD_BYTES
+
+from .clients import shared_client
+from .listing import Row, file_row, folder_row, rows_below
+from .naming import missing, no_writing, split
+from .writing import ObjectWriter
 
 
 class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no annotations

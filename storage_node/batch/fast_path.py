@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import encode_prefix, encode_single
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.cluster.map.membership import Membership
 from storage_node.store.checksum import crc32c, digest
 from storage_node.store.drive.drive import Drive

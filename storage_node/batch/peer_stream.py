@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import U8, U32, Frame, Response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.checksum import digest
 
 if TYPE_CHECKING:

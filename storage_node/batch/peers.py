@@ -23,10 +23,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ais_loader.wire import ais_batch_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, CONNECT_TIMEOUT, with_changes
 from ais_loader.wire.frame import FrameError, decode_response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerLane, PeerSilent, PeerUnavailable
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"

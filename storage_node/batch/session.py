@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit, MemoryBudget
 from storage_node.batch.fairness import FairSlots, Slot
 from storage_node.batch.fast_path import MAX_BYTES, answer_small

@@ -13,7 +13,7 @@ import click
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text
 
 if TYPE_CHECKING:
-    from ais_loader.wire import ais_cluster_pb2 as pb
+    from ais_loader.wire.generated import ais_cluster_pb2 as pb
     from storage_node.ops.drive_commands import NodeOfDrives
 
 _root = click.option(

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import grpc
 
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_cluster_pb2_grpc as cluster_rpc
-from ais_loader.wire import ais_objects_pb2 as objects_pb
-from ais_loader.wire import ais_objects_pb2_grpc as objects_rpc
-from ais_loader.wire import ais_replica_pb2 as replica_pb
-from ais_loader.wire import ais_replica_pb2_grpc as replica_rpc
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.generated import ais_objects_pb2_grpc as objects_rpc
+from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
+from ais_loader.wire.generated import ais_replica_pb2_grpc as replica_rpc
 
 CALL_TIMEOUT_S = 3.0
 _AT_ONCE = 32

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import grpc
 
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2_grpc as rpc
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.ops.ask_nodes import ask_nodes, newest_map
 from storage_node.ops.node_discovery import find_nodes
 from storage_node.ops.node_file import read_all

@@ -9,9 +9,9 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_objects_pb2 as objects_pb
-from ais_loader.wire import ais_replica_pb2 as replica_pb
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from storage_node.cluster.consensus.acceptor_store import decode
 from storage_node.config import ServerConfig
 from storage_node.ops import drive_commands as drive_orders

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from ais_loader.wire import ais_objects_pb2 as pb
-from ais_loader.wire import ais_promote_pb2 as wire
-from ais_loader.wire import ais_promote_pb2_grpc
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_promote_pb2 as wire
+from ais_loader.wire.generated import ais_promote_pb2_grpc
 from storage_node.cluster.replication.coordinator import Replication
 from storage_node.cluster.replication.copy_stream import CopyLost, reporting
 from storage_node.cluster.replication.replica import HeldWrite, require_bucket

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2_grpc
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.consensus.acceptor_store import Keeper
 from storage_node.cluster.map.membership import Membership

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-from ais_loader.wire import ais_compose_pb2 as pb
-from ais_loader.wire import ais_compose_pb2_grpc
-from ais_loader.wire import ais_objects_pb2 as objects
+from ais_loader.wire.generated import ais_compose_pb2 as pb
+from ais_loader.wire.generated import ais_compose_pb2_grpc
+from ais_loader.wire.generated import ais_objects_pb2 as objects
 from storage_node.batch.session import BatchService
 from storage_node.cluster.repair.source_reader import Source, Sources, object_info
 from storage_node.cluster.replication.coordinator import Replication

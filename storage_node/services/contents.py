@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator
 
-from ais_loader.wire import ais_contents_pb2 as pb
-from ais_loader.wire import ais_contents_pb2_grpc
+from ais_loader.wire.generated import ais_contents_pb2 as pb
+from ais_loader.wire.generated import ais_contents_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.repair.usage import PAGE_NAMES, Summing, names_page, summary_of
 from storage_node.cluster.replication.coordinator import Replication

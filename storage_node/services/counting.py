@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.metric_counters import NodeCounts, count
 
 ERROR_KIND_KEY = "ais-error-kind"

@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol
 
 import grpc
 
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.batch.local_batch import StaleMap
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for

@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ais_loader.wire import ais_objects_pb2 as pb
-from ais_loader.wire import ais_promote_pb2 as wire
-from ais_loader.wire import ais_promote_pb2_grpc
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_promote_pb2 as wire
+from ais_loader.wire.generated import ais_promote_pb2_grpc
 from ais_loader.wire.placement import object_hash
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.membership import Membership

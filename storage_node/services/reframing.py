@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.batch.session import BatchService
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import InvalidRequest, StoreError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import grpc
 
-from ais_loader.wire import ais_replica_pb2 as wire
-from ais_loader.wire import ais_replica_pb2_grpc
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.copy_stream import CopyLost
 from storage_node.services.objects import Context, abort

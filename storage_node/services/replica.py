@@ -7,8 +7,8 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
-from ais_loader.wire import ais_replica_pb2 as wire
-from ais_loader.wire import ais_replica_pb2_grpc
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite

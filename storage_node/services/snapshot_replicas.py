@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import grpc
 
-from ais_loader.wire import ais_replica_pb2 as wire
-from ais_loader.wire import ais_snapshot_copies_pb2 as pb
-from ais_loader.wire import ais_snapshot_copies_pb2_grpc
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
+from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.replication.commit_gate import CommitGate
 from storage_node.cluster.replication.copy_stream import CopyLost

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_snapshots_pb2 as pb
-from ais_loader.wire import ais_snapshots_pb2_grpc
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_snapshots_pb2 as pb
+from ais_loader.wire.generated import ais_snapshots_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.snapshots.coordinator import ClusterSnapshots
 from storage_node.services.objects import Context, abort

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from ais_loader.wire import ais_compose_pb2 as pb
-from ais_loader.wire import ais_objects_pb2 as objects
+from ais_loader.wire.generated import ais_compose_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects
 from storage_node.store.drive.preconditions import condition_of
 from storage_node.store.errors import InvalidRequest
 from storage_node.store.format import Record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ais_loader.wire import ais_compose_pb2 as pb
+from ais_loader.wire.generated import ais_compose_pb2 as pb
 from storage_node.store.archives.source import FdSource
 from storage_node.store.archives.tar_end import find_end
 from storage_node.store.drive.drive import Drive

@@ -58,8 +58,8 @@ def damage(drive: Path) -> str:
 def test_a_store_so_large_that_progress_is_told_is_healthy_without_a_terminal_too(
     drives: list[Path], arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("survey", "rebuild"):
-        monkeypatch.setattr(f"storage_node.store.{module}.PROGRESS_EVERY", 5)
+    for module in ("scan", "rebuild"):
+        monkeypatch.setattr(f"storage_node.store.fsck.{module}.PROGRESS_EVERY", 5)
     result = doctor(*drives, *arguments)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
 

@@ -16,10 +16,10 @@ from ais_loader.transport.cluster.substream import LANE_WINDOW_BYTES
 from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Receiver
-from ais_loader.wire import ais_batch_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import decode_response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from tests.faults.scripted_node import end, frame
 
 PATIENCE_S = 20.0

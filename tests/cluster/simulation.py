@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus import acceptor
 from storage_node.cluster.consensus.acceptor import AcceptorState, Refused
 from storage_node.cluster.consensus.effects import Ask, Edit, Failure, Pause, Request, Response, Steps

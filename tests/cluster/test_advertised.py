@@ -13,7 +13,7 @@ from ais_loader.client import connect
 from ais_loader.testing import FaultyLink, NodeProcess
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
-from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_bucket, create_cluster
 from storage_node.ops.ask_nodes import ask_node

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import Network, Running, content
 
-from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import OutcomeUnknown
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node

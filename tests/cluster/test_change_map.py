@@ -12,7 +12,7 @@ import pytest
 from agreement_kit import TIMEOUT_S, endpoint_of, endpoints_of, known_map, make_cluster, member, node_at, nodes_at
 
 from ais_loader.testing import eventually
-from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import Channels, change_map
 from storage_node.cluster.consensus.effects import Ask
 from storage_node.cluster.consensus.errors import NoMajority, OtherCluster

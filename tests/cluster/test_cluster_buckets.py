@@ -13,8 +13,8 @@ from agreement_kit import TIMEOUT_S, endpoint_of, known_map, make_cluster, node_
 
 from ais_loader import connect, errors
 from ais_loader.testing import eventually
-from ais_loader.wire import ais_objects_pb2 as pb
-from ais_loader.wire import ais_objects_pb2_grpc as rpc
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from storage_node.cluster.map import buckets as bucket_changes
 from storage_node.server import NodeServer
 

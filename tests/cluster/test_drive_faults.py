@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_replica_pb2 as wire
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.drives.health import ErrorWindow, Neighbour, why_kept
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from agreement_kit import endpoints_of, known_map, make_cluster, node_at, nodes_at
 
-from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.acceptor import Refused
 from storage_node.cluster.consensus.acceptor_store import Keeper
 from storage_node.cluster.consensus.change import change_map

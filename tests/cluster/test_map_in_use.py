@@ -9,8 +9,8 @@ import uuid
 import pytest
 from copies_model import DEAD, OLD, SLIPS, Model, Slip
 
-from ais_loader.wire import ais_cluster_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.map.lease import version_told
 from storage_node.cluster.map.membership import Membership
 

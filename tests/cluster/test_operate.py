@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 
 from ais_loader.cli import main
 from ais_loader.testing import NodeProcess
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_objects_pb2 as objects_pb
-from ais_loader.wire.ais_replica_pb2 import ProgressResponse as Progress
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.generated.ais_replica_pb2 import ProgressResponse as Progress
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_cluster

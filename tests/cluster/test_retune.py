@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ais_loader.wire.ais_replica_pb2 import ProgressResponse
+from ais_loader.wire.generated.ais_replica_pb2 import ProgressResponse
 from storage_node.ops import ray_actors as launch
 from storage_node.ops import rolling_settings as retune
 from storage_node.ops.ask_nodes import Answer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ais_loader.wire import ais_cluster_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.map import snapshot_mutations as edits
 from storage_node.cluster.map.mutations import delete_bucket
 from storage_node.cluster.replication.replica_set import TooFewCopies

@@ -16,7 +16,7 @@ from ais_loader import Bucket, Client, errors
 from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
 from ais_loader.objects.parts import PREFIX
 from ais_loader.testing import seeded_bytes
-from ais_loader.wire import ais_compose_pb2 as pb
+from ais_loader.wire.generated import ais_compose_pb2 as pb
 
 DATA = seeded_bytes(2 * MiB + 4321)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from ais_loader.entry import Item
 from ais_loader.transport.base import FrameStream
 from ais_loader.transport.embedded import EmbeddedTransport
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 BUCKET = "speech"
 DEADLINE_S = 60

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import NoReturn
 
-from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import Channels, drive
 from storage_node.cluster.consensus.effects import Answers, Ask
 from storage_node.cluster.consensus.proposer import Proposer

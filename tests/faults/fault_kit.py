@@ -19,8 +19,8 @@ from ais_loader import Bucket, Item, connect
 from ais_loader.checksum import crc32c
 from ais_loader.testing import NodeProcess, eventually, rss_bytes, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.wire import ais_replica_pb2 as pb
-from ais_loader.wire import ais_replica_pb2_grpc as rpc
+from ais_loader.wire.generated import ais_replica_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2_grpc as rpc
 
 MiB = 1 << 20
 SMALL = {f"s/{at:04d}": seeded_bytes(60_000 + 7 * at, seed=at) for at in range(200)}

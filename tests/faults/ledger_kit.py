@@ -15,10 +15,10 @@ import grpc
 from ais_loader import Bucket, connect, errors
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_replica_pb2 as wire
-from ais_loader.wire import ais_replica_pb2_grpc as rpc
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_replica_pb2_grpc as rpc
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node
 from storage_node.ops.ask_nodes import ask_nodes, newest_map

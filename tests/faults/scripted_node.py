@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 
 from ais_loader.checksum import crc32c
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import Frame, Piece, encode_frame
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 Answer = Callable[[int, pb.BatchRequest], Iterable[bytes]]
 """From a batch's id and request to the messages that answer it. Raise to break the session."""

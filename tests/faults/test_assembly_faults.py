@@ -18,9 +18,9 @@ import pytest
 from ais_loader.checksum import crc32c
 from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import decode_response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 from storage_node.store.checksum import digest

@@ -20,8 +20,8 @@ from ais_loader import Client, Item, connect, errors
 from ais_loader.entry import Status
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.transport.grpc.transport import GrpcTransport
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import FrameError, decode_response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from tests.faults.scripted_node import ScriptedNode, end, frame, piece, reject
 from tests.node.cluster_kit import BUCKET, Answer, LocalCluster
 

@@ -19,9 +19,9 @@ from ais_loader import Bucket, Client, Item, connect, errors
 from ais_loader.entry import Status
 from ais_loader.testing import FaultyLink, eventually, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from tests.node.node_kit import RawSession, batch_of
 
 MiB = 1 << 20

@@ -16,7 +16,7 @@ import pytest
 from ais_loader import connect, errors
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.ops import drive_commands as orders
 from storage_node.ops import node_file
 from storage_node.ops.drive_commands import NodeOfDrives

@@ -13,7 +13,7 @@ import pytest
 
 from ais_loader import Client, connect, errors
 from ais_loader.testing import NodeProcess, eventually
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.map.mutations import add_node, begin_leave

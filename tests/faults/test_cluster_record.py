@@ -13,10 +13,10 @@ import grpc
 import pytest
 
 from ais_loader.testing import NodeProcess, eventually
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2_grpc as rpc
-from ais_loader.wire import ais_objects_pb2 as objects_pb
-from ais_loader.wire import ais_objects_pb2_grpc as objects_rpc
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.generated import ais_objects_pb2_grpc as objects_rpc
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_bucket, create_cluster, delete_bucket

@@ -11,9 +11,9 @@ import pytest
 from ais_loader import connect
 from ais_loader.testing import eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.wire import ais_snapshots_pb2 as pb
-from ais_loader.wire import ais_snapshots_pb2_grpc
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_snapshots_pb2 as pb
+from ais_loader.wire.generated import ais_snapshots_pb2_grpc
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from tests.faults.fault_kit import serve_all

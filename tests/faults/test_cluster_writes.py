@@ -17,8 +17,8 @@ from ais_loader.testing import eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.transport.cluster.discovery import ClusterTransport
 from ais_loader.transport.cluster.transport import RoutedTransport
-from ais_loader.wire import ais_objects_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.store.format import Version
 from storage_node.store.store import Store
 from tests.faults.crash_kit import content, state_of

@@ -12,8 +12,8 @@ from scripted_node import ScriptedNode, end, frame, piece, reject
 from ais_loader import Batch, LoaderError, connect, errors
 from ais_loader.checksum import crc32c
 from ais_loader.testing import eventually, seeded_bytes
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import Piece, encode_varint
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 A, B, C = b"first entry", b"second", b"the third one"
 ALL = {0: A, 1: B, 2: C}

@@ -11,10 +11,10 @@ from typing import Any
 
 from ais_loader.testing import FaultyLink, eventually
 from ais_loader.transport.grpc.transport import GrpcTransport
-from ais_loader.wire import ais_batch_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import EntryFault, Frame
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.session import BatchService
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer

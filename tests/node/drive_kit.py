@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.testing import eventually
-from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.config import ServerConfig
 from storage_node.ops import drive_commands as drive_orders
 from storage_node.ops import node_file

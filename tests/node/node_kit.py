@@ -12,8 +12,8 @@ import grpc
 import numpy as np
 
 from ais_loader import Bucket, connect
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import Frame, decode_response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 from storage_node.store.checksum import digest

@@ -15,10 +15,10 @@ from node_kit import RawSession, batch_of
 
 from ais_loader import errors
 from ais_loader.testing import eventually, seeded_bytes
-from ais_loader.wire import ais_batch_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import decode_response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.repair import repair
 
 MiB = 1 << 20

@@ -10,8 +10,8 @@ import google_crc32c
 import pytest
 
 from ais_loader import connect, errors
-from ais_loader.wire import ais_compose_pb2 as wire
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_compose_pb2 as wire
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.repair.source_reader import Source
 from storage_node.cluster.replication.copy_stream import CopyLost
 from storage_node.cluster.replication.replica_set import TooFewCopies

@@ -13,8 +13,8 @@ import pytest
 
 from ais_loader import connect, errors
 from ais_loader.testing import FaultyLink, eventually
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication.commit import Commits
 from storage_node.cluster.replication.name_locks import NameLocks
 from storage_node.config import ServerConfig

@@ -10,9 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_contents_pb2 as pb
-from ais_loader.wire import ais_contents_pb2_grpc as rpc
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_contents_pb2 as pb
+from ais_loader.wire.generated import ais_contents_pb2_grpc as rpc
 from storage_node.services.contents import ContentsReplicaService
 from storage_node.services.replica import ReplicaService
 from storage_node.store.format import Version

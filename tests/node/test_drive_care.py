@@ -10,7 +10,7 @@ import pytest
 
 from ais_loader import Bucket, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
-from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.ops import drive_commands as orders
 from storage_node.ops.drive_commands import NodeOfDrives
 from storage_node.ops.node_discovery import find_nodes

@@ -10,8 +10,8 @@ from cluster_kit import Answer, LocalCluster
 from node_kit import RawSession, batch_of
 from test_assembly_recovery import NAMES, OBJECTS, assert_whole, gathering, in_the_middle
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.gather.hedging import BURST_ENTRIES
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 MiB = 1 << 20
 LONG_S = 300.0

@@ -21,8 +21,8 @@ from promql_kit import Series, check, exported, legend_labels
 import storage_node
 from ais_loader import connect, errors
 from ais_loader.testing import eventually
-from ais_loader.wire import ais_batch_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2, ais_cluster_pb2_grpc
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
 from storage_node.config import ServerConfig
 from storage_node.metric_counters import BOUNDS_S, BatchTally, Histogram, NodeCounts
 from storage_node.metric_list import METRICS, PROCESS, markdown_table

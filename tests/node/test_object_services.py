@@ -16,8 +16,8 @@ from node_kit import CALL_TIMEOUT_S, bucket_of, serving
 from ais_loader import Bucket, connect, errors
 from ais_loader.checksum import crc32c
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
-from ais_loader.wire import ais_objects_pb2 as pb
-from ais_loader.wire import ais_objects_pb2_grpc as rpc
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from storage_node.server import NodeServer
 
 MiB = 1 << 20

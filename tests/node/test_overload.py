@@ -15,7 +15,7 @@ from node_kit import RawSession, batch_of, bucket_of, serving
 from ais_loader import connect, errors
 from ais_loader.cli import main
 from ais_loader.testing import NodeProcess, eventually
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.pressure import MAX_RETRY_S, machine_memory_bytes, pause_s, resident_bytes, retry_after_ms
 from storage_node.batch.session import BatchService
 from storage_node.config import ServerConfig

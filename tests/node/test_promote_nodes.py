@@ -16,8 +16,8 @@ from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from ais_loader.transport.cluster import promote as promote_shares
-from ais_loader.wire import ais_promote_pb2 as wire
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_promote_pb2 as wire
 from storage_node.config import ServerConfig
 from storage_node.promote import cluster as promoting
 from storage_node.promote.here import promote_group

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ais_loader.testing import eventually
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.readahead import AHEAD_BYTES, Readahead
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan, plan_frames

@@ -12,9 +12,9 @@ import pytest
 
 from ais_loader import Bucket, Client, connect, errors
 from ais_loader.testing import eventually
-from ais_loader.wire import ais_batch_pb2 as batch_pb
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 from storage_node.store.errors import StoreError

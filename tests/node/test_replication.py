@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from ais_loader.testing import eventually
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_objects_pb2 as pb
-from ais_loader.wire import ais_replica_pb2 as wire
-from ais_loader.wire import ais_replica_pb2_grpc as wire_rpc
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_replica_pb2_grpc as wire_rpc
 from storage_node.store.format import Version
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import (

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from ais_loader.testing import eventually
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.store.format import Version
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster

@@ -12,7 +12,7 @@ from node_kit import RawSession, batch_of, bucket_of, columns, serving
 from ais_loader import Bucket
 from ais_loader.checksum import crc32c
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.server import NodeServer
 
 MiB = 1 << 20

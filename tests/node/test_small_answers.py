@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ais_loader.wire import ais_batch_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Response, decode_response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.fast_path import MAX_BYTES, MAX_ENTRIES, answer_small
 from storage_node.cluster.map.membership import Membership
 from storage_node.store.read.batch import StoreBatch, digest

@@ -14,9 +14,9 @@ from cluster_kit import BUCKET, LocalCluster
 
 from ais_loader import Client, connect, errors
 from ais_loader.testing import eventually
-from ais_loader.wire import ais_replica_pb2 as wire
-from ais_loader.wire import ais_replica_pb2_grpc, ais_snapshot_copies_pb2_grpc
-from ais_loader.wire import ais_snapshot_copies_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_replica_pb2_grpc, ais_snapshot_copies_pb2_grpc
+from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map import snapshot_mutations as edits
 from storage_node.cluster.replication import commit_gate

@@ -12,9 +12,9 @@ from ais_loader import connect, errors
 from ais_loader.testing import eventually
 from ais_loader.transport.cluster.discovery import ClusterTransport
 from ais_loader.transport.cluster.transport import RoutedTransport
-from ais_loader.wire import ais_batch_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.server import NodeServer
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import RawSession, batch_of, serving

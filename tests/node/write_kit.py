@@ -9,9 +9,9 @@ from pathlib import Path
 
 import grpc
 
-from ais_loader.wire import ais_objects_pb2 as pb
-from ais_loader.wire import ais_objects_pb2_grpc as rpc
 from ais_loader.wire.cluster_map import object_hashes
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from storage_node.store.checksum import crc32c
 from storage_node.store.read.object_reader import ObjectReader
 from storage_node.store.store import Store

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ais_loader.wire import ais_cluster_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView, most_copies, object_hashes, sure_copies
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 
 NAMES = [f"en/{number:06d}.wav" for number in range(20_000)]
 BUCKET_UUID = bytes(range(16))

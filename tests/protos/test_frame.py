@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import (
     EntryFault,
     Frame,
@@ -22,6 +21,7 @@ from ais_loader.wire.frame import (
     encode_single,
     encode_varint,
 )
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 U32_MAX = 2**32 - 1
 

@@ -345,6 +345,6 @@ def test_identities_that_are_lost_are_told_apart_from_folders_that_never_were_a_
 
 def test_every_finding_in_the_source_is_of_a_known_kind() -> None:
     folder = Path(report_module.__file__).parent
-    source = "".join((folder / name).read_text() for name in ("doctor.py", "survey.py", "rebuild.py"))
+    source = "".join((folder / name).read_text() for name in ("fsck.py", "scan.py", "rebuild.py"))
     used = set(re.findall(r'(?:Finding|_suspect|_find)\(\s*"([a-z-]+)"', source))
     assert len(used) > 15 and used <= set(KINDS)

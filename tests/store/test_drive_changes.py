@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.errors import (
     DriveFailed,
     DriveFull,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.errors import BucketNotFound, ObjectNotFound
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.errors import DriveFailed, InvalidRequest, ObjectNotFound

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.errors import DriveFailed, ObjectNotFound
 from storage_node.store.store import Store
 from tests.faults.eio_kit import EioShim

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store import store_record as records
 from storage_node.store.archives.errors import NotAnArchive
 from storage_node.store.checksum import crc32c

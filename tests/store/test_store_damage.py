@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.errors import CorruptObject, DriveFailed, FormatError, StoreError, StoreReadOnly
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck.fsck import check

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.placement import Candidate, owner
 from storage_node.store.errors import DriveFailed, FormatError, StoreError
 from storage_node.store.store import Store

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.errors import ObjectNotFound
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.store import Store

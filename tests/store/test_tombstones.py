@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store import errors
 from storage_node.store.errors import ObjectNotFound
 from storage_node.store.format import BLOCK_BYTES, Version

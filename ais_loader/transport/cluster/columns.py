@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.placement import object_hash
 
 COLUMNS = ("bucket_index", "name", "member", "start", "length", "version")

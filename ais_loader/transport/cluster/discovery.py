@@ -23,11 +23,11 @@ from ais_loader.transport.cluster.membership import HEDGE_BUDGET
 from ais_loader.transport.cluster.transport import RoutedTransport
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.transport import GrpcTransport
-from ais_loader.wire import ais_batch_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_compose_pb2 as compose_pb
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Frame
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 
 QUICK_TIMEOUT_S = 2.0
 _ALL: weakref.WeakSet[ClusterTransport] = weakref.WeakSet()

@@ -8,10 +8,10 @@ from ais_loader import errors
 from ais_loader.transport.cluster.routing import Asking
 from ais_loader.transport.cluster.substream import Lane
 from ais_loader.transport.session.batch_stream import damaged_entry
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import Frame, FrameError
 from ais_loader.wire.gather.frame_edit import Mask, failed_as
 from ais_loader.wire.gather.reorder import Reorder
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 _ASK_ANOTHER = (pb.NOT_FOUND, pb.CORRUPT)
 """What one copy has not, another may have."""

@@ -18,10 +18,10 @@ from itertools import chain
 
 from ais_loader import errors
 from ais_loader.transport.grpc.transport import GrpcTransport
-from ais_loader.wire import ais_cluster_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads, choose
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.placement import Candidate, ranked
 
 MAP_TIMEOUT_S = 2.0

@@ -8,8 +8,8 @@ failed, in their place. A node that assembles the batch for its client ("target"
 to fall back on.
 
 A node that is silent for much longer than is usual is not given up, but what it owes is asked of the next holder as
-well, within a budget (see `ais_loader.wire.gather.hedging`); the first to deliver an entry has it, and who has nothing more to deliver
-is told to stop.
+well, within a budget (see `ais_loader.wire.gather.hedging`); the first to deliver an entry has it, and who has nothing
+more to deliver is told to stop.
 
 Memory: each node may send LANE_WINDOW_BYTES ahead of the consumer.
 """
@@ -34,11 +34,11 @@ from ais_loader.transport.cluster.routing import Asking
 from ais_loader.transport.cluster.substream import Arrivals, Lane, Share
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Broken, Event
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import EntryFault, Frame, Response
 from ais_loader.wire.gather.frame_edit import Mask
 from ais_loader.wire.gather.lanes import in_lanes
 from ais_loader.wire.gather.reorder import Reorder
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _EVENTS_AT_ONCE = 16

@@ -18,7 +18,7 @@ from ais_loader.transport.grpc.put_stream import (
     OpenStream,
     Result,
 )
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 MAX_UNDELIVERED = 4096
 """Results that wait for an earlier one; then all groups are sent, full or not."""

@@ -12,9 +12,9 @@ import numpy as np
 from ais_loader import errors
 from ais_loader.transport.session.batch_stream import digest
 from ais_loader.transport.session.session import Event, Session
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import U8, U32, EntryFault, Frame
 from ais_loader.wire.gather.frame_edit import Mask
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 LANE_WINDOW_BYTES = 4 << 20
 """Payload that each node may send ahead of the consumer."""

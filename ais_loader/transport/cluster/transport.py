@@ -32,10 +32,10 @@ from ais_loader.transport.grpc.member_pages import listed_members
 from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.validation import require_bucket, require_object, require_text
-from ais_loader.wire import ais_batch_pb2 as batch_pb
-from ais_loader.wire import ais_compose_pb2 as compose_pb
-from ais_loader.wire import ais_objects_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView, sure_copies
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.placement import object_hash
 
 T = TypeVar("T")

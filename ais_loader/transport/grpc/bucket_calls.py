@@ -11,7 +11,7 @@ from ais_loader.transport.base import BucketChange, BucketInfo
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.validation import require_bucket, require_text
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.put_stream import object_info
 from ais_loader.transport.grpc.watchdog import Watchdog
-from ais_loader.wire import ais_compose_pb2 as pb
+from ais_loader.wire.generated import ais_compose_pb2 as pb
 
 
 def composed(here: Connection, request: pb.ComposeRequest, moved: Callable[[int], None] | None) -> ObjectInfo:

@@ -17,13 +17,13 @@ from ais_loader.transport.session.raw_stream import open_stream
 from ais_loader.transport.session.session import Session
 from ais_loader.transport.session.single_get import Exchange
 from ais_loader.transport.session.stream_pool import StreamPool
-from ais_loader.wire import ais_cluster_pb2_grpc as cluster_rpc
-from ais_loader.wire import ais_compose_pb2_grpc as compose_rpc
-from ais_loader.wire import ais_contents_pb2_grpc as contents_rpc
-from ais_loader.wire import ais_objects_pb2_grpc as rpc
-from ais_loader.wire import ais_promote_pb2_grpc as promote_rpc
-from ais_loader.wire import ais_snapshots_pb2_grpc as snapshots_rpc
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, for_patience
+from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
+from ais_loader.wire.generated import ais_compose_pb2_grpc as compose_rpc
+from ais_loader.wire.generated import ais_contents_pb2_grpc as contents_rpc
+from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
+from ais_loader.wire.generated import ais_promote_pb2_grpc as promote_rpc
+from ais_loader.wire.generated import ais_snapshots_pb2_grpc as snapshots_rpc
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
 _ERROR_KIND_KEY = "ais-error-kind"

@@ -11,7 +11,7 @@ from ais_loader.summary import BucketSummary, PrefixSummary
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.watchdog import Watchdog
-from ais_loader.wire import ais_contents_pb2 as pb
+from ais_loader.wire.generated import ais_contents_pb2 as pb
 
 T = TypeVar("T")
 

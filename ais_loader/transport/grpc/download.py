@@ -8,7 +8,7 @@ from typing import Protocol
 from ais_loader import errors
 from ais_loader.transport.backoff import Patience
 from ais_loader.transport.grpc.watchdog import Watchdog
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 
 class Call(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from ais_loader import errors
 from ais_loader.entry import MemberInfo
 from ais_loader.transport.validation import require_object, require_text
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 
 def listed_members(

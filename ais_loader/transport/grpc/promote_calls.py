@@ -15,7 +15,7 @@ from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.put_stream import object_info
 from ais_loader.transport.grpc.watchdog import Watchdog
 from ais_loader.transport.validation import require_bucket, require_text
-from ais_loader.wire import ais_promote_pb2 as wire
+from ais_loader.wire.generated import ais_promote_pb2 as wire
 
 
 def promote_request(spec: PromoteSpec) -> wire.PromoteRequest:

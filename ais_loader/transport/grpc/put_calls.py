@@ -10,7 +10,7 @@ import grpc
 from ais_loader import errors
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.watchdog import Watchdog
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 CALL_TIMEOUT_S = 60.0
 """Of any call to a node."""

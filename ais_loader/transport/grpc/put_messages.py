@@ -9,7 +9,7 @@ from ais_loader.checksum import crc32c
 from ais_loader.content import Source
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.validation import require_bucket, require_metadata, require_text
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 
 def put_header(spec: PutSpec) -> pb.PutHeader:

@@ -15,7 +15,7 @@ from ais_loader.entry import ObjectInfo
 from ais_loader.transport.backoff import Patience
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.grpc.put_messages import small_object
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 GROUP_BYTES = 1 << 20
 GROUP_OBJECTS = 256

@@ -44,11 +44,11 @@ from ais_loader.transport.session.long_batch import OwnAnswers
 from ais_loader.transport.session.session import Session
 from ais_loader.transport.validation import require_bucket, require_object, require_text
 from ais_loader.urls import is_host_port
-from ais_loader.wire import ais_batch_pb2 as batch_pb
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_compose_pb2 as compose_pb
-from ais_loader.wire import ais_objects_pb2 as pb
-from ais_loader.wire import ais_promote_pb2 as promote_pb
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 
 T = TypeVar("T")
 INDEX_TIMEOUT_S = 600.0

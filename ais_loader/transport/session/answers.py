@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ais_loader.errors import Closed
 from ais_loader.transport.session.session import Broken, Event, Inbox, Session
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 WINDOW_BYTES = 8 << 20
 """Payload that a node may send ahead of the consumer, for each batch on a shared session."""

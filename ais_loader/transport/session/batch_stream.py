@@ -21,8 +21,8 @@ from ais_loader.checksum import crc32c
 from ais_loader.transport.backoff import Patience
 from ais_loader.transport.session.answers import Answers
 from ais_loader.transport.session.session import Broken
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import U8, U32, Frame, Response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

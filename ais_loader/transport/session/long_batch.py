@@ -14,9 +14,9 @@ from collections.abc import Callable
 from ais_loader import errors
 from ais_loader.transport.session.session import Broken, Event
 from ais_loader.transport.session.stream_pool import PooledStream, StreamPool
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS
 from ais_loader.wire.frame import FrameError, decode_response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 FIRST_WINDOW_BYTES = 8 << 20
 """Payload that a node may send ahead at first: enough where an answer takes less than `_FAR_S`, and more would have

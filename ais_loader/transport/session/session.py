@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from ais_loader.errors import LoaderError
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import FrameError, Response, decode_response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 
 class Call(Protocol):

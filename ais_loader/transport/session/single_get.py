@@ -12,8 +12,8 @@ import time
 from ais_loader.checksum import crc32c
 from ais_loader.errors import SilenceTimeout
 from ais_loader.transport.session.stream_pool import PooledStream, StreamPool
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import FrameError, decode_response, decode_single
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 _CREDIT_BYTES = 1 << 40
 """The caller wants all of it in memory: nothing is gained by slowing the node down."""

@@ -23,11 +23,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, WIRE_U32, EntryFault, Frame, FrameError
 from ais_loader.wire.gather.arrived import MAX_ENTRIES_PER_FRAME, Arrived
 from ais_loader.wire.gather.claims import I64, NOBODY, Claims
 from ais_loader.wire.gather.frame_edit import Mask, failures, first_unset, subset, without
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 Resume: TypeAlias = tuple[int, int, str]
 """Offset in the entry, CRC-32C of what lies before it, version."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import U8, Frame, encode_frame
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.fairness import Slot
 from storage_node.batch.gather.gather import Gather

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import EntryFault
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.gather.routing import Places
 from storage_node.store.errors import StoreError
 

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, EntryFault, Frame
 from ais_loader.wire.gather.lanes import in_lanes
 from ais_loader.wire.gather.reorder import Reorder
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.gather.failures import MAY_BE_BETTER_ELSEWHERE, Failures
 from storage_node.batch.gather.hedging import LaneWatch

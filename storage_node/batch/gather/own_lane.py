@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import Frame
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.store.read.batch import StoreBatch
 

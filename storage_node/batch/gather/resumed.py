@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.gather.reorder import Reorder
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.gather.routing import Resume
 
 

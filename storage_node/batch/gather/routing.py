@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView, sure_copies
 from ais_loader.wire.gather.replica_choice import Load, NodeLoads, choose
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.placement import object_hash
 from storage_node.store.read.frame_plan import check_columns
 

@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2_grpc as rpc
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.cluster.consensus.effects import Answers, Ask, Edit, Failure, Pause, Request, Response, Steps
 from storage_node.cluster.consensus.proposer import Proposer
 

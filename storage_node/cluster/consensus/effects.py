@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 
 Request: TypeAlias = pb.GetMapRequest | pb.LearnRequest | pb.PrepareRequest | pb.AcceptRequest
 Response: TypeAlias = pb.GetMapResponse | pb.LearnResponse | pb.PrepareResponse | pb.AcceptResponse

@@ -23,7 +23,7 @@ import random
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ais_loader.wire import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.acceptor import BallotOrder, ballot_order
 from storage_node.cluster.consensus.effects import Answers, Ask, Edit, Failure, Pause, Steps
 from storage_node.cluster.consensus.errors import Contended, NoMajority, OtherCluster, OutcomeUnknown

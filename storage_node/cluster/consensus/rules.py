@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ais_loader.wire import ais_cluster_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.errors import OtherCluster
 
 

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_replica_pb2 as wire
 from ais_loader.wire.cluster_map import ClusterView, sure_copies
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
 
 
 class ErrorWindow:

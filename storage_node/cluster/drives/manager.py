@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2_grpc
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.background import keep_going
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels

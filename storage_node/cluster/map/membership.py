@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ais_loader.wire import ais_cluster_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.map.lease import MapInUse
 
 

@@ -18,8 +18,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from ais_loader.wire import ais_cluster_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView, most_copies
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers

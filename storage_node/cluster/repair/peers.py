@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
-from ais_loader.wire import ais_replica_pb2 as wire
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
+from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, State
 from storage_node.cluster.repair.transfers import bucket_ref

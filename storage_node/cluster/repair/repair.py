@@ -15,9 +15,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from ais_loader.wire import ais_cluster_pb2 as pb
-from ais_loader.wire import ais_replica_pb2 as wire
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.background import keep_going
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels

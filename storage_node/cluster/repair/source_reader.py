@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from ais_loader.wire import ais_compose_pb2 as wire
-from ais_loader.wire import ais_objects_pb2 as pb
-from ais_loader.wire import ais_objects_pb2_grpc
+from ais_loader.wire.generated import ais_compose_pb2 as wire
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication.coordinator import Replication

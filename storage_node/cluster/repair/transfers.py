@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_objects_pb2 as pb
-from ais_loader.wire import ais_replica_pb2 as wire
-from ais_loader.wire import ais_replica_pb2_grpc
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.repair.plan import batches

@@ -19,10 +19,10 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-from ais_loader.wire import ais_contents_pb2 as pb
-from ais_loader.wire import ais_contents_pb2_grpc
-from ais_loader.wire import ais_replica_pb2 as wire
 from ais_loader.wire.cluster_map import sure_copies
+from ais_loader.wire.generated import ais_contents_pb2 as pb
+from ais_loader.wire.generated import ais_contents_pb2_grpc
+from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication.copy_stream import CopyLost, reporting

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_cluster_pb2_grpc as cluster_rpc
-from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
+from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.batch.local_batch import StaleMap
 from storage_node.cluster.replication.copy_stream import CopyLost
 from storage_node.cluster.replication.replica import from_wire

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_objects_pb2 as pb
-from ais_loader.wire import ais_replica_pb2 as wire
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.membership import Membership

@@ -16,9 +16,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ais_loader.wire import ais_objects_pb2 as pb
-from ais_loader.wire import ais_replica_pb2 as wire
-from ais_loader.wire import ais_replica_pb2_grpc
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication.replica import HeldWrite

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ais_loader.wire import ais_contents_pb2 as contents
-from ais_loader.wire import ais_contents_pb2_grpc
-from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_contents_pb2 as contents
+from ais_loader.wire.generated import ais_contents_pb2_grpc
+from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.replication.ahead import Ahead
 from storage_node.cluster.replication.commit import Commits
 from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, CopyLost, refused, reporting

@@ -16,8 +16,8 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ais_loader.wire import ais_cluster_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.replication.replica_set import Candidates, Target, TooFewCopies
 from storage_node.store.errors import StoreError
 from storage_node.store.format import Version

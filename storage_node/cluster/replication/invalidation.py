@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Mapping
 import grpc
 import grpc.aio
 
-from ais_loader.wire import ais_replica_pb2 as wire
-from ais_loader.wire import ais_replica_pb2_grpc
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S
 from storage_node.cluster.replication.replica import to_wire

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ais_loader.wire import ais_objects_pb2 as pb
-from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.store import errors
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.errors import StoreError

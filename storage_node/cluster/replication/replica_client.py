@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import grpc.aio
 
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
-from ais_loader.wire import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
+from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication import replica

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
-from ais_loader.wire import ais_cluster_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.replication.copy_stream import CopyLost
 from storage_node.store.errors import (
     ContentMismatch,

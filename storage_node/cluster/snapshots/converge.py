@@ -9,10 +9,10 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_snapshot_copies_pb2 as pb
-from ais_loader.wire import ais_snapshot_copies_pb2_grpc as rpc
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
+from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as rpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.membership import Membership

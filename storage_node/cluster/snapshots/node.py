@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ais_loader.wire import ais_snapshot_copies_pb2_grpc, ais_snapshots_pb2_grpc
+from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc, ais_snapshots_pb2_grpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.membership import Membership

@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from ais_loader.wire import ais_cluster_pb2 as pb
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.plan import State, owners_of

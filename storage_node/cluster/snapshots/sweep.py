@@ -8,10 +8,10 @@ import asyncio
 import logging
 import time
 
-from ais_loader.wire import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire import ais_snapshot_copies_pb2 as pb
-from ais_loader.wire import ais_snapshot_copies_pb2_grpc as rpc
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
+from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as rpc
 from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.consensus.change import change_map_async

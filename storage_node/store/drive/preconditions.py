@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ais_loader.wire import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.store.errors import InvalidRequest, VersionConflict, WriteTooLate
 from storage_node.store.format import Record, Version
 

@@ -15,8 +15,8 @@ from concurrent.futures import Executor
 
 import numpy as np
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, Frame, Piece, encode_frame, encode_prefix
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.checksum import crc32c, digest
 from storage_node.store.errors import StoreError
 from storage_node.store.files.segment_format import file_of

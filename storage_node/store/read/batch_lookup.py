@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import EntryFault
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives.open_archives import OpenShard
 from storage_node.store.drive.drive import Drive
 from storage_node.store.errors import BucketNotFound, StoreError

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ais_loader.wire import ais_batch_pb2 as pb
 from ais_loader.wire.frame import EntryFault, Frame, Piece
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.errors import StoreError
 from storage_node.store.read.batch_lookup import BatchTable

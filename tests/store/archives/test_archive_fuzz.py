@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ais_loader.testing import peak_rss_bytes, reset_peak_rss, rss_bytes, throwaway_folder
-from ais_loader.wire import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives.errors import ArchiveError
 from storage_node.store.archives.inflating import unpacked
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name

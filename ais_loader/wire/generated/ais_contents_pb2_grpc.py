@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from ais_loader.wire import ais_contents_pb2 as protos_dot_ais__contents__pb2
+from ais_loader.wire.generated import ais_contents_pb2 as protos_dot_ais__contents__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__

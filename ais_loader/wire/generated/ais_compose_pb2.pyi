@@ -1,4 +1,4 @@
-from ais_loader.wire import ais_objects_pb2 as _ais_objects_pb2
+from ais_loader.wire.generated import ais_objects_pb2 as _ais_objects_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
