@@ -52,8 +52,8 @@ def _serve(drive: str, readahead_bytes: int, pipe: Connection) -> None:
     with NodeServer([drive], ServerConfig(port=0, readahead_bytes=readahead_bytes)) as node:
         pipe.send(node.url)
         while pipe.recv() is not None:
-            assert node.service is not None
-            readahead = node.service.readahead
+            assert node.batches is not None
+            readahead = node.batches.resources.readahead
             pipe.send((readahead.announced_bytes, readahead.waited_frames))
 
 

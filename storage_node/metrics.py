@@ -34,14 +34,15 @@ class NodeCollector:
 
     def __init__(
         self,
-        service: BatchService,
+        batches: BatchService,
         membership: Membership,
         version: str,
         repair: RepairCounts,
         drives: DriveCare,
         promote: PromoteCounts,
     ) -> None:
-        self._service = service
+        self._batches = batches
+        self._node = batches.node
         self._repair = repair
         self._care = drives
         self._promote = promote
@@ -57,7 +58,7 @@ class NodeCollector:
         by_name: dict[str, list[tuple[tuple[str, ...], float]]] = {metric.name: [] for metric in METRICS}
         for name, labels, value in self._samples():
             by_name[name].append((labels, value))
-        counts = self._service.counts
+        counts = self._node.counts
         histograms = {
             "ais_loader_batch_first_byte_seconds": counts.first_byte,
             "ais_loader_batch_duration_seconds": counts.duration,
@@ -85,7 +86,7 @@ class NodeCollector:
         yield from self._promotions()
 
     def _traffic(self) -> Iterator[Sample]:
-        service, counts = self._service, self._service.counts
+        resources, counts = self._batches.resources, self._node.counts
         by_kind = {
             "ais_loader_batches_total": counts.batches,
             "ais_loader_delivered_entries_total": counts.entries,
@@ -100,18 +101,18 @@ class NodeCollector:
         for cause, waited_s in counts.throttle_s.items():
             yield "ais_loader_throttle_seconds_total", (cause,), waited_s
         yield "ais_loader_client_wait_seconds_total", (), counts.client_wait_s
-        yield "ais_loader_peer_wait_seconds_total", (), service.peer_wait_s
-        yield "ais_loader_assembly_soft_errors_total", (), service.soft_errors
-        yield "ais_loader_recoveries_total", (), service.recoveries
-        yield "ais_loader_hedged_entries_total", (), service.hedging.budget.hedged
-        yield "ais_loader_assembled_batches_total", (), service.batches_assembled
+        yield "ais_loader_peer_wait_seconds_total", (), resources.peer_wait_s
+        yield "ais_loader_assembly_soft_errors_total", (), resources.soft_errors
+        yield "ais_loader_recoveries_total", (), resources.recoveries
+        yield "ais_loader_hedged_entries_total", (), resources.hedging.budget.hedged
+        yield "ais_loader_assembled_batches_total", (), resources.batches_assembled
         labelled = {
             "ais_loader_requests_total": counts.requests,
             "ais_loader_request_bytes_total": counts.request_bytes,
             "ais_loader_hard_errors_total": counts.hard_errors,
             "ais_loader_soft_errors_total": counts.soft_errors,
             "ais_loader_rejections_total": counts.rejections,
-            "ais_loader_tenant_bytes_total": service.slots.charged_bytes,
+            "ais_loader_tenant_bytes_total": resources.slots.charged_bytes,
         }
         for name, numbers in labelled.items():
             for label, number in list(numbers.items()):
@@ -120,20 +121,20 @@ class NodeCollector:
             yield "ais_loader_request_errors_total", labels, number
 
     def _admission(self) -> Iterator[Sample]:
-        service, config = self._service, self._service.config
-        budgets = {"frames": service.budget, "answers": service.buffered, "assembly": service.assembly}
+        resources, config = self._batches.resources, self._node.config
+        budgets = {"frames": resources.budget, "answers": resources.buffered, "assembly": resources.assembly}
         for kind, budget in budgets.items():
             yield "ais_loader_memory_held_bytes", (kind,), budget.held_bytes
             yield "ais_loader_memory_limit_bytes", (kind,), budget.limit_bytes
-        yield "ais_loader_open_sessions", (), service.open_sessions
-        yield "ais_loader_active_batches", (), service.active_batches
-        yield "ais_loader_active_parts", (), service.active_parts
+        yield "ais_loader_open_sessions", (), self._batches.open_sessions
+        yield "ais_loader_active_batches", (), resources.active_batches
+        yield "ais_loader_active_parts", (), resources.active_parts
         yield "ais_loader_active_batches_limit", (), config.max_active_batches
-        yield "ais_loader_pending_reads", (), service.counts.pending_reads
+        yield "ais_loader_pending_reads", (), self._node.counts.pending_reads
         yield "ais_loader_read_threads", (), config.read_threads
 
     def _drives(self) -> Iterator[Sample]:
-        store = self._service.store
+        store = self._node.store
         yield "ais_loader_node_info", (self._version, store.store_uuid, IMPLEMENTATION), 1
         try:
             states = store.states()
@@ -166,7 +167,7 @@ class NodeCollector:
             yield "ais_loader_map_nodes", (name.lower(),), states.count(state)
 
     def _repairs(self) -> Iterator[Sample]:
-        counts, doubts = self._repair, self._service.store.doubts
+        counts, doubts = self._repair, self._node.store.doubts
         yield "ais_loader_repair_passes_total", (), counts.passes
         objects = {
             "pushed": counts.objects_pushed,
@@ -206,7 +207,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def node_registry(
-    service: BatchService,
+    batches: BatchService,
     membership: Membership,
     version: str,
     repair: RepairCounts,
@@ -217,7 +218,7 @@ def node_registry(
     from prometheus_client import CollectorRegistry, ProcessCollector
 
     registry = CollectorRegistry()
-    registry.register(NodeCollector(service, membership, version, repair, drives, promote))
+    registry.register(NodeCollector(batches, membership, version, repair, drives, promote))
     ProcessCollector(namespace="ais_loader", registry=registry)
     return registry
 
@@ -234,7 +235,7 @@ def require_library() -> None:
 
 @contextmanager
 def metrics_served(
-    service: BatchService,
+    batches: BatchService,
     membership: Membership,
     version: str,
     repair: RepairCounts,
@@ -245,14 +246,14 @@ def metrics_served(
 
     Where the node's configuration names no port, nothing is served.
     """
-    host, port = service.config.host, service.config.metrics_port
+    host, port = batches.node.config.host, batches.node.config.metrics_port
     if port is None:
         yield None
         return
     from prometheus_client import start_http_server
 
     try:
-        registry = node_registry(service, membership, version, repair, drives, promote)
+        registry = node_registry(batches, membership, version, repair, drives, promote)
         server, thread = start_http_server(port, host.strip("[]"), registry)
     except OSError as error:
         raise OSError(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from error

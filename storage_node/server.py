@@ -27,8 +27,9 @@ from ais_loader.wire.generated import (
     ais_objects_pb2_grpc,
     ais_promote_pb2_grpc,
     ais_replica_pb2_grpc,
+    ais_snapshot_copies_pb2_grpc,
+    ais_snapshots_pb2_grpc,
 )
-from storage_node.background import keep_going
 from storage_node.batch.session import BatchService
 from storage_node.cluster.drives.manager import DriveCare
 from storage_node.cluster.map.open import open_membership
@@ -38,17 +39,22 @@ from storage_node.cluster.replication.coordinator import Replication
 from storage_node.cluster.snapshots.node import SnapshotsOfNode
 from storage_node.config import ServerConfig
 from storage_node.metrics import metrics_served, require_library
+from storage_node.node import Node
 from storage_node.services.cluster import ClusterService
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
 from storage_node.services.drives import DriveService
-from storage_node.services.objects import BucketsService, NodeService, ObjectsService, abort
+from storage_node.services.errors import abort
+from storage_node.services.objects import BucketsService, NodeService, ObjectsService
 from storage_node.services.promote import PromoteService
 from storage_node.services.repair import RepairService
 from storage_node.services.replica import ReplicaService
+from storage_node.services.snapshot_replicas import SnapshotCopiesService
+from storage_node.services.snapshots import SnapshotsService
 from storage_node.store.drive.drive import Drive
 from storage_node.store.errors import StoreError
 from storage_node.store.store import Store
+from storage_node.tasks import keep_going
 
 VERSION = "0.1.0"
 START_TIMEOUT_S = 30.0
@@ -84,7 +90,7 @@ class NodeServer:
         self._stopping: asyncio.Event | None = None
         self._grace_s = 0.0
         self.port = 0
-        self.service: BatchService | None = None
+        self.batches: BatchService | None = None
         """What the sessions share; belongs to the node's event loop, its numbers may be read from anywhere."""
         self.metrics_port: int | None = None
         """Where the metrics are; None when they are not served."""
@@ -156,43 +162,46 @@ class NodeServer:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         readers = ThreadPoolExecutor(self.config.read_threads, thread_name_prefix="ais-loader-read")
         with readers, ExitStack() as held:
-            self.service = service = BatchService(self._store, self.config, readers, self.membership)
+            node = Node(self._store, self.config, readers, self.membership)
+            self.batches = batches = BatchService(node)
             server = grpc.aio.server(options=_OPTIONS)
-            ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(service), server)
-            writes = Replication(service, self.membership)
-            objects = ObjectsService(service, writes)
+            ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node), server)
+            writes = Replication(node, self.membership)
+            objects = ObjectsService(node, writes)
             ais_objects_pb2_grpc.add_ObjectsServicer_to_server(objects, server)
-            ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(service, writes, objects), server)
-            promote = PromoteService(service, self.membership, writes)
+            ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(node, writes, objects), server)
+            promote = PromoteService(node, self.membership, writes)
             ais_promote_pb2_grpc.add_PromoteServicer_to_server(promote, server)
-            ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(service, writes), server)
-            ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(service), server)
-            ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(service, VERSION), server)
-            cluster = ClusterService(service, self.membership, self._keeper)
+            ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(node, writes), server)
+            ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), server)
+            ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(batches, VERSION), server)
+            cluster = ClusterService(node, self.membership, self._keeper)
             ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
-            ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(service), server)
-            self.repair = repair = Repair(service, self.membership, writes, lambda: self.endpoint)
+            ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), server)
+            self.repair = repair = Repair(node, self.membership, writes, lambda: self.endpoint)
             ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), server)
-            snapshots = SnapshotsOfNode(service, self.membership, writes, repair)
-            snapshots.serve(server)
-            self.drives = drives = DriveCare(service, self.membership, self._keeper, repair)
+            snapshots = SnapshotsOfNode(node, self.membership, writes, repair)
+            ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), server)
+            copies = SnapshotCopiesService(node, writes.gate, snapshots.settling, snapshots.snapshots)
+            ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, server)
+            self.drives = drives = DriveCare(node, self.membership, self._keeper, repair)
             ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), server)
             repair.prepare()
-            server.add_generic_rpc_handlers((_session_handler(service),))
+            server.add_generic_rpc_handlers((_session_handler(batches),))
             try:
                 self.port = server.add_insecure_port(f"{self.config.host}:{self.config.port}")
             except RuntimeError as error:
                 raise OSError(
                     f"cannot listen on {self.config.host}:{self.config.port}: is another node running there? ({error})"
                 ) from error
-            served = metrics_served(service, self.membership, VERSION, repair.counts, drives, promote.counts)
+            served = metrics_served(batches, self.membership, VERSION, repair.counts, drives, promote.counts)
             self.metrics_port = held.enter_context(served)
             await server.start()
             self._started.set()
-            follower = Follower(cluster, self.membership, self._keeper, self.endpoint)
+            follower = Follower(node.learn, self.membership, self._keeper, self.endpoint)
             beside = [
-                asyncio.create_task(keep_going("removing replaced files", lambda: self._reap(service))),
-                asyncio.create_task(keep_going("measuring the load", service.pressure.watch)),
+                asyncio.create_task(keep_going("removing replaced files", lambda: self._reap(node))),
+                asyncio.create_task(keep_going("measuring the load", node.pressure.watch)),
                 asyncio.create_task(keep_going("following the cluster's map", follower.run)),
                 asyncio.create_task(keep_going("taking care of snapshots", snapshots.care.run)),
             ]
@@ -203,24 +212,24 @@ class NodeServer:
                 task.cancel()
             await drives.stop()
             await repair.stop()
-            service.stop()
+            batches.stop()
             promote.stop()
             await server.stop(self._grace_s)
-            await service.peers.close()
+            await batches.resources.peers.close()
             await snapshots.close()
             await writes.close()
             await _finish_tasks()
             promote.close()
 
-    async def _reap(self, service: BatchService) -> None:
+    async def _reap(self, node: Node) -> None:
         """Remove the files of replaced objects when their grace period is over, also when nobody writes any more."""
         said: dict[Drive, str] = {}
         while True:
             await asyncio.sleep(_REAP_INTERVAL_S)
-            for drive in service.store.drives:
+            for drive in node.store.drives:
                 if drive is not None:
                     try:
-                        await service.read(drive.reap)
+                        await node.read(drive.reap)
                     except StoreError as error:
                         if said.get(drive) != str(error):
                             log.warning("%s: replaced objects keep their space for now: %s", drive.root, error)
@@ -236,12 +245,12 @@ async def _finish_tasks() -> None:
         await asyncio.wait(left, timeout=STOP_TIMEOUT_S)
 
 
-def _session_handler(service: BatchService) -> grpc.GenericRpcHandler:
+def _session_handler(batches: BatchService) -> grpc.GenericRpcHandler:
     """GetBatch/Session with responses that are serialized already."""
 
     async def session(requests: AsyncIterator[ais_batch_pb2.SessionRequest], context: Any) -> None:
         try:
-            await service.serve(requests, context)
+            await batches.serve(requests, context)
         except StoreError as error:
             await abort(context, error)
 

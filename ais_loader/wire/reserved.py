@@ -1,4 +1,4 @@
-"""Keys of an object's metadata that are the store's: what a client says under them is not kept."""
+"""Reserved keys: of an object's metadata, which are the store's and never a client's, and of a call's trailer."""
 
 from __future__ import annotations
 
@@ -7,3 +7,6 @@ ORIGINAL_SIZE = "ais-original-size"
 ORIGINAL_CHECKSUM = "ais-original-crc32c"
 """Of the same, as eight hexadecimal digits."""
 RESERVED = frozenset({ORIGINAL_SIZE, ORIGINAL_CHECKSUM})
+
+ERROR_KIND_KEY = "ais-error-kind"
+"""Trailing metadata of a failed call: the error's kind."""

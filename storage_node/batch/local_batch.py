@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.fairness import Slot
-from storage_node.batch.outcomes import Busy, retrieve, settled
+from storage_node.batch.outcomes import Busy
 from storage_node.batch.readahead import BatchAhead
+from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import BatchTally, clock_s
 from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
-
-if TYPE_CHECKING:
-    from storage_node.batch.session import BatchService
+from storage_node.tasks import retrieve, settled
 
 
 class StaleMap(StoreError):
@@ -31,14 +29,14 @@ class OwnRun:
 
     def __init__(
         self,
-        service: BatchService,
+        resources: BatchResources,
         batch_id: int,
         request: pb.BatchRequest,
         credit: Credit,
         send: Callable[[bytes], Awaitable[None]],
         tally: BatchTally,
     ) -> None:
-        self._service = service
+        self._resources = resources
         self._batch_id = batch_id
         self._request = request
         self._credit = credit
@@ -50,13 +48,13 @@ class OwnRun:
 
         Raises StoreError, Busy, Gone.
         """
-        membership = self._service.membership
+        membership = self._resources.node.membership
         view = membership.view if membership is not None else None
         if self._request.local and view is not None and 0 < self._request.map_version < view.version:
             raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
-        batch = await self._service.read(StoreBatch, self._service.store, self._request)
-        batch.wait_us = self._service.pressure.wait_us()
-        ahead = self._service.readahead.of(batch)
+        batch = await self._resources.node.read(StoreBatch, self._resources.node.store, self._request)
+        batch.wait_us = self._resources.node.pressure.wait_us()
+        ahead = self._resources.readahead.of(batch)
         run = self._run_buffered if self._request.buffered else self._run_streaming
         try:
             end = await run(batch, ahead)
@@ -67,15 +65,15 @@ class OwnRun:
             batch.close()
 
     async def _run_streaming(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
-        service = self._service
+        resources = self._resources
         sending: asyncio.Task[None] | None = None
         entries, ended = 0, False
         try:
             for span in batch.spans():
                 ahead.reading(span)
                 await self._spend_credit(span.payload_bytes)
-                await service.throttle()
-                slot = await service.turn(self._request.tenant, span.payload_bytes, span.payload_bytes)
+                await resources.throttle()
+                slot = await resources.turn(self._request.tenant, span.payload_bytes, span.payload_bytes)
                 try:
                     message, ended = await self._read(batch, span)
                     slot.writing()
@@ -84,7 +82,7 @@ class OwnRun:
                         await asyncio.shield(sending)
                 except BaseException:
                     slot.release()
-                    service.slots.release_memory(span.payload_bytes)
+                    resources.slots.release_memory(span.payload_bytes)
                     raise
                 sending = asyncio.create_task(self._send_and_release(message, slot, span.payload_bytes))
                 entries = span.stop
@@ -103,10 +101,10 @@ class OwnRun:
     async def _spend_credit(self, payload_bytes: int) -> None:
         began_s = clock_s()
         await self._credit.spend(payload_bytes)
-        self._service.counts.client_wait_s += clock_s() - began_s
+        self._resources.node.counts.client_wait_s += clock_s() - began_s
 
     async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
-        return await self._service.read(batch.read_encoded, span, self._batch_id)
+        return await self._resources.node.read(batch.read_encoded, span, self._batch_id)
 
     async def _send_and_release(self, message: bytes, slot: Slot, payload_bytes: int) -> None:
         try:
@@ -114,10 +112,10 @@ class OwnRun:
             self._tally.frame_sent()
         finally:
             slot.release()
-            self._service.slots.release_memory(payload_bytes)
+            self._resources.slots.release_memory(payload_bytes)
 
     async def _run_buffered(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
-        budget = self._service.buffered
+        budget = self._resources.buffered
         held_bytes = int(batch.sizes.sum())
         if held_bytes > budget.limit_bytes:
             raise InvalidRequest(
@@ -130,8 +128,8 @@ class OwnRun:
             entries, ended = 0, False
             for span in batch.spans():
                 ahead.reading(span)
-                await self._service.throttle()
-                slot = await self._service.turn(self._request.tenant, span.payload_bytes)
+                await self._resources.throttle()
+                slot = await self._resources.turn(self._request.tenant, span.payload_bytes)
                 try:
                     message, ended = await self._read(batch, span)
                 finally:

@@ -28,9 +28,9 @@ from ais_loader.wire.frame import FrameError, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerLane, PeerSilent, PeerUnavailable
+from storage_node.cluster.map.sync import newer_map
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
-_GET_MAP = "/ais_loader.v1.Cluster/GetMap"
 _PROBE_S = 0.5
 """A peer that has failed is asked for nothing, again and again after this time, until it answers or nobody cares."""
 _OPTIONS = with_changes(CHANNEL_OPTIONS, CONNECT_TIMEOUT)
@@ -92,8 +92,7 @@ class PeerPool:
 
     async def newer_map(self, endpoint: str, known_version: int) -> cluster_pb.ClusterMap | None:
         """The map that a peer has, if it is newer and the peer answers."""
-        answer = await self._peer(endpoint).get_map(known_version)
-        return answer.map if answer is not None and answer.HasField("map") else None
+        return await self._peer(endpoint).newer_map(known_version)
 
     async def close(self) -> None:
         """End all sessions, for good. Lanes that are still open see their peer as unavailable."""
@@ -135,19 +134,11 @@ class Peer:
             self._channel = grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
         return self._channel
 
-    async def get_map(self, known_version: int) -> cluster_pb.GetMapResponse | None:
-        ask = self._connected().unary_unary(
-            _GET_MAP, cluster_pb.GetMapRequest.SerializeToString, cluster_pb.GetMapResponse.FromString
-        )
+    async def newer_map(self, known_version: int) -> cluster_pb.ClusterMap | None:
         try:
-            answer: cluster_pb.GetMapResponse = await ask(
-                cluster_pb.GetMapRequest(known_version=known_version), timeout=self._timeout_s
-            )
-        except grpc.aio.AioRpcError:
-            return None
+            return await newer_map(self._connected(), known_version, self._timeout_s)
         finally:
             self.rest()
-        return answer
 
     def rest(self) -> None:
         """Begin to count the time of idleness, if there is nothing to do."""

@@ -8,30 +8,22 @@ costs no thread.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator
 from typing import Protocol, TypeVar
 
-from ais_loader.wire.gather.hedging import Hedging
-from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.admission import Credit, MemoryBudget
-from storage_node.batch.fairness import FairSlots, Slot
+from storage_node.batch.admission import Credit
 from storage_node.batch.fast_path import MAX_BYTES, answer_small
 from storage_node.batch.gather.assemble import AssembledRun
 from storage_node.batch.gather.routing import Places
 from storage_node.batch.local_batch import OwnRun
-from storage_node.batch.outcomes import Busy, Gone, retrieve, settled
-from storage_node.batch.peers import PeerPool
-from storage_node.batch.pressure import Pressure, give_memory_back
-from storage_node.batch.readahead import Readahead
-from storage_node.cluster.map.membership import Membership
-from storage_node.config import ServerConfig
-from storage_node.metric_counters import BatchTally, NodeCounts, clock_s
+from storage_node.batch.outcomes import Busy, Gone
+from storage_node.batch.resources import BatchResources
+from storage_node.metric_counters import BatchTally, clock_s
+from storage_node.node import Node
 from storage_node.store.errors import InvalidRequest, StoreError
-from storage_node.store.store import Store
+from storage_node.tasks import retrieve, settled
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -39,8 +31,6 @@ T = TypeVar("T")
 
 MAX_TENANT = 128
 """Characters of a tenant's name."""
-_PARTS_PER_BATCH = 16
-"""As many nodes may each send a part for every batch that this node may serve."""
 
 
 class Outgoing(Protocol):
@@ -50,130 +40,24 @@ class Outgoing(Protocol):
 
 
 class BatchService:
-    """What all sessions of a node share. Belongs to the node's event loop."""
+    """The sessions of a node, and what they share. Belongs to the node's event loop."""
 
-    def __init__(
-        self, store: Store, config: ServerConfig, readers: Executor, membership: Membership | None = None
-    ) -> None:
-        self.store = store
-        self.config = config
-        self.budget = MemoryBudget(config.memory_bytes)
-        # Apart from the frames on their way: an answer that was collected waits for its client as long as it takes.
-        self.buffered = MemoryBudget(config.max_buffered_bytes)
-        self.membership = membership
-        self.peers = PeerPool(timeout_s=config.peer_timeout_s, idle_s=config.peer_idle_s)
-        self.assembly = MemoryBudget(config.assembly_bytes)
-        """What peers have sent or may send."""
-        self.hedging = Hedging(config.hedge_budget)
-        self.loads: NodeLoads[str] = NodeLoads()
-        """Of the other nodes, by their endpoints, as far as batches that are gathered here see them."""
-        self.batches_assembled = 0
-        self.peer_wait_s = 0.0
-        """Batches that could not go on before a peer had sent what was due."""
-        self.recoveries = 0
-        """Entries asked again, of another holder."""
-        self.soft_errors = 0
-        """Entries of assembled batches that failed in their place."""
-        self.active_batches = 0
-        self.active_parts = 0
-        """Answers that were asked of this node's own drives alone."""
-        self.counts = NodeCounts()
-        self.slots = FairSlots(self.budget, config.tenant_weights, config.read_threads + 1)
-        self.pressure = Pressure(config, lambda: readers.submit(give_memory_back))
-        self.readahead = Readahead(config.readahead_bytes, config.readahead_threads)
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.resources = BatchResources(node)
         self.stopping = False
         self._sessions: set[_Session] = set()
-        self._readers = readers
 
     @property
     def open_sessions(self) -> int:
         return len(self._sessions)
 
-    @property
-    def reserved_bytes(self) -> int:
-        return self.budget.held_bytes + self.buffered.held_bytes + self.assembly.held_bytes
-
-    def limits(self) -> dict[str, str]:
-        """The configuration's, with those that were found at the start."""
-        return self.config.limits() | {"critical_memory_bytes": str(self.pressure.critical_bytes)}
-
-    @contextlib.contextmanager
-    def taken_on(self, request: pb.BatchRequest) -> Iterator[None]:
-        """Count a batch while it is being served. Raises Busy when there are too many.
-
-        Parts of a batch, which wait for no other node, are counted apart: nodes whose batches wait for each other's
-        parts would otherwise turn them away for ever.
-        """
-        if self.pressure.memory_is_critical():
-            raise Busy(f"{self.pressure.resident_bytes:,} bytes of memory are in use", "memory")
-        limit = self.config.max_active_batches
-        if request.local:
-            if self.active_parts >= limit * _PARTS_PER_BATCH:
-                raise Busy(f"{self.active_parts} parts of batches are being served", "batches")
-            self.active_parts += 1
-        else:
-            if self.active_batches >= limit:
-                raise Busy(f"{self.active_batches} batches are being served", "batches")
-            self.active_batches += 1
-        try:
-            yield
-        finally:
-            if request.local:
-                self.active_parts -= 1
-            else:
-                self.active_batches -= 1
-
     def stop(self) -> None:
         """Take no further batch; each session ends with the last one that it has begun, an idle one now."""
         self.stopping = True
-        self.readahead.close()
+        self.resources.readahead.close()
         for session in self._sessions:
             session.stop_if_idle()
-
-    async def read(self, function: Callable[..., T], *arguments: object) -> T:
-        """Run a function that may wait for a drive, off the event loop.
-
-        Cancelled, it still returns only when the function has, or never will be run: what it works on may be closed.
-        """
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def work() -> None:
-            """On a reader thread. Hands the outcome over itself: `wrap_future` costs half as much as all the rest."""
-            self.pressure.reader_waited(clock_s() - submitted_s)
-            try:
-                result = function(*arguments)
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-                loop.call_soon_threadsafe(_fail, answer, error)
-            else:
-                loop.call_soon_threadsafe(_answer, answer, result)
-
-        submitted_s = clock_s()
-        submitted = self._readers.submit(work)
-        self.counts.pending_reads += 1
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            if not submitted.cancel():
-                await settled(asyncio.wrap_future(submitted))
-            raise
-        finally:
-            self.counts.pending_reads -= 1
-
-    async def turn(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> Slot:
-        """Wait for this tenant's turn to have a frame read and sent; see `FairSlots.acquire`."""
-        began_s, cause = clock_s(), "memory" if self.budget.is_full(memory_bytes) else "turn"
-        try:
-            return await self.slots.acquire(tenant, size_bytes, memory_bytes)
-        finally:
-            self.counts.throttle_s[cause] += clock_s() - began_s
-
-    async def throttle(self) -> None:
-        """Pause, before a batch's next frame, while the node has more to do than it can. Nothing may be held."""
-        pause_s, cause = self.pressure.pause()
-        if pause_s:
-            await asyncio.sleep(pause_s)
-            self.counts.throttle_s[cause] += pause_s
 
     async def serve(self, requests: AsyncIterator[pb.SessionRequest], stream: Outgoing) -> None:
         """One session, until the client ends it or its connection breaks; nothing of it is left afterwards."""
@@ -228,7 +112,7 @@ class _Session:
                 # Waits while the client does not read: it will not be asking for more then, either.
                 self._answering = True
                 await self._send(answer[0])
-                self._service.counts.small(request.request, answer[1], clock_s() - began_s)
+                self._service.node.counts.small(request.request, answer[1], clock_s() - began_s)
                 self._answering = False
                 return
             if batch_id in self._batches:
@@ -248,13 +132,13 @@ class _Session:
         """See `small`. Not past others whose turn it is, nor while batches are rejected: those go the ordinary way, and
         so does more than one entry while tenants share the node, or while its memory is spent."""
         service, tenant = self._service, request.tenant
-        if not service.slots.may_pass(tenant) or service.pressure.memory_is_critical():
+        if not service.resources.slots.may_pass(tenant) or service.node.pressure.memory_is_critical():
             return None
-        if len(request.name) > 1 and (service.slots.crowded or service.budget.is_full(MAX_BYTES)):
+        if len(request.name) > 1 and (service.resources.slots.crowded or service.resources.budget.is_full(MAX_BYTES)):
             return None
-        answer = answer_small(service.store, request, batch_id, service.membership)
+        answer = answer_small(service.node.store, request, batch_id, service.node.membership)
         if answer is not None:
-            service.slots.charge(tenant, answer[1])
+            service.resources.slots.charge(tenant, answer[1])
         return answer
 
     def _forget(self, batch_id: int) -> None:
@@ -273,14 +157,14 @@ class _Session:
     async def _send(self, message: bytes) -> None:
         """Must not be cancelled while the session lives: gRPC would still be writing when the next write begins."""
         async with self._write_lock:
-            self._service.counts.sent_bytes += len(message)
+            self._service.node.counts.sent_bytes += len(message)
             try:
                 await self._stream.write(message)
             except Exception as error:  # whatever gRPC raises when a call has ended: nobody is there to be told
                 raise Gone from error
 
     async def _serve(self, batch_id: int, request: pb.BatchRequest, credit: Credit) -> None:
-        with BatchTally(self._service.counts, request) as tally:
+        with BatchTally(self._service.node.counts, request) as tally:
             await self._run(batch_id, request, credit, tally)
 
     async def _run(self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally) -> None:
@@ -289,7 +173,7 @@ class _Session:
         try:
             if service.stopping:
                 raise Busy("the node is stopping", "stopping")
-            with service.taken_on(request):
+            with service.resources.taken_on(request):
                 async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
                     run = await self._run_for(batch_id, request, credit, tally)
                     end = await run.run()
@@ -300,8 +184,8 @@ class _Session:
             return
         except Busy as busy:
             response.reject.reason = str(busy)
-            response.reject.retry_after_ms = service.pressure.retry_after_ms()
-            response.reject.wait_us = service.pressure.wait_us()
+            response.reject.retry_after_ms = service.node.pressure.retry_after_ms()
+            response.reject.wait_us = service.node.pressure.wait_us()
             tally.rejected(busy.reason)
         except TimeoutError:
             response.end.CopyFrom(_refused("timeout", f"not done in {request.deadline_ms} ms"))
@@ -323,25 +207,15 @@ class _Session:
             raise InvalidRequest(f"first_index={request.first_index}: indexes have 32 bits")
         if len(request.tenant) > MAX_TENANT:
             raise InvalidRequest(f"tenant: {len(request.tenant)} characters, at most {MAX_TENANT}")
-        membership = service.membership
+        membership = service.node.membership
         view = membership.view if membership is not None and not request.local else None
         if view is not None and membership is not None:
-            places = await service.read(
-                Places, view, membership.node_uuid, request, service.peers.is_failing, service.loads
+            places = await service.node.read(
+                Places, view, membership.node_uuid, request, service.resources.peers.is_failing, service.resources.loads
             )
             if places.elsewhere:
-                return AssembledRun(service, batch_id, request, credit, self._send, tally, places)
-        return OwnRun(service, batch_id, request, credit, self._send, tally)
-
-
-def _answer(future: asyncio.Future[T], result: T) -> None:
-    if not future.done():  # else nobody waits for it any more
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[T], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
+                return AssembledRun(service.resources, batch_id, request, credit, self._send, tally, places)
+        return OwnRun(service.resources, batch_id, request, credit, self._send, tally)
 
 
 def _refused(kind: str, message: str) -> pb.End:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -10,19 +9,18 @@ import grpc
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
-from storage_node.batch.session import BatchService
 from storage_node.cluster.consensus.acceptor_store import Keeper
 from storage_node.cluster.map.membership import Membership
-from storage_node.services.objects import Context, abort
+from storage_node.node import Node
+from storage_node.services.errors import Context, abort
 from storage_node.store.errors import StoreError
 
 
 class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
-    def __init__(self, service: BatchService, membership: Membership, keeper: Keeper) -> None:
-        self._service = service
+    def __init__(self, node: Node, membership: Membership, keeper: Keeper) -> None:
+        self._node = node
         self._membership = membership
         self._keeper = keeper
-        self._learning = asyncio.Lock()
 
     async def GetMap(self, request: pb.GetMapRequest, context: Context) -> pb.GetMapResponse:
         view = self._membership.view
@@ -33,20 +31,15 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
 
     async def Learn(self, request: pb.LearnRequest, context: Context) -> pb.LearnResponse:
         async with _errors_told(context):
-            return pb.LearnResponse(version=await self.learn(request.map))
-
-    async def learn(self, map_: pb.ClusterMap) -> int:
-        """See Membership.learn. One at a time, and so on one reader thread: deleting a bucket takes its time."""
-        async with self._learning:
-            return await self._service.read(self._membership.learn, map_)
+            return pb.LearnResponse(version=await self._node.learn(request.map))
 
     async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareResponse:
         async with _errors_told(context):
-            return await self._service.read(self._keeper.prepare, request)
+            return await self._node.read(self._keeper.prepare, request)
 
     async def Accept(self, request: pb.AcceptRequest, context: Context) -> pb.AcceptResponse:
         async with _errors_told(context):
-            return await self._service.read(self._keeper.accept, request)
+            return await self._node.read(self._keeper.accept, request)
 
 
 @contextlib.asynccontextmanager

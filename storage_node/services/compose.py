@@ -13,11 +13,12 @@ from contextlib import aclosing
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects
-from storage_node.batch.session import BatchService
 from storage_node.cluster.repair.source_reader import Source, Sources, object_info
 from storage_node.cluster.replication.coordinator import Replication
+from storage_node.node import Node
 from storage_node.services.counting import counted, counted_stream
-from storage_node.services.objects import Context, ObjectsService, abort
+from storage_node.services.errors import Context, abort
+from storage_node.services.objects import ObjectsService
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.compose import check_parts, landed
 from storage_node.store.errors import ObjectNotFound, StoreError
@@ -27,9 +28,9 @@ PROGRESS_S = 1.0
 
 
 class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
-    def __init__(self, service: BatchService, writes: Replication, objects_service: ObjectsService) -> None:
-        self._service = service
-        self._sources = Sources(service, writes)
+    def __init__(self, node: Node, writes: Replication, objects_service: ObjectsService) -> None:
+        self._node = node
+        self._sources = Sources(node, writes)
         self._objects = objects_service
 
     @counted_stream("put")
@@ -63,7 +64,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
             header = composing.request.object
             if not header.condition.write_id:
                 raise
-            record = await self._service.read(landed, self._service.store, header)
+            record = await self._node.read(landed, self._node.store, header)
             if record is None:
                 raise
             again = pb.ComposeRequest(object=header, inherit_metadata=True)
@@ -83,7 +84,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
     @counted("head")
     async def TarEnd(self, request: pb.TarEndRequest, context: Context) -> pb.TarEndResponse:
         try:
-            return await self._service.read(tar_end, self._service.store, request)
+            return await self._node.read(tar_end, self._node.store, request)
         except StoreError as error:
             await abort(context, error)
 

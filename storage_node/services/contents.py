@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
-from storage_node.batch.session import BatchService
 from storage_node.cluster.repair.usage import PAGE_NAMES, Summing, names_page, summary_of
 from storage_node.cluster.replication.coordinator import Replication
 from storage_node.cluster.replication.delete_many import bury_many, failures
+from storage_node.node import Node
 from storage_node.services.counting import count_each
-from storage_node.services.objects import Context, abort
+from storage_node.services.errors import Context, abort
 from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.summary import Tally
 
@@ -21,9 +21,9 @@ MAX_NAMES = 10_000
 
 
 class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
-    def __init__(self, service: BatchService, writes: Replication) -> None:
-        self._service = service
-        self._store = service.store
+    def __init__(self, node: Node, writes: Replication) -> None:
+        self._node = node
+        self._store = node.store
         self._writes = writes
 
     async def DeleteMany(self, request: pb.DeleteManyRequest, context: Context) -> pb.DeleteManyResponse:
@@ -34,17 +34,17 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
             if (target := self._writes.target(request.bucket)) is not None:
                 results = await self._writes.delete_many(target, names)
             else:
-                results = await self._service.read(self._store.delete_many, request.bucket, names)
+                results = await self._node.read(self._store.delete_many, request.bucket, names)
         except StoreError as error:
             await abort(context, error)
-        count_each(self._service.counts, "delete", ["" if one is None else one.kind for one in results])
+        count_each(self._node.counts, "delete", ["" if one is None else one.kind for one in results])
         return pb.DeleteManyResponse(failure=failures(results))
 
     async def Summarize(self, request: pb.SummarizeRequest, context: Context) -> AsyncIterator[pb.SummarizeResponse]:
         tally = Tally(request.prefix, request.depth)
         try:
             if (target := self._writes.target_to_read(request.bucket)) is not None:
-                summing = Summing(self._service, self._writes.channels, target, request.prefix, tally)
+                summing = Summing(self._node, self._writes.channels, target, request.prefix, tally)
                 async for counted in summing.run():
                     yield pb.SummarizeResponse(counted=counted)
                 summary = summing.summary()
@@ -65,26 +65,26 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
             tally.add(some)
             return len(some) == PAGE_NAMES
 
-        while await self._service.read(count_some):
+        while await self._node.read(count_some):
             yield tally.objects
 
 
 class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
-    def __init__(self, service: BatchService) -> None:
-        self._service = service
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
     async def BuryMany(self, request: pb.BuryManyRequest, context: Context) -> pb.BuryManyResponse:
         try:
-            answer = await self._service.read(bury_many, self._service.store, request)
+            answer = await self._node.read(bury_many, self._node.store, request)
         except StoreError as error:
             await abort(context, error)
-        membership = self._service.membership
+        membership = self._node.membership
         view = membership.view if membership is not None else None
         answer.map_version = view.version if view is not None else 0  # as it is afterwards
         return answer
 
     async def ListNames(self, request: pb.ListNamesRequest, context: Context) -> pb.ListNamesResponse:
         try:
-            return await self._service.read(names_page, self._service.store, request)
+            return await self._node.read(names_page, self._node.store, request)
         except StoreError as error:
             await abort(context, error)

@@ -13,10 +13,8 @@ from contextlib import aclosing
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.reserved import ERROR_KIND_KEY
 from storage_node.metric_counters import NodeCounts, count
-
-ERROR_KIND_KEY = "ais-error-kind"
-"""Trailing metadata of a failed call: the error's kind."""
 
 
 class _Counting(Protocol):
@@ -24,14 +22,14 @@ class _Counting(Protocol):
     def counts(self) -> NodeCounts: ...
 
 
-class _HasService(Protocol):
+class _HasNode(Protocol):
     @property
-    def _service(self) -> _Counting: ...
+    def _node(self) -> _Counting: ...
 
 
 Q = TypeVar("Q")
 R = TypeVar("R")
-S = TypeVar("S", bound=_HasService)
+S = TypeVar("S", bound=_HasNode)
 
 
 def counted(operation: str) -> Callable[[Callable[[S, Q, Any], Awaitable[R]]], Callable[[S, Q, Any], Awaitable[R]]]:
@@ -40,7 +38,7 @@ def counted(operation: str) -> Callable[[Callable[[S, Q, Any], Awaitable[R]]], C
     def decorate(method: Callable[[S, Q, Any], Awaitable[R]]) -> Callable[[S, Q, Any], Awaitable[R]]:
         @functools.wraps(method)
         async def call(self: S, request: Q, context: Any) -> R:
-            with _Call(self._service.counts, operation, context) as watched:
+            with _Call(self._node.counts, operation, context) as watched:
                 response = await method(self, request, watched)
                 watched.take(response)
                 return response
@@ -58,7 +56,7 @@ def counted_stream(
     def decorate(method: Callable[[S, Q, Any], AsyncIterator[R]]) -> Callable[[S, Q, Any], AsyncIterator[R]]:
         @functools.wraps(method)
         async def call(self: S, request: Q, context: Any) -> AsyncIterator[R]:
-            with _Call(self._service.counts, operation, context) as watched:
+            with _Call(self._node.counts, operation, context) as watched:
                 responses: Any = method(self, request, watched)
                 async with aclosing(responses):
                     async for response in responses:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.drives.manager import DriveCare
-from storage_node.services.objects import Context, abort
+from storage_node.services.errors import Context, abort
 from storage_node.store.errors import StoreError
 
 

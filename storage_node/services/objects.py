@@ -11,99 +11,35 @@ import functools
 import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import NoReturn, Protocol
-
-import grpc
 
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.batch.local_batch import StaleMap
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
 from storage_node.cluster.replication.coordinator import Replication
-from storage_node.cluster.replication.replica_set import TooFewCopies
-from storage_node.services.counting import ERROR_KIND_KEY, counted, counted_stream
+from storage_node.node import Node
+from storage_node.services.counting import counted, counted_stream
+from storage_node.services.errors import Context, abort
 from storage_node.services.reframing import Reframing
 from storage_node.store import errors
-from storage_node.store.archives.errors import (
-    ArchiveDamaged,
-    ArchiveTooLarge,
-    ArchiveUnsupported,
-    LibraryMissing,
-    MemberCorrupt,
-    MemberNotFound,
-    NotAnArchive,
-)
 from storage_node.store.drive.preconditions import condition_of, parse_condition
 from storage_node.store.format import Record
 from storage_node.store.member_listing import list_members
 from storage_node.store.read.native_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import MemberReader, ObjectReader, open_member, open_object
-from storage_node.store.stale_replicas import CopyInDoubt
 from storage_node.store.store import Store, Upload
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.writes import check_content, stage_object
 
 MAX_PAGE_SIZE = 10_000
-MAX_DETAILS = 600
-"""Characters of an error's message. They travel percent-encoded in the trailer, and one of more than 8 KiB is lost."""
-
-_STATUS = {
-    errors.InvalidName: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.ContentMismatch: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.RangeError: grpc.StatusCode.OUT_OF_RANGE,
-    errors.BucketNotFound: grpc.StatusCode.NOT_FOUND,
-    errors.ObjectNotFound: grpc.StatusCode.NOT_FOUND,
-    errors.ObjectDeleted: grpc.StatusCode.NOT_FOUND,
-    errors.BucketExists: grpc.StatusCode.ALREADY_EXISTS,
-    errors.BucketNotEmpty: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.BucketHasSnapshots: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.SnapshotNotFound: grpc.StatusCode.NOT_FOUND,
-    errors.SnapshotExists: grpc.StatusCode.ALREADY_EXISTS,
-    errors.SnapshotReadOnly: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.Unsupported: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.VersionConflict: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
-    errors.DriveFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    TooFewCopies: grpc.StatusCode.UNAVAILABLE,
-    errors.SourceRefused: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.SourceUnreadable: grpc.StatusCode.FAILED_PRECONDITION,
-    MemberNotFound: grpc.StatusCode.NOT_FOUND,
-    MemberCorrupt: grpc.StatusCode.DATA_LOSS,
-    NotAnArchive: grpc.StatusCode.FAILED_PRECONDITION,
-    ArchiveDamaged: grpc.StatusCode.FAILED_PRECONDITION,
-    ArchiveUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
-    ArchiveTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
-    LibraryMissing: grpc.StatusCode.FAILED_PRECONDITION,
-    CopyInDoubt: grpc.StatusCode.UNAVAILABLE,
-    StaleMap: grpc.StatusCode.ABORTED,
-}
-
-
-class Context(Protocol):
-    """What these services use of grpc.aio's context."""
-
-    async def abort(
-        self, code: grpc.StatusCode, details: str = ..., trailing_metadata: tuple[tuple[str, str], ...] = ...
-    ) -> NoReturn: ...
-
-
-async def abort(context: Context, error: errors.StoreError) -> NoReturn:
-    """End the call with this error."""
-    code = _STATUS.get(type(error), grpc.StatusCode.INTERNAL)
-    message = str(error)
-    if len(message) > MAX_DETAILS:
-        message = message[: MAX_DETAILS - 3] + "..."
-    await context.abort(code, message, ((ERROR_KIND_KEY, error.kind),))
 
 
 class BucketsService:
     """A node in a cluster acts on the cluster's buckets, another on its own."""
 
-    def __init__(self, service: BatchService) -> None:
-        self._service = service
-        self._store = service.store
-        self._cluster = ClusterBuckets(service.membership)
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._store = node.store
+        self._cluster = ClusterBuckets(node.membership)
 
     async def CreateBucket(self, request: pb.CreateBucketRequest, context: Context) -> pb.Bucket:
         def create() -> BucketRecord:
@@ -118,7 +54,7 @@ class BucketsService:
         try:
             if (view := self._cluster.view) is not None:
                 return await self._cluster.create(view, request)
-            return _bucket(request.name, await self._service.read(create))
+            return _bucket(request.name, await self._node.read(create))
         except errors.StoreError as error:
             await abort(context, error)
 
@@ -140,7 +76,7 @@ class BucketsService:
         try:
             if (view := self._cluster.view) is not None:
                 return await self._cluster.set(view, request)
-            changed = await self._service.read(self._store.set_bucket, request.name, *asked_for(request))
+            changed = await self._node.read(self._store.set_bucket, request.name, *asked_for(request))
             return _bucket(request.name, changed)
         except errors.StoreError as error:
             await abort(context, error)
@@ -153,17 +89,17 @@ class BucketsService:
             if (view := self._cluster.view) is not None:
                 deleted = await self._cluster.delete(view, request.name, force=request.force)
                 return pb.DeleteBucketResponse(deleted_objects=deleted)
-            return pb.DeleteBucketResponse(deleted_objects=await self._service.read(delete))
+            return pb.DeleteBucketResponse(deleted_objects=await self._node.read(delete))
         except errors.StoreError as error:
             await abort(context, error)
 
 
 class ObjectsService:
-    def __init__(self, service: BatchService, writes: Replication) -> None:
-        self._service = service
-        self._store = service.store
+    def __init__(self, node: Node, writes: Replication) -> None:
+        self._node = node
+        self._store = node.store
         self._writes = writes
-        self._reframing = Reframing(service)
+        self._reframing = Reframing(node)
 
     @counted("put")
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
@@ -181,16 +117,16 @@ class ObjectsService:
             if first is not None:
                 if first.HasField("header") and (target := self._writes.target(first.header.bucket)) is not None:
                     return await self._writes.put(target, first.header, messages)
-                if (record := await self._service.read(put.take, first)) is not None:
+                if (record := await self._node.read(put.take, first)) is not None:
                     return _info(put.header.bucket, put.header.name, record)
             async for request in messages:
-                if (record := await self._service.read(put.take, request)) is not None:
+                if (record := await self._node.read(put.take, request)) is not None:
                     return _info(put.header.bucket, put.header.name, record)
             raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
         finally:
             if put.upload is not None:
                 # Shielded: cancelled before it runs, it would never run.
-                await asyncio.shield(self._service.read(put.upload.abort))
+                await asyncio.shield(self._node.read(put.upload.abort))
 
     @counted_stream("put")
     async def PutMany(
@@ -203,7 +139,7 @@ class ObjectsService:
                 await abort(context, error)
 
     async def _put_here(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
-        return await self._service.read(self._put_group, request)
+        return await self._node.read(self._put_group, request)
 
     def _put_group(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
         uploads: list[Upload | errors.StoreError] = []
@@ -234,7 +170,7 @@ class ObjectsService:
 
     @counted_stream("get")
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
-        read = self._service.read
+        read = self._node.read
         reader: ObjectReader | MemberReader | None = None
         try:
             reader = await read(self._open, request)
@@ -274,7 +210,7 @@ class ObjectsService:
     @counted("head")
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
         try:
-            record = await self._service.read(self._store.head, request.bucket, request.name)
+            record = await self._node.read(self._store.head, request.bucket, request.name)
             return _info(request.bucket, request.name, record)
         except errors.StoreError as error:
             await abort(context, error)
@@ -287,7 +223,7 @@ class ObjectsService:
             else:
                 condition = parse_condition(False, request.if_version)
                 delete = functools.partial(self._store.delete, condition=condition)
-                await self._service.read(delete, request.bucket, request.name)
+                await self._node.read(delete, request.bucket, request.name)
             return pb.DeleteResponse()
         except errors.StoreError as error:
             await abort(context, error)
@@ -304,7 +240,7 @@ class ObjectsService:
         shown: list[tuple[str, Record]] = []
         try:
             while more and not shown:  # a page with nothing on it would not say where the next one begins
-                found = await self._service.read(page, after)
+                found = await self._node.read(page, after)
                 more, found = len(found) > page_size, found[:page_size]
                 shown = await self._writes.not_deleted(request.bucket, found)
                 after = found[-1][0] if found else after
@@ -317,7 +253,7 @@ class ObjectsService:
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersResponse:
         page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
         try:
-            page = await self._service.read(
+            page = await self._node.read(
                 list_members,
                 self._store,
                 request.bucket,
@@ -374,13 +310,14 @@ class _Put:
 
 
 class NodeService:
-    def __init__(self, service: BatchService, version: str) -> None:
-        self._service = service
+    def __init__(self, batches: BatchService, version: str) -> None:
+        self._batches = batches
+        self._node = batches.node
         self._version = version
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
-        store = self._service.store
-        states = await self._service.read(store.states)
+        store = self._node.store
+        states = await self._node.read(store.states)
         return pb.DescribeResponse(
             version=self._version,
             store_uuid=store.store_uuid,
@@ -397,10 +334,10 @@ class NodeService:
             ],
             batch_reader=IMPLEMENTATION,
             pid=os.getpid(),
-            open_sessions=self._service.open_sessions,
-            active_batches=self._service.active_batches,
-            reserved_bytes=self._service.reserved_bytes,
-            limits=self._service.limits(),
+            open_sessions=self._batches.open_sessions,
+            active_batches=self._batches.resources.active_batches,
+            reserved_bytes=self._batches.resources.reserved_bytes,
+            limits=self._node.limits(),
         )
 
 

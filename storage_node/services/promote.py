@@ -20,17 +20,17 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 from ais_loader.wire.generated import ais_promote_pb2_grpc
 from ais_loader.wire.placement import object_hash
-from storage_node.batch.session import BatchService
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.replication.coordinator import Replication
 from storage_node.cluster.replication.replica_set import Target
+from storage_node.node import Node
 from storage_node.promote.beneath import FOLDER, root_of
 from storage_node.promote.cluster import ClusterPromotion, have, info_of
 from storage_node.promote.counts import PromoteCounts
 from storage_node.promote.here import own_folders, promote_group
 from storage_node.promote.job import Job, Outcome
 from storage_node.promote.walk import Folder, Found, Walk, Wanted, groups
-from storage_node.services.objects import Context, abort
+from storage_node.services.errors import Context, abort
 from storage_node.store.errors import SourceUnreadable, StoreClosed, StoreError
 
 THREADS = 4
@@ -45,8 +45,8 @@ class StaleMap(StoreError):
 
 
 class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
-    def __init__(self, service: BatchService, membership: Membership, writes: Replication) -> None:
-        self._service, self._membership, self._writes = service, membership, writes
+    def __init__(self, node: Node, membership: Membership, writes: Replication) -> None:
+        self._node, self._membership, self._writes = node, membership, writes
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ais-loader-promote")
         self._stopping = False
         self.counts = PromoteCounts()
@@ -79,7 +79,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         answer = wire.LookResponse(machine=_machine(), map_version=self._known_map())
         answer.outside = True
         try:
-            root_of(request.path, self._service.config.promote_roots)
+            root_of(request.path, self._node.config.promote_roots)
             answer.outside = False
             walk = await self._work(self._walk, request.path, Wanted(recursive=request.recursive), _everything)
         except StoreError as error:
@@ -90,7 +90,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
 
     async def Have(self, request: wire.HaveRequest, context: Context) -> wire.HaveResponse:
         try:
-            return await self._work(have, self._service.store, request)
+            return await self._work(have, self._node.store, request)
         except StoreError as error:
             await abort(context, error)
 
@@ -104,7 +104,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         try:
             job = Job(request.bucket, request.move, request.overwrite or "changed", go_on)
             target = self._writes.target(request.bucket)
-            self._service.store.bucket_to_change(request.bucket)
+            self._node.store.bucket_to_change(request.bucket)
             run = _Run(self._work, await self._groups_of(request, target), self._promoter(job, target))
             try:
                 async for response in run.responses():
@@ -119,7 +119,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
     # -- how
 
     def _promoter(self, job: Job, target: Target | None) -> Any:
-        store = self._service.store
+        store = self._node.store
         cluster = None if target is None else ClusterPromotion(store, self._writes, target, job, self._work)
 
         async def promote(group: Sequence[Found]) -> list[Outcome]:
@@ -139,13 +139,13 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         return _Groups(await self._work(self._walk, request.path, wanted, mine))
 
     def _walk(self, path: bytes, wanted: Wanted, mine: Callable[[str], bool]) -> Walk:
-        root, way = root_of(path, self._service.config.promote_roots)
+        root, way = root_of(path, self._node.config.promote_roots)
         try:
             folder = Folder(os.open(root, FOLDER))
         except OSError as error:
             raise SourceUnreadable(f"{os.fsdecode(root)}: cannot be opened: {error.strerror or error}") from error
         try:
-            return Walk(folder, way, wanted, own_folders(self._service.store), mine)
+            return Walk(folder, way, wanted, own_folders(self._node.store), mine)
         except StoreError as error:
             raise type(error)(f"{os.fsdecode(path)}: {error}") from error
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.batch.session import BatchService
+from storage_node.node import Node
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.reframe_on_put import Spooled, can_reframe, reframed_bytes, replacement, spool_for
@@ -20,14 +20,14 @@ _CHUNK_END = b""
 
 
 class Reframing:
-    def __init__(self, service: BatchService) -> None:
-        self._service = service
-        self._store = service.store
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._store = node.store
 
     def _wanted(self, bucket: str, name: str) -> bool:
         if not can_reframe(name):
             return False
-        membership = self._service.membership
+        membership = self._node.membership
         view = membership.view if membership is not None else None
         if view is not None and bucket in view.buckets:
             return view.buckets[bucket].reframe
@@ -44,7 +44,7 @@ class Reframing:
             async for message in messages:
                 yield message
             return
-        header, read = first.header, self._service.read
+        header, read = first.header, self._node.read
         spool = stored = await read(spool_for, self._store, f"{header.bucket}/{header.name}")
         try:
             async for message in messages:

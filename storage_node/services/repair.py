@@ -8,7 +8,7 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.copy_stream import CopyLost
-from storage_node.services.objects import Context, abort
+from storage_node.services.errors import Context, abort
 from storage_node.store.errors import StoreError
 
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
-from storage_node.batch.session import BatchService
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite
-from storage_node.services.objects import Context, abort
+from storage_node.node import Node
+from storage_node.services.errors import Context, abort
 from storage_node.store.errors import StoreError
 from storage_node.store.store import Store
 
@@ -21,9 +21,9 @@ R = TypeVar("R")
 
 
 class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
-    def __init__(self, service: BatchService) -> None:
-        self._service = service
-        self._store = service.store
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._store = node.store
 
     async def Write(self, requests: AsyncIterator[wire.WriteRequest], context: Any) -> None:
         # No generator: one that is cancelled at a yield would keep what is staged until it is collected.
@@ -31,17 +31,17 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
         await context.send_initial_metadata(())  # this node is there, however long the drive may take
         try:
             async for request in requests:
-                if (response := await self._service.read(held.take, request)) is not None:
+                if (response := await self._node.read(held.take, request)) is not None:
                     await context.write(response)
         except StoreError as error:
             await abort(context, error)
         finally:
             # Also when the coordinator has died: its stream ends, and nobody else knows of the staged files.
             # Shielded: cancelled before it runs, it would never run.
-            await asyncio.shield(self._service.read(held.abort))
+            await asyncio.shield(self._node.read(held.abort))
 
     async def Newest(self, request: wire.NewestRequest, context: Context) -> wire.NewestResponse:
-        membership = self._service.membership
+        membership = self._node.membership
         map_version = membership.in_use.version if membership is not None else 0
         return await self._answer(functools.partial(replica.newest, map_version=map_version), request, context)
 
@@ -55,11 +55,11 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
         return await self._answer(replica.forget, request, context)
 
     def _known_map(self) -> int:
-        membership = self._service.membership
+        membership = self._node.membership
         return 0 if membership is None or membership.view is None else membership.view.version
 
     async def _answer(self, function: Callable[[Store, Q], R], request: Q, context: Context) -> R:
         try:
-            return await self._service.read(function, self._store, request)
+            return await self._node.read(function, self._store, request)
         except StoreError as error:
             await abort(context, error)

@@ -11,13 +11,13 @@ import grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc
-from storage_node.batch.session import BatchService
 from storage_node.cluster.replication.commit_gate import CommitGate
 from storage_node.cluster.replication.copy_stream import CopyLost
 from storage_node.cluster.replication.replica import from_wire, require_bucket, to_wire
 from storage_node.cluster.snapshots.converge import PAGE_NAMES, Settling
 from storage_node.cluster.snapshots.coordinator import ClusterSnapshots
-from storage_node.services.objects import Context, abort
+from storage_node.node import Node
+from storage_node.services.errors import Context, abort
 from storage_node.store.errors import DriveFailed, InvalidRequest, StoreError, Unsupported
 from storage_node.store.format import Record
 from storage_node.store.names import check_object_name
@@ -29,11 +29,9 @@ T = TypeVar("T")
 
 
 class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer):
-    def __init__(
-        self, service: BatchService, gate: CommitGate, settling: Settling, snapshots: ClusterSnapshots
-    ) -> None:
-        self._service = service
-        self._store = service.store
+    def __init__(self, node: Node, gate: CommitGate, settling: Settling, snapshots: ClusterSnapshots) -> None:
+        self._node = node
+        self._store = node.store
         self._gate = gate
         self._settling = settling
         self._snapshots = snapshots
@@ -55,9 +53,9 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         return pb.ReleaseResponse(held=self._gate.release(request.bucket.uuid, request.attempt))
 
     async def Seen(self, request: pb.SeenRequest, context: Context) -> pb.SeenResponse:
-        membership = self._service.membership
+        membership = self._node.membership
         map_version = membership.in_use.version if membership is not None else 0  # noted before it looks
-        answer = await _answered(self._service.read(_seen, self._store, request), context)
+        answer = await _answered(self._node.read(_seen, self._store, request), context)
         answer.map_version = map_version
         return answer
 
@@ -68,7 +66,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def Keep(self, requests: AsyncIterator[pb.KeepRequest], context: Context) -> pb.KeepResponse:
-        read = self._service.read
+        read = self._node.read
         kept: KeptVersion | None = None
         try:
             async for request in requests:

@@ -8,9 +8,9 @@ from typing import TypeVar
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshots_pb2 as pb
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc
-from storage_node.batch.session import BatchService
 from storage_node.cluster.snapshots.coordinator import ClusterSnapshots
-from storage_node.services.objects import Context, abort
+from storage_node.node import Node
+from storage_node.services.errors import Context, abort
 from storage_node.store.errors import StoreError
 from storage_node.store.snapshots import Snapshot
 
@@ -18,29 +18,29 @@ T = TypeVar("T")
 
 
 class SnapshotsService(ais_snapshots_pb2_grpc.SnapshotsServicer):
-    def __init__(self, service: BatchService, cluster: ClusterSnapshots) -> None:
-        self._service = service
-        self._store = service.store
+    def __init__(self, node: Node, cluster: ClusterSnapshots) -> None:
+        self._node = node
+        self._store = node.store
         self._cluster = cluster
 
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.Snapshot:
         if self._cluster.view is not None:
             return _message(await _run(context, self._cluster.create(request.bucket, request.name)))
-        made = self._service.read(self._store.create_snapshot, request.bucket, request.name)
+        made = self._node.read(self._store.create_snapshot, request.bucket, request.name)
         return _message(await _run(context, made))
 
     async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: Context) -> pb.ListSnapshotsResponse:
         if self._cluster.view is not None:
             of_all = await _run(context, self._cluster.listed(request.bucket))
             return pb.ListSnapshotsResponse(snapshot=map(_message, of_all))
-        found = await _run(context, self._service.read(self._store.snapshots, request.bucket))
+        found = await _run(context, self._node.read(self._store.snapshots, request.bucket))
         return pb.ListSnapshotsResponse(snapshot=map(_message, found))
 
     async def DeleteSnapshot(self, request: pb.DeleteSnapshotRequest, context: Context) -> pb.DeleteSnapshotResponse:
         if self._cluster.view is not None:
             await _run(context, self._cluster.delete(request.bucket, request.name))
         else:
-            await _run(context, self._service.read(self._store.delete_snapshot, request.bucket, request.name))
+            await _run(context, self._node.read(self._store.delete_snapshot, request.bucket, request.name))
         return pb.DeleteSnapshotResponse()
 
 

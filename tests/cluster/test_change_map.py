@@ -64,7 +64,7 @@ def test_a_change_needs_one_endpoint_and_reaches_every_node(nodes: list[NodeServ
     assert [(b.name, b.copies, b.min_copies, len(b.uuid)) for b in map_.bucket] == [("b", 3, 2, 16)]
     for node in nodes:
         assert known_map(node) == map_
-        assert node.service is not None and node.service.store.bucket("b").uuid_bytes == map_.bucket[0].uuid
+        assert node.batches is not None and node.batches.node.store.bucket("b").uuid_bytes == map_.bucket[0].uuid
 
 
 def test_an_edit_that_changes_nothing_makes_no_version(nodes: list[NodeServer]) -> None:
@@ -128,7 +128,7 @@ def test_a_node_joins_and_another_leaves(tmp_path: Path, nodes: list[NodeServer]
         joined = map_.node[3]
         assert joined.state == pb.MapNode.JOINING and joined.number not in {node.number for node in map_.node[:3]}
         assert known_map(fourth) == map_
-        assert fourth.service is not None and fourth.service.store.bucket("b").uuid_bytes == map_.bucket[0].uuid
+        assert fourth.batches is not None and fourth.batches.node.store.bucket("b").uuid_bytes == map_.bucket[0].uuid
         changed(nodes, finish_join(joined.uuid))
         assert changed(nodes, begin_leave(leaving)).node[0].state == pb.MapNode.LEAVING
         with pytest.raises(ValueError, match="begin to leave first"):
@@ -209,8 +209,8 @@ def test_a_node_that_missed_changes_learns_them_by_itself(tmp_path: Path) -> Non
         assert map_.bucket[0].uuid != first.bucket[0].uuid
         with node_at(tmp_path / "node-2", port) as back:
             assert eventually(lambda: known_map(back) == map_)
-            assert back.service is not None
-            assert {name: b.uuid_bytes for name, b in back.service.store.buckets().items()} == {
+            assert back.batches is not None
+            assert {name: b.uuid_bytes for name, b in back.batches.node.store.buckets().items()} == {
                 "again": map_.bucket[0].uuid
             }
 

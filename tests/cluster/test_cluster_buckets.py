@@ -68,15 +68,15 @@ def clients(nodes: list[NodeServer]) -> Iterator[list[Buckets]]:
 
 def stored(node: NodeServer, name: str) -> bytes | None:
     """The uuid under which the node's own store has the bucket."""
-    assert node.service is not None
-    found = node.service.store.find_bucket(name)
+    assert node.batches is not None
+    found = node.batches.node.store.find_bucket(name)
     return None if found is None else found.uuid_bytes
 
 
 def put_on(node: NodeServer, bucket: str, name: str) -> None:
     """An object of this one node, wherever it belongs."""
-    assert node.service is not None
-    upload = node.service.store.begin_put(bucket, name)
+    assert node.batches is not None
+    upload = node.batches.node.store.begin_put(bucket, name)
     upload.write(b"x")
     upload.commit()
 
@@ -172,6 +172,6 @@ def test_a_bucket_of_the_node_s_own_with_objects_in_it_is_never_deleted_for_a_na
         with closing(Buckets(nodes[0])) as buckets:
             buckets.create("b")
         assert stored(nodes[2], "b") == own
-        assert nodes[2].service is not None
-        assert nodes[2].service.store.head("b", "precious").size_bytes == 5
+        assert nodes[2].batches is not None
+        assert nodes[2].batches.node.store.head("b", "precious").size_bytes == 5
         assert stored(nodes[0], "b") == stored(nodes[1], "b") != own

@@ -79,9 +79,9 @@ class Gathering:
         return self.view.owners(self.view.buckets[BUCKET], name)
 
     def left(self) -> int:
-        service = self.target.service
+        service = self.target.batches
         assert service is not None
-        return service.reserved_bytes + service.active_batches
+        return service.resources.reserved_bytes + service.resources.active_batches
 
 
 def fill(drive: Path) -> None:

@@ -116,8 +116,8 @@ class LocalCluster:
         for node in self.nodes:
             node.membership.learn(self.map)
 
-    def service(self, number: int) -> BatchService:
-        found = self.nodes[number].service
+    def batches(self, number: int) -> BatchService:
+        found = self.nodes[number].batches
         assert found is not None
         return found
 
@@ -131,7 +131,7 @@ class LocalCluster:
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         """On all owners, in the same versions."""
-        clock = max(self.service(number).store.clock for number in range(len(self.nodes)))
+        clock = max(self.batches(number).node.store.clock for number in range(len(self.nodes)))
         versions = {name: Version(1, clock + 1 + at) for at, name in enumerate(objects)}
         for number in range(len(self.nodes)):
             mine = {name: data for name, data in objects.items() if number in self.owners(name)}
@@ -139,7 +139,7 @@ class LocalCluster:
 
     def put_on(self, number: int, objects: Mapping[str, bytes], versions: Mapping[str, Version] | None = None) -> None:
         """On one node; in versions of its own, where none are given."""
-        store = self.service(number).store
+        store = self.batches(number).node.store
         uploads = [stage_object(store, BUCKET, name, [data], {}) for name, data in objects.items()]
         if versions is not None:
             for upload, name in zip(uploads, objects, strict=True):
@@ -161,16 +161,27 @@ class LocalCluster:
     def settle(self) -> None:
         """Everything that batches held has been given back, on all nodes."""
         for number in range(len(self.nodes)):
-            service = self.service(number)
+            service = self.batches(number)
 
             def left(service: BatchService = service) -> bool:
-                return service.reserved_bytes == service.active_parts == service.active_batches == 0
+                return (
+                    service.resources.reserved_bytes
+                    == service.resources.active_parts
+                    == service.resources.active_batches
+                    == 0
+                )
 
             try:
                 eventually(left)
             except AssertionError:
-                held = (service.budget.held_bytes, service.buffered.held_bytes, service.assembly.held_bytes)
-                raise AssertionError(f"{number}: {held} {service.active_parts} {service.active_batches}") from None
+                held = (
+                    service.resources.budget.held_bytes,
+                    service.resources.buffered.held_bytes,
+                    service.resources.assembly.held_bytes,
+                )
+                raise AssertionError(
+                    f"{number}: {held} {service.resources.active_parts} {service.resources.active_batches}"
+                ) from None
 
     def __enter__(self) -> LocalCluster:
         return self

@@ -33,9 +33,9 @@ class DriveCluster:
         return ",".join(node.url for node in self.nodes)
 
     def store(self, number: int) -> Store:
-        service = self.nodes[number].service
+        service = self.nodes[number].batches
         assert service is not None
-        return service.store
+        return service.node.store
 
     def folder(self, number: int, drive: int) -> Path:
         return self.root / f"node-{number}" / f"drive-{drive}"

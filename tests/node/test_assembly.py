@@ -56,11 +56,11 @@ def assert_whole(answer: Answer, names: list[str], first_index: int = 0) -> None
 
 
 def test_entries_of_all_nodes_come_in_request_order_with_their_bytes(cluster: LocalCluster) -> None:
-    before = cluster.service(0).batches_assembled
+    before = cluster.batches(0).resources.batches_assembled
     names = mixed(1)
     assert_whole(cluster.ask(names), names)
-    assert cluster.service(0).batches_assembled == before + 1
-    assert [cluster.service(number).batches_assembled for number in (1, 2)] == [0, 0]
+    assert cluster.batches(0).resources.batches_assembled == before + 1
+    assert [cluster.batches(number).resources.batches_assembled for number in (1, 2)] == [0, 0]
 
 
 def test_every_node_can_be_the_one_that_gathers(cluster: LocalCluster) -> None:
@@ -238,10 +238,10 @@ SMALLEST = [(1, 1, True), (1, 200_000, False), (50_000, 1, False), (3 * MiB, 200
 def test_however_small_the_budgets_are_every_batch_comes_to_its_end(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, window: int, budget: int, ordered: bool
 ) -> None:
-    service = cluster.service(0)
-    config = type(service.config)(port=0, peer_window_bytes=window)
+    service = cluster.batches(0)
+    config = type(service.node.config)(port=0, peer_window_bytes=window)
     monkeypatch.setattr(service, "config", config)
-    monkeypatch.setattr(service.assembly, "limit_bytes", budget)
+    monkeypatch.setattr(service.resources.assembly, "limit_bytes", budget)
     names = [*mixed(8, 120), *LARGE]
     with RawSession(cluster.nodes[0].url) as session:
         for batch_id in range(3):  # side by side they share the budget
@@ -262,15 +262,15 @@ def test_however_small_the_budgets_are_every_batch_comes_to_its_end(
 
 
 def test_a_client_that_takes_nothing_bounds_what_its_peers_send(cluster: LocalCluster) -> None:
-    service = cluster.service(0)
+    service = cluster.batches(0)
     names = [*LARGE, *MIDDLE] * 3
     with RawSession(cluster.nodes[0].url) as session:
         session.send(1, batch_of(names, ordered=True, credit=1))
         session.receive_frame()
-        window = 3 * service.config.peer_window_bytes
+        window = 3 * service.node.config.peer_window_bytes
 
         def held() -> int:
-            return service.assembly.held_bytes
+            return service.resources.assembly.held_bytes
 
         eventually(lambda: held() > window // 2)
         assert held() <= window + 4 * 4 * MiB
@@ -284,7 +284,7 @@ def test_cancelling_in_the_middle_frees_the_memory_of_all_nodes(cluster: LocalCl
     with RawSession(cluster.nodes[0].url) as session:
         session.send(1, batch_of(names, ordered=True, credit=1))
         session.receive_frame()
-        eventually(lambda: sum(cluster.service(number).active_parts for number in (1, 2)))
+        eventually(lambda: sum(cluster.batches(number).resources.active_parts for number in (1, 2)))
         session.send(1, pb.Cancel())
         cluster.settle()
         frames, _ = session.ask(2, batch_of(names[:4], ordered=True))
@@ -374,4 +374,4 @@ def test_a_copy_here_spares_the_way_to_another_node(tmp_path: Path) -> None:
         cluster.put(SMALL)
         answer = cluster.ask(list(SMALL))
         assert [answer.data[at] for at in answer.order] == list(SMALL.values())
-        assert cluster.service(0).peers.open_sessions == 0
+        assert cluster.batches(0).resources.peers.open_sessions == 0

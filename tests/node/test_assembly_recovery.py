@@ -119,7 +119,7 @@ def test_a_large_entry_goes_on_at_another_node_in_its_middle(pair: LocalCluster)
         frames, end = session.ask(1, batch_of([name], ordered=True))
     assert b"".join(frame.payload for frame in frames) == LARGE[name]
     assert end.failed_entries == 0
-    assert pair.service(0).recoveries == 1
+    assert pair.batches(0).resources.recoveries == 1
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_a_node_that_cannot_be_reached_leaves_its_entries_unavailable_in_time(si
         assert {answer.status[at] for at in gone} == {pb.UNAVAILABLE}
         assert all(answer.faults[at].kind == "node-unavailable" for at in gone)
         assert all(answer.data[at] == OBJECTS[NAMES[at]] for at in answer.order if at not in gone)
-    assert single.service(0).soft_errors == 2 * len(gone)
+    assert single.batches(0).resources.soft_errors == 2 * len(gone)
 
 
 @pytest.mark.slow
@@ -149,10 +149,10 @@ def test_a_node_that_is_back_is_asked_again(single: LocalCluster) -> None:
 def test_a_node_that_fails_is_asked_last(pair: LocalCluster) -> None:
     pair.links[1].refuse()
     assert_whole(pair.ask(NAMES))
-    recoveries = pair.service(0).recoveries
+    recoveries = pair.batches(0).resources.recoveries
     assert recoveries == len(of_first_owner(pair, 1))
     assert_whole(pair.ask(NAMES))
-    assert pair.service(0).recoveries == recoveries
+    assert pair.batches(0).resources.recoveries == recoveries
 
 
 # -- silence
@@ -165,7 +165,7 @@ def test_a_silent_node_costs_its_time_out_when_there_is_a_second_copy(pair: Loca
     began_s = time.monotonic()
     assert_whole(pair.ask(NAMES))
     assert 0.9 * TIMEOUT_S < time.monotonic() - began_s < 20
-    assert pair.service(0).peer_wait_s > 0.5 * TIMEOUT_S
+    assert pair.batches(0).resources.peer_wait_s > 0.5 * TIMEOUT_S
     pair.links[1].flow()
 
 
@@ -277,8 +277,10 @@ def test_a_damaged_copy_is_replaced_by_a_good_one(pair: LocalCluster, tmp_path: 
             victims += 1
     assert victims == len(SMALL)
     assert_whole(pair.ask(NAMES))
-    assert pair.service(0).peers.open_sessions == 2  # nobody was given up as silent for the bytes that did not come
-    assert not any(pair.service(0).peers.is_failing(link.url.removeprefix("grpc://")) for link in pair.links)
+    assert (
+        pair.batches(0).resources.peers.open_sessions == 2
+    )  # nobody was given up as silent for the bytes that did not come
+    assert not any(pair.batches(0).resources.peers.is_failing(link.url.removeprefix("grpc://")) for link in pair.links)
 
 
 @pytest.mark.slow
@@ -295,7 +297,7 @@ def test_when_no_copy_can_be_reached_all_entries_are_unavailable_in_time(pair: L
     answer = pair.ask(NAMES)
     assert answer.order == list(range(len(NAMES)))
     assert set(answer.status.values()) == {pb.UNAVAILABLE}
-    assert pair.service(0).recoveries == len(NAMES)
+    assert pair.batches(0).resources.recoveries == len(NAMES)
 
 
 # -- limits
@@ -346,7 +348,7 @@ def test_a_busy_node_is_asked_again_until_it_has_time(tmp_path: Path) -> None:
                 whole += response.end is not None
         for answer in ended.values():
             assert [answer.data[at] for at in answer.order] == [SMALL[name] for name in there]
-        assert cluster.service(1).counts.rejections["batches"] > 0
+        assert cluster.batches(1).node.counts.rejections["batches"] > 0
         cluster.settle()
 
 
@@ -365,7 +367,7 @@ def test_batches_share_one_connection_to_each_peer_and_give_it_up_when_idle(
         for _ in range(5):
             cluster.ask(list(SMALL))
         assert cluster.links[1].connections_made == 1
-        eventually(lambda: (cluster.service(0).peers.open_sessions, cluster.links[1].connections) == (0, 0))
+        eventually(lambda: (cluster.batches(0).resources.peers.open_sessions, cluster.links[1].connections) == (0, 0))
         assert not any(cluster.ask(list(SMALL)).status.values())
         assert cluster.links[1].connections_made == 2
 
@@ -376,7 +378,7 @@ def test_a_node_stops_while_it_gathers(tmp_path: Path) -> None:
         cluster.links[1].stall()
         with RawSession(cluster.nodes[0].url) as session:
             session.send(1, batch_of(list(SMALL), ordered=True, bucket=BUCKET))
-            eventually(lambda: cluster.service(0).active_batches)
+            eventually(lambda: cluster.batches(0).resources.active_batches)
             began_s = time.monotonic()
             cluster.nodes[0].stop(grace_s=0.2)
             assert time.monotonic() - began_s < 8

@@ -134,13 +134,13 @@ def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster:
             name = f"n{number}"
             bucket.put(name, DATA)
             owners = cluster.owners(name)
-            flip_a_byte(file_of(cluster.service(owners[0]).store, name, BUCKET), 500_000)
+            flip_a_byte(file_of(cluster.batches(owners[0]).node.store, name, BUCKET), 500_000)
             made = bucket.copy(name, f"to/{name}")
             for owner in cluster.owners(made.name):
-                store = cluster.service(owner).store
+                store = cluster.batches(owner).node.store
                 assert read(store, made.name, BUCKET, version=made.version) == DATA
             for owner in owners[1:]:
-                flip_a_byte(file_of(cluster.service(owner).store, name, BUCKET), 500_000)
+                flip_a_byte(file_of(cluster.batches(owner).node.store, name, BUCKET), 500_000)
             with pytest.raises(errors.CorruptObject):
                 bucket.copy(name, f"never/{name}")
             with pytest.raises(errors.ObjectNotFound):

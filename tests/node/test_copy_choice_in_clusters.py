@@ -32,7 +32,7 @@ def pair(tmp_path: Path) -> Iterator[LocalCluster]:
 def entries_read(cluster: LocalCluster) -> list[int]:
     """By each node, for others or for clients, so far."""
     cluster.settle()  # a batch is counted when its END has been sent
-    return [sum(cluster.service(at).counts.entries.get("part", {}).values()) for at in range(3)]
+    return [sum(cluster.batches(at).node.counts.entries.get("part", {}).values()) for at in range(3)]
 
 
 def read(client: Client) -> None:
@@ -72,9 +72,9 @@ def test_a_client_turns_to_the_holder_that_has_less_to_do_and_back(pair: LocalCl
 
 
 def test_a_node_that_gathers_does_so_too(pair: LocalCluster) -> None:
-    service = pair.service(0)
+    service = pair.batches(0)
     endpoint = pair.nodes[2].url.removeprefix("grpc://")
-    service.loads.said(endpoint, 5.0)
+    service.resources.loads.said(endpoint, 5.0)
     before = entries_read(pair)
     answer = pair.ask(NAMES)
     assert [answer.data[at] for at in range(len(NAMES))] == list(OBJECTS.values())
@@ -83,15 +83,15 @@ def test_a_node_that_gathers_does_so_too(pair: LocalCluster) -> None:
 
 
 def test_a_node_says_how_long_reads_wait_for_it(pair: LocalCluster) -> None:
-    pair.service(1).pressure.reader_wait_s = 60.0
+    pair.batches(1).node.pressure.reader_wait_s = 60.0
     with connect(pair.nodes[0].url) as client:
         read(client)
         loads = routed(client).members.loads.of([node.membership.node_uuid for node in pair.nodes])
         busy, other = (loads[pair.nodes[at].membership.node_uuid].backlog_s for at in (1, 2))
         assert busy > 1.0 > other
-    pair.service(1).pressure.reader_wait_s = 60.0
+    pair.batches(1).node.pressure.reader_wait_s = 60.0
     pair.ask(NAMES)
-    found = pair.service(0).loads.of(node.url.removeprefix("grpc://") for node in pair.nodes)
+    found = pair.batches(0).resources.loads.of(node.url.removeprefix("grpc://") for node in pair.nodes)
     assert found[pair.nodes[1].url.removeprefix("grpc://")].backlog_s > 1.0
 
 

@@ -49,7 +49,7 @@ def refused(call: Callable[[], Any]) -> tuple[str, str]:
 
 
 def put_on(cluster: LocalCluster, number: int, name: str, data: bytes, version: Version) -> None:
-    with cluster.service(number).store.begin_put(BUCKET, name, version=version) as upload:
+    with cluster.batches(number).node.store.begin_put(BUCKET, name, version=version) as upload:
         upload.write(data)
         upload.commit()
 
@@ -138,7 +138,7 @@ def test_with_the_first_owner_gone_nobody_decides(cluster: LocalCluster) -> None
 def staged_files_of(cluster: LocalCluster, number: int) -> int:
     return sum(
         len(list((drive.root / "staging").iterdir()))
-        for drive in cluster.service(number).store.drives
+        for drive in cluster.batches(number).node.store.drives
         if drive is not None
     )
 
@@ -146,7 +146,7 @@ def staged_files_of(cluster: LocalCluster, number: int) -> int:
 def test_a_first_owner_whose_copies_are_in_doubt_asks_all_nodes_or_does_not_decide(cluster: LocalCluster) -> None:
     name = name_with(cluster, lambda owners: owners == [1, 0])
     put_on(cluster, 2, name, b"elsewhere", Version(5, 70, 3))  # the third node, which took an owner's place once
-    doubts = cluster.service(1).store.doubts
+    doubts = cluster.batches(1).node.store.doubts
     with Writer(cluster.nodes[1].url) as writer:
         doubts.doubt_names(cluster.map.bucket[0].uuid, {name: Version(5, 70, 3)})
         assert refused(lambda: writer.put(name, b"1", condition=ABSENT))[0] == "version-conflict"
@@ -328,7 +328,7 @@ def test_no_write_comes_between_what_a_condition_wanted_and_what_replaced_it(clu
     replaced: list[tuple[Version, Version]] = []
     with Writer(cluster.nodes[1].url) as writer:
         while not over.is_set():
-            there = cluster.service(1).store.newest(BUCKET, [name])[0]
+            there = cluster.batches(1).node.store.newest(BUCKET, [name])[0]
             if there is not None and not there.is_tombstone:
                 try:
                     info = writer.put(name, b"mine", condition=at(str(there.version)))

@@ -50,7 +50,7 @@ def test_a_tombstone_in_doubt_settles_nothing(tmp_path: Path) -> None:
         bucket = client.bucket(BUCKET)
         bucket.put("k", b"there")
         bucket.delete("k")
-        store, uuid = cluster.service(0).store, cluster.map.bucket[0].uuid
+        store, uuid = cluster.batches(0).node.store, cluster.map.bucket[0].uuid
         with pytest.raises(ObjectDeleted):
             store.head(BUCKET, "k")
         store.doubts.doubt_names(uuid, {"k": Version(99, 1)})

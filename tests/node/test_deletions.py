@@ -61,7 +61,7 @@ def test_all_owners_have_tombstones_of_one_version_for_few_messages(calls: Count
     assert delete(cluster, 3, [*names, "none", names[0]]) == {300: "object-not-found", 301: "object-not-found"}
     assert calls["BuryMany"] <= 3
     assert calls["Newest"] < len(names) / 3  # repair asks, too
-    kept = [held(cluster.service(number).store) for number in range(4)]
+    kept = [held(cluster.batches(number).node.store) for number in range(4)]
     for name in names:
         graves = {number: kept[number][name] for number in range(4) if name in kept[number]}
         assert set(graves) == set(cluster.owners(name)) and len(set(graves.values())) == 1
@@ -75,14 +75,14 @@ def test_without_one_owner_the_next_host_keeps_the_tombstone(cluster: LocalClust
     put(cluster, names)
     cluster.nodes[2].stop()
     assert delete(cluster, 0, [*names, "none"]) == {80: "object-not-found"}
-    kept = {number: held(cluster.service(number).store) for number in (0, 1, 3)}
+    kept = {number: held(cluster.batches(number).node.store) for number in (0, 1, 3)}
     for name in names:
         there = [number for number in kept if name in kept[number] and kept[number][name][1] is None]
         assert len(there) == 2 and set(there) >= set(cluster.owners(name)) - {2}
     missing = name_with(cluster, lambda owners: 2 in owners, "none")
     assert delete(cluster, 0, [missing]) == {0: "object-not-found"}
     # The owner that could not be asked may have it: it finds the tombstone.
-    assert any(missing in held(cluster.service(number).store) for number in (0, 1, 3))
+    assert any(missing in held(cluster.batches(number).node.store) for number in (0, 1, 3))
 
 
 @contextlib.contextmanager
@@ -106,7 +106,7 @@ def test_what_no_owner_was_asked_about_is_deleted_rather_than_not_found(cluster:
     with Writer(cluster.nodes[0].url) as writer:
         writer.delete(also)
     for gone in (name, also):  # the owners find it when they come back
-        kept = [held(cluster.service(number).store)[gone] for number in (0, 1)]
+        kept = [held(cluster.batches(number).node.store)[gone] for number in (0, 1)]
         assert [data for _, data in kept] == [None, None]
     assert delete(cluster, 0, [name, also]) == {}  # of those that stood in nobody knows what came after them
 
@@ -120,7 +120,7 @@ def test_while_nodes_leave_what_a_silent_former_owner_may_have_is_deleted(tmp_pa
         with Writer(cluster.nodes[0].url) as writer:
             writer.delete(moved[0])
         for name in moved:
-            assert held(cluster.service(0).store)[name][1] is None
+            assert held(cluster.batches(0).node.store)[name][1] is None
 
 
 def test_with_too_few_nodes_each_name_says_so_and_nothing_goes(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_with_too_few_nodes_each_name_says_so_and_nothing_goes(tmp_path: Path) -
             1: "node-unavailable",
             2: "object-not-found",
         }
-        assert {name: data for name, (_, data) in held(cluster.service(0).store).items()} == {"a": b"x", "b": b"x"}
+        assert {name: data for name, (_, data) in held(cluster.batches(0).node.store).items()} == {"a": b"x", "b": b"x"}
 
 
 def test_while_objects_move_a_deletion_finds_what_only_the_former_owner_has(tmp_path: Path) -> None:

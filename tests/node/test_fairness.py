@@ -256,7 +256,7 @@ def served_in_order(
 
     `backlog`: of each tenant how many sessions it opens, and how many batches of one frame it asks for on each.
     """
-    service, loop = node.service, node._loop
+    service, loop = node.batches, node._loop
     assert service is not None and loop is not None
     order: list[str] = []
     pop = FairQueue.pop
@@ -267,9 +267,11 @@ def served_in_order(
         return item
 
     monkeypatch.setattr(FairQueue, "pop", logged)
-    limit = service.budget.limit_bytes
-    loop.call_soon_threadsafe(service.budget.acquire_anyway, limit)  # nothing is read before this is given back
-    eventually(lambda: service.budget.held_bytes == limit)
+    limit = service.resources.budget.limit_bytes
+    loop.call_soon_threadsafe(
+        service.resources.budget.acquire_anyway, limit
+    )  # nothing is read before this is given back
+    eventually(lambda: service.resources.budget.held_bytes == limit)
     names = [f"{at}" for at in range(PER_BATCH)]
     with ExitStack() as open_sessions:
         sessions: list[tuple[RawSession, int]] = []
@@ -280,8 +282,8 @@ def served_in_order(
                     session.send(batch_id, batch_of(names, tenant=tenant))
                 sessions.append((session, batches))
         total = sum(count * batches for count, batches in backlog.values())
-        eventually(lambda: service.slots.waiting == total)
-        loop.call_soon_threadsafe(service.slots.release_memory, limit)
+        eventually(lambda: service.resources.slots.waiting == total)
+        loop.call_soon_threadsafe(service.resources.slots.release_memory, limit)
         for session, batches in sessions:
             received = ended = 0
             while ended < batches:
@@ -290,7 +292,7 @@ def served_in_order(
                 ended += response.end is not None
             assert received == batches * BATCH_BYTES
     assert len(order) == total
-    eventually(lambda: (service.slots.taken, service.budget.held_bytes) == (0, 0))
+    eventually(lambda: (service.resources.slots.taken, service.resources.budget.held_bytes) == (0, 0))
     return order
 
 

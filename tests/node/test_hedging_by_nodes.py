@@ -28,18 +28,18 @@ def pair(tmp_path: Path) -> Iterator[LocalCluster]:
 
 def test_the_entries_of_a_silent_node_come_from_the_other_holder(pair: LocalCluster) -> None:
     assert_whole(in_the_middle(pair, pair.links[1].stall))
-    service = pair.service(0)
-    assert service.hedging.budget.hedged > 0
-    assert service.recoveries == 0  # nobody was given up
-    hedged = service.hedging.budget.hedged
+    service = pair.batches(0)
+    assert service.resources.hedging.budget.hedged > 0
+    assert service.resources.recoveries == 0  # nobody was given up
+    hedged = service.resources.hedging.budget.hedged
     assert_whole(pair.ask(NAMES))  # it is asked last now: no further batch has to find out
-    assert service.hedging.budget.hedged == hedged
+    assert service.resources.hedging.budget.hedged == hedged
 
 
 def test_a_node_that_was_silent_is_asked_again_when_it_has_answered(pair: LocalCluster) -> None:
     endpoint = pair.links[1].url.removeprefix("grpc://")
     assert_whole(in_the_middle(pair, pair.links[1].stall))
-    assert pair.service(0).peers.is_failing(endpoint)
+    assert pair.batches(0).resources.peers.is_failing(endpoint)
     pair.links[1].flow()
     assert_whole(pair.ask(NAMES))
     assert_whole(pair.ask(NAMES))
@@ -51,7 +51,7 @@ def test_entries_that_come_in_any_order_come_once(pair: LocalCluster) -> None:
     assert sorted(answer.order) == list(range(len(NAMES)))
     assert not any(answer.status.values())
     assert all(answer.data[at] == OBJECTS[name] for at, name in enumerate(NAMES))
-    assert pair.service(0).hedging.budget.hedged > 0
+    assert pair.batches(0).resources.hedging.budget.hedged > 0
 
 
 def any_order(cluster: LocalCluster) -> Answer:
@@ -73,9 +73,9 @@ def test_a_race_stays_within_the_memory_for_gathering(tmp_path: Path) -> None:
             while len(answer.status) < len(NAMES) or answer.order[-1] != len(NAMES) - 1:
                 session.send(1, pb.Credit(payload_bytes=2 * MiB))
                 answer.take(session.receive_frame())
-                held.append(cluster.service(0).assembly.held_bytes)
+                held.append(cluster.batches(0).resources.assembly.held_bytes)
         assert_whole(answer)
-        assert cluster.service(0).hedging.budget.hedged > 0
+        assert cluster.batches(0).resources.hedging.budget.hedged > 0
         senders, frame_bytes = 4, MiB + 64 * 1024
         assert max(held) <= limit + senders * frame_bytes
         cluster.links[1].flow()
@@ -87,8 +87,8 @@ def test_no_more_is_asked_twice_than_the_budget_allows(tmp_path: Path) -> None:
     share = 0.0005
     with gathering(tmp_path, copies=2, peer_timeout_s=6.0, hedge_budget=share) as cluster:
         assert_whole(in_the_middle(cluster, cluster.links[1].stall))
-        service = cluster.service(0)
-        assert 0 < service.hedging.budget.hedged <= share * (BURST_ENTRIES + len(NAMES))
-        assert service.recoveries > 0  # the rest waited until it was given up
+        service = cluster.batches(0)
+        assert 0 < service.resources.hedging.budget.hedged <= share * (BURST_ENTRIES + len(NAMES))
+        assert service.resources.recoveries > 0  # the rest waited until it was given up
         cluster.links[1].flow()
         cluster.settle()

@@ -53,7 +53,7 @@ def test_what_only_a_node_that_stood_in_has_is_listed(cluster: LocalCluster) -> 
     for name, number in stood_in.items():
         cluster.put_on(number, {name: name.encode()}, {name: Version(2, 5000)})
         for owner in cluster.owners(name):
-            cluster.service(owner).store.delete(BUCKET, name, Version(1, 10), keep_tombstone=True)
+            cluster.batches(owner).node.store.delete(BUCKET, name, Version(1, 10), keep_tombstone=True)
     with connect(cluster.nodes[0].url) as client:
         assert [info.name for info in client.bucket(BUCKET).objects()] == NAMES
         cluster.nodes[1].stop(grace_s=0.0)

@@ -29,7 +29,7 @@ def test_an_object_that_moves_between_two_questions_is_found(
         cluster.learn()
         cluster.nodes[3].stop(grace_s=0.2)  # so that nobody finishes the change
         moved: list[str] = []
-        owner = cluster.service(2).store
+        owner = cluster.batches(2).node.store
         said = owner.missing
 
         def move(bucket: str, bucket_uuid: bytes, name: str) -> ObjectNotFound:
@@ -39,7 +39,7 @@ def test_an_object_that_moves_between_two_questions_is_found(
             if not moved:
                 moved.append(name)
                 cluster.put_on(2, {name: name.encode()})
-                cluster.service(before).store.delete(BUCKET, name)
+                cluster.batches(before).node.store.delete(BUCKET, name)
             return error
 
         monkeypatch.setattr(owner, "missing", move)

@@ -16,9 +16,9 @@ from ais_loader import connect, errors
 from ais_loader.cli import main
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.pressure import MAX_RETRY_S, machine_memory_bytes, pause_s, resident_bytes, retry_after_ms
 from storage_node.batch.session import BatchService
 from storage_node.config import ServerConfig
+from storage_node.pressure import MAX_RETRY_S, machine_memory_bytes, pause_s, resident_bytes, retry_after_ms
 from storage_node.server import NodeServer
 
 NAMES = [f"{at}" for at in range(8)]
@@ -27,9 +27,9 @@ MARK = 1 << 50  # far above what any test run has
 seconds = st.floats(0, 1e6)
 
 
-def service_of(node: NodeServer) -> BatchService:
-    assert node.service is not None
-    return node.service
+def batches_of(node: NodeServer) -> BatchService:
+    assert node.batches is not None
+    return node.batches
 
 
 class Memory:
@@ -38,7 +38,7 @@ class Memory:
     def __init__(self, node: NodeServer, *, over_for: int) -> None:
         self.asked = 0
         self._over_for = over_for
-        service_of(node).pressure.measure = self._measure
+        batches_of(node).pressure.measure = self._measure
 
     def _measure(self) -> int:
         self.asked += 1
@@ -57,8 +57,8 @@ def test_a_client_that_was_turned_away_comes_back_and_gets_everything(tmp_path: 
         with connect(node.url, retry_s=30) as client:
             assert [item.tobytes() for item in client.bucket("b").get_batch(NAMES)] == list(DATA.values())
         assert memory.asked >= 3
-        assert service_of(node).counts.rejections["memory"] >= 2
-        assert service_of(node).counts.batches["many"]["complete"] == 1
+        assert batches_of(node).counts.rejections["memory"] >= 2
+        assert batches_of(node).counts.batches["many"]["complete"] == 1
 
 
 def test_a_single_object_is_no_way_past_the_mark(tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_a_single_object_is_no_way_past_the_mark(tmp_path: Path) -> None:
             bucket.put("small", b"bytes")
             assert bucket.get("small") == b"bytes"
         Memory(node, over_for=2)
-        eventually(lambda: service_of(node).pressure.memory_is_critical())
+        eventually(lambda: batches_of(node).pressure.memory_is_critical())
         with connect(node.url, retry_s=30) as client:
             assert client.bucket("b").get("small") == b"bytes"
-        assert service_of(node).counts.rejections["memory"] >= 1
+        assert batches_of(node).counts.rejections["memory"] >= 1
 
 
 def test_a_client_gives_up_when_the_node_stays_too_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,20 +85,20 @@ def test_a_client_gives_up_when_the_node_stays_too_full(tmp_path: Path, monkeypa
         # Twice the mark: a hundred and one times the shortest delay, and jitter on top of it.
         assert all(1.01 <= pause <= 1.01 + 1.0 for pause in pauses)
         assert len(set(pauses)) == len(pauses) > 10
-        assert service_of(node).counts.rejections["memory"] == len(pauses) + 1
-        eventually(lambda: service_of(node).active_batches == service_of(node).reserved_bytes == 0)
+        assert batches_of(node).counts.rejections["memory"] == len(pauses) + 1
+        eventually(lambda: batches_of(node).active_batches == batches_of(node).reserved_bytes == 0)
 
 
 def test_what_runs_goes_on_while_new_batches_are_turned_away(tmp_path: Path) -> None:
     config = {"critical_memory_bytes": MARK, "reject_retry_after_ms": 7}
     with serving(tmp_path, **config) as node, RawSession(node.url) as session:
         fill(node)
-        service = service_of(node)
+        service = batches_of(node)
         session.send(1, batch_of(NAMES, credit=1))
         first = session.receive()
         assert first.HasField("frame")
         Memory(node, over_for=10**9)
-        eventually(service.pressure.memory_is_critical)
+        eventually(service.node.pressure.memory_is_critical)
         session.send(2, batch_of(NAMES))
         rejected = session.receive()
         assert (rejected.batch_id, rejected.reject.retry_after_ms) == (2, 707)
@@ -137,11 +137,11 @@ def test_throttled_batches_are_whole_and_their_pauses_counted(tmp_path: Path, ca
     thresholds["throttle_cpu_lag_s" if cause == "cpu" else "throttle_drive_wait_s"] = 0.0
     with serving(tmp_path, max_throttle_s=longest_s, **thresholds) as node, RawSession(node.url) as session:
         fill(node)
-        service = service_of(node)
-        eventually(lambda: service.pressure.lag_s > 0 and service.pressure.reader_wait_s > 0)
+        service = batches_of(node)
+        eventually(lambda: service.node.pressure.lag_s > 0 and service.node.pressure.reader_wait_s > 0)
         frames, _ = session.ask(1, batch_of(NAMES))
         assert b"".join(bytes(frame.payload) for frame in frames) == b"".join(DATA.values())
-        others = {name: spent for name, spent in service.counts.throttle_s.items() if name in ("cpu", "drives")}
+        others = {name: spent for name, spent in service.node.counts.throttle_s.items() if name in ("cpu", "drives")}
         assert 0 < others.pop(cause) <= len(frames) * longest_s + 1e-9
         assert set(others.values()) == {0.0}
 
@@ -149,8 +149,8 @@ def test_throttled_batches_are_whole_and_their_pauses_counted(tmp_path: Path, ca
 def test_a_node_measures_itself(tmp_path: Path) -> None:
     assert 1 << 20 < resident_bytes() < machine_memory_bytes()
     with serving(tmp_path) as node:
-        assert service_of(node).pressure.critical_bytes == int(machine_memory_bytes() * 0.8)
-        assert not service_of(node).pressure.memory_is_critical()
+        assert batches_of(node).pressure.critical_bytes == int(machine_memory_bytes() * 0.8)
+        assert not batches_of(node).pressure.memory_is_critical()
 
 
 @pytest.mark.slow

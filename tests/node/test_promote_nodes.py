@@ -62,13 +62,13 @@ def assert_stored(cluster: LocalCluster, files: dict[str, bytes]) -> None:
     """
 
     def holders() -> dict[str, list[int]]:
-        stores = [cluster.service(number).store for number in range(len(cluster.nodes))]
+        stores = [cluster.batches(number).node.store for number in range(len(cluster.nodes))]
         there = [{name for name, _ in list(store.objects(BUCKET))} for store in stores]
         return {name: [number for number, names in enumerate(there) if name in names] for name in files}
 
     owners = {name: sorted(cluster.owners(name)) for name in files}
     eventually(lambda: holders() == owners, timeout_s=REPAIRED_S, interval_s=0.1)
-    here = [held(cluster.service(number).store) for number in range(len(cluster.nodes))]
+    here = [held(cluster.batches(number).node.store) for number in range(len(cluster.nodes))]
     for name, data in files.items():
         found = {number: objects[name] for number, objects in enumerate(here) if name in objects}
         assert sorted(found) == owners[name]
@@ -213,7 +213,7 @@ def test_large_files_that_are_moved_are_linked_where_they_belong_and_copied_else
         client.bucket(BUCKET).promote(tmp_path / "files", move=True)
     assert_stored(cluster, files)
     for name, inode in inodes.items():
-        drive, record = cluster.service(cluster.owners(name)[0]).store.locate(BUCKET, name)
+        drive, record = cluster.batches(cluster.owners(name)[0]).node.store.locate(BUCKET, name)
         found = (drive.root / "objects" / os.fsdecode(record.path)).stat()
         assert (found.st_ino, found.st_nlink) == (inode, 1)
 

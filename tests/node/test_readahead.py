@@ -206,8 +206,8 @@ def chill(folder: Path) -> None:
 def test_a_node_reads_ahead_of_cold_batches_and_the_bytes_are_the_same(tmp_path: Path, fields: dict[str, Any]) -> None:
     sizes = [700_000] * 12 + [5_500_000, 10, 900_000]
     with serving(tmp_path) as node, bucket_of(node) as bucket, RawSession(node.url) as session:
-        assert node.service is not None
-        readahead = node.service.readahead
+        assert node.batches is not None
+        readahead = node.batches.resources.readahead
         names = [f"k{at}" for at in range(len(sizes))]
         for at, name in enumerate(names):
             bucket.put(name, content(at, sizes[at]))

@@ -66,5 +66,5 @@ def test_an_archive_that_does_not_come_whole_leaves_nothing(cluster: LocalCluste
     assert copies_of(cluster, "s.tar.zst") == {}
     assert staged_files(cluster) == 0
     for node in range(3):
-        drive = cluster.service(node).store.drives[0]
+        drive = cluster.batches(node).node.store.drives[0]
         assert drive is not None and not [path for path in drive.root.iterdir() if path.name.startswith("tmp")]

@@ -35,8 +35,8 @@ def client_of(cluster: LocalCluster) -> Iterator[tuple[Client, Bucket]]:
 
 
 def store_of(node: NodeServer) -> Store:
-    assert node.service is not None
-    return node.service.store
+    assert node.batches is not None
+    return node.batches.node.store
 
 
 def held(node: NodeServer) -> dict[str, StoredVersion]:

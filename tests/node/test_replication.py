@@ -46,7 +46,7 @@ def test_a_put_at_any_node_leaves_equal_copies_on_the_owners_alone(cluster: Loca
             info = writer.put(name, data, metadata={"k": "grüß"})
         assert copies_of(cluster, name) == dict.fromkeys(cluster.owners(name), (info.version, data))
         for owner in cluster.owners(name):
-            record = cluster.service(owner).store.head(BUCKET, name)
+            record = cluster.batches(owner).node.store.head(BUCKET, name)
             assert (record.metadata, record.modified_ns, record.checksum) == (
                 {"k": "grüß"},
                 info.modified_ns,
@@ -199,7 +199,7 @@ def test_while_objects_move_a_write_goes_above_what_only_the_former_owner_has(tm
         name = next(
             name for at in range(1000) if cluster.owners(name := f"n{at}") == [2] and cluster.holders(name) == [2, 1]
         )
-        store = cluster.service(1).store
+        store = cluster.batches(1).node.store
         with store.begin_put(BUCKET, name, version=Version(90, 7, 2)) as upload:
             upload.write(b"not moved yet")
             upload.commit()
@@ -252,14 +252,14 @@ def test_messages_out_of_turn_end_a_write_and_leave_nothing(cluster: LocalCluste
             with pytest.raises(grpc.RpcError) as caught:
                 list(stub.Write(iter(wrong), timeout=CALL_TIMEOUT_S))
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, wrong
-        assert held(cluster.service(0).store) == {}
+        assert held(cluster.batches(0).node.store) == {}
         eventually(lambda: staged_files(cluster) == 0)
         answers = list(stub.Write(iter([group, commit(7)]), timeout=CALL_TIMEOUT_S))
         assert [answer.WhichOneof("part") for answer in answers] == ["staged", "committed"]
         late = list(stub.Write(iter([group, commit(6)]), timeout=CALL_TIMEOUT_S))
         assert late[0].staged.object[0].newest.counter == 7
         assert late[1].committed.object[0].version.counter == 7
-    assert held(cluster.service(0).store) == {"a": ("5.7.1", b"")}
+    assert held(cluster.batches(0).node.store) == {"a": ("5.7.1", b"")}
 
 
 def test_another_bucket_of_the_same_name_takes_nothing(cluster: LocalCluster) -> None:
@@ -280,7 +280,7 @@ def test_versions_are_listed_page_by_page_and_forgotten_on_request(cluster: Loca
         writer.delete("n03")
     bucket = wire.BucketRef(name=BUCKET, uuid=cluster.map.bucket[0].uuid)
     for number in range(4):
-        expected = held(cluster.service(number).store)
+        expected = held(cluster.batches(number).node.store)
         with grpc.insecure_channel(cluster.nodes[number].url.removeprefix("grpc://")) as channel:
             stub = wire_rpc.ReplicaStub(channel)
             found: list[wire.ObjectState] = []
@@ -302,7 +302,7 @@ def test_versions_are_listed_page_by_page_and_forgotten_on_request(cluster: Loca
                 (grave,) = [state for state in found if state.is_tombstone]
                 forget = wire.ForgetRequest(bucket=bucket, name="n03", version=grave.version, tombstone_only=True)
                 assert not stub.Forget(forget, timeout=CALL_TIMEOUT_S).HasField("left")
-                assert "n03" not in held(cluster.service(number).store)
+                assert "n03" not in held(cluster.batches(number).node.store)
             other = wire.BucketRef(name=BUCKET, uuid=b"x" * 16)
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Versions(wire.VersionsRequest(bucket=other), timeout=CALL_TIMEOUT_S)

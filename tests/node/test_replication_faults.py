@@ -48,7 +48,7 @@ def test_the_next_host_takes_the_place_of_an_owner_that_is_gone(cluster: LocalCl
         results = writer.put_many({name: name.encode() for name in rankings})
         one = writer.put("n0", b"again")
     assert {result.WhichOneof("result") for result in results} == {"info"}
-    live = {number: held(cluster.service(number).store) for number in (0, 1, 3)}
+    live = {number: held(cluster.batches(number).node.store) for number in (0, 1, 3)}
     for name, nodes in expected.items():
         assert [number for number in (0, 1, 3) if name in live[number]] == sorted(nodes)
         assert {live[number][name][1] for number in nodes} == {b"again" if name == "n0" else name.encode()}
@@ -72,7 +72,7 @@ def test_fewer_nodes_than_min_copies_is_an_error_to_retry_and_changes_nothing(tm
         assert kind == "node-unavailable"
         assert "2 copies can be written now, 3 at least are needed" in message
         for number in (0, 1):
-            assert held(cluster.service(number).store) == {"a": (before.version, b"before")}
+            assert held(cluster.batches(number).node.store) == {"a": (before.version, b"before")}
             eventually(lambda: staged_here(cluster, number) == 0)  # noqa: B023
 
 
@@ -92,13 +92,13 @@ def test_a_node_that_says_nothing_is_passed_over_and_has_the_next_write_when_it_
             (second,) = writer.put_many({name: b"second"})
             assert first.version != second.info.version
             for number in (0, 2):
-                assert held(cluster.service(number).store)[name] == (second.info.version, b"second")
-            assert held(cluster.service(silent).store) == {}
+                assert held(cluster.batches(number).node.store)[name] == (second.info.version, b"second")
+            assert held(cluster.batches(silent).node.store) == {}
             cluster.links[silent].flow()
 
             def arrives() -> bool:
                 third = writer.put(name, b"third")
-                return held(cluster.service(silent).store).get(name) == (third.version, b"third")
+                return held(cluster.batches(silent).node.store).get(name) == (third.version, b"third")
 
             eventually(arrives, 30, interval_s=0.2)
         eventually(lambda: staged_files(cluster) == 0, 20)
@@ -138,7 +138,7 @@ def test_an_owner_that_is_stopped_while_bytes_stream_in_is_left_out(tmp_path: Pa
 
         with Writer(cluster.nodes[0].url) as writer:
             info = writer.stub.Put(messages(), timeout=CALL_TIMEOUT_S)
-        assert {number: held(cluster.service(number).store) for number in (0, 2)} == {
+        assert {number: held(cluster.batches(number).node.store) for number in (0, 2)} == {
             0: {name: (info.version, data)},
             2: {},
         }
@@ -150,12 +150,12 @@ def test_a_write_without_an_owner_goes_above_what_only_that_one_has_heard_of(tmp
         name = name_with(cluster, lambda owners: owners == [0, 1])
         before = version_of(writer.put(name, b"before").version)
         half_done = Version(before.epoch, before.counter + 1000, 3)  # by a coordinator that died after one commit
-        with cluster.service(1).store.begin_put(BUCKET, name, version=half_done) as upload:
+        with cluster.batches(1).node.store.begin_put(BUCKET, name, version=half_done) as upload:
             upload.write(b"never acknowledged")
             upload.commit()
         cluster.links[1].refuse()
         assert write_once(writer, how, name) is None
-        first = version_of(held(cluster.service(0).store)[name][0])
+        first = version_of(held(cluster.batches(0).node.store)[name][0])
         assert first > half_done
         second = version_of(writer.put(name, b"later").version)
         assert first < second < Version(first.epoch, first.counter + 1000)  # one leap is enough
@@ -188,7 +188,7 @@ def test_an_owner_lost_between_staging_and_commit_costs_its_copy_alone(
             with monkeypatch.context() as patched:
                 patched.setattr(Store, "next_version", lose_then_choose)
                 problem = write_once(writer, how, name)
-            new, old = held(cluster.service(0).store)[name], held(cluster.service(1).store)[name]
+            new, old = held(cluster.batches(0).node.store)[name], held(cluster.batches(1).node.store)[name]
             assert new[1] == (None if how == "delete" else b"after")
             assert old == (before.version, b"before")
             if min_copies == 1:

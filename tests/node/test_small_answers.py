@@ -87,8 +87,8 @@ def test_a_node_answers_only_for_what_the_newest_map_gives_it(tmp_path: Path) ->
         names = [f"k{i}" for i in range(24)]
         for i, name in enumerate(names):
             bucket.put(name, content(i, 100))
-        assert node.service is not None
-        store = node.service.store
+        assert node.batches is not None
+        store = node.batches.node.store
         StoreBatch(store, batch_of(names))
 
         def few(wanted: list[str], **fields: object) -> bool:

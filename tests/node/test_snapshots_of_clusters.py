@@ -47,7 +47,7 @@ def endpoints(cluster: LocalCluster) -> list[str]:
 
 def there(cluster: LocalCluster, number: int, name: str, snapshot: str = "s") -> bytes | None:
     """What a snapshot has of a name on this node."""
-    store = cluster.service(number).store
+    store = cluster.batches(number).node.store
     try:
         return b"".join(open_object(store, f"{BUCKET}@{snapshot}", name))
     except ObjectNotFound:
@@ -66,10 +66,10 @@ def test_copies_that_differ_when_a_snapshot_is_made_are_the_same_in_it(tmp_path:
         cluster.put({name: b"first " + name.encode() for name in NAMES})
         newer, deleted, absent, elsewhere = NAMES[:4]
         first, second = cluster.owners(newer)
-        above = max(cluster.service(number).store.clock for number in range(3)) + 1
+        above = max(cluster.batches(number).node.store.clock for number in range(3)) + 1
         cluster.put_on(second, {newer: b"newer"}, {newer: Version(1, above, 1)})
-        cluster.service(cluster.owners(deleted)[1]).store.delete(BUCKET, deleted, Version(1, above, 2), True)
-        cluster.service(cluster.owners(absent)[0]).store.delete(BUCKET, absent, Version(1, 1000))
+        cluster.batches(cluster.owners(deleted)[1]).node.store.delete(BUCKET, deleted, Version(1, above, 2), True)
+        cluster.batches(cluster.owners(absent)[0]).node.store.delete(BUCKET, absent, Version(1, 1000))
         other = ({0, 1, 2} - set(cluster.owners(elsewhere))).pop()
         cluster.put_on(other, {elsewhere: b"elsewhere"}, {elsewhere: Version(1, above, 3)})
         made = bucket.snapshot("s")
@@ -104,9 +104,9 @@ def test_what_ends_after_the_cut_and_before_the_copies_are_equal_is_in_it_too(
         bucket = client.bucket(BUCKET)
         cluster.put(dict.fromkeys(NAMES, b"first"))
         newer, deleted = NAMES[:2]
-        above = max(cluster.service(number).store.clock for number in range(3)) + 1
+        above = max(cluster.batches(number).node.store.clock for number in range(3)) + 1
         cluster.put_on(cluster.owners(newer)[1], {newer: b"newer"}, {newer: Version(1, above, 1)})
-        cluster.service(cluster.owners(deleted)[1]).store.delete(BUCKET, deleted, Version(1, above, 2), True)
+        cluster.batches(cluster.owners(deleted)[1]).node.store.delete(BUCKET, deleted, Version(1, above, 2), True)
         making = threading.Thread(target=bucket.snapshot, args=("s",))
         making.start()
         assert begun.wait(20)
@@ -119,14 +119,14 @@ def test_what_ends_after_the_cut_and_before_the_copies_are_equal_is_in_it_too(
         assert {name: everywhere(cluster, name) for name in NAMES} == {name: {wanted[name]} for name in NAMES}
         assert [info.objects for info in bucket.snapshots()] == [len(NAMES) - 1]
         bucket.delete_snapshot("s")
-        eventually(lambda: not any(retained(cluster.service(number).store) for number in range(3)))
+        eventually(lambda: not any(retained(cluster.batches(number).node.store) for number in range(3)))
 
 
 def test_a_write_whose_version_was_given_before_the_cut_and_comes_after_it_is_refused(tmp_path: Path) -> None:
     with three_nodes(tmp_path) as (cluster, client):
         client.bucket(BUCKET).put("a", b"first")
         owner = cluster.owners("a")[0]
-        store = cluster.service(owner).store
+        store = cluster.batches(owner).node.store
         late = store.next_version(9, 1, [])
         client.bucket(BUCKET).snapshot("s")
         ref = wire.BucketRef(name=BUCKET, uuid=cluster.map.bucket[0].uuid)
@@ -192,7 +192,7 @@ def test_who_holds_a_bucket_and_dies_holds_it_for_seconds_only(tmp_path: Path, m
 
 def abandoned(cluster: LocalCluster, maker: bytes) -> None:
     """The map says that a snapshot is being made, by a node that knows nothing of it."""
-    cut = max(cluster.service(number).store.clock for number in range(2))
+    cut = max(cluster.batches(number).node.store.clock for number in range(2))
     snapshot = edits.pb.MapSnapshot(name="s", cut=cut, created_ns=1, maker=maker)
     version = cluster.nodes[0].membership.view.version  # type: ignore[union-attr]
     change_map(endpoints(cluster), edits.begin_snapshot(cluster.map.bucket[0].uuid, snapshot, version))
@@ -215,9 +215,9 @@ def test_a_snapshot_that_nobody_makes_any_more_retains_nothing_for_ever(
         abandoned(cluster, maker)
         stores: list[Callable[[], bool]] = [
             lambda number=number: (
-                not cluster.service(number).store.record.snapshots  # type: ignore[misc]
-                and not cluster.service(number).store.record.trimming
-                and not retained(cluster.service(number).store)
+                not cluster.batches(number).node.store.record.snapshots  # type: ignore[misc]
+                and not cluster.batches(number).node.store.record.trimming
+                and not retained(cluster.batches(number).node.store)
             )
             for number in range(2 if whose == "dead" else 3)
         ]
@@ -265,7 +265,7 @@ def test_a_node_that_does_not_know_yet_that_a_snapshot_is_made_says_nothing_wron
         for name in NAMES:
             bucket.put(name, b"first")
         bucket.snapshot("s")
-        store = cluster.service(1).store
+        store = cluster.batches(1).node.store
         known = store.record.snapshots
         [(uuid, named)] = known.items()
         store.follow_snapshots({uuid: {".s": named["s"]}})

@@ -38,7 +38,7 @@ def test_the_newest_version_counts_once_wherever_it_is(
 ) -> None:
     monkeypatch.setattr(summing, "PAGE_NAMES", page)
     with cluster_of(tmp_path, 3, copies=1) as cluster:  # whose repair moves to their owners what is put here and there
-        stores = [cluster.service(number).store for number in range(3)]
+        stores = [cluster.batches(number).node.store for number in range(3)]
         sizes: dict[str, int] = {}
         for at in range(60):
             name = f"{at % 4}/{at}"

@@ -24,7 +24,7 @@ DOUBT, NOTHING = "in doubt", "nothing"
 def said(cluster: LocalCluster, number: int, name: str) -> bytes | str:
     """What a reader hears of a node."""
     try:
-        with closing(open_object(cluster.service(number).store, BUCKET, name)) as reader:
+        with closing(open_object(cluster.batches(number).node.store, BUCKET, name)) as reader:
             return b"".join(reader)
     except CopyInDoubt:
         return DOUBT
@@ -76,7 +76,7 @@ def test_a_node_whose_connection_breaks_before_it_commits_is_told(
         hold_fetching(cluster, monkeypatch)
         name = name_with(cluster, lambda owners: owners == [0, 1])
         writer.put(name, OLD)
-        store, begun = cluster.service(1).store, threading.Event()
+        store, begun = cluster.batches(1).node.store, threading.Event()
         commit_many = store.commit_many
 
         def break_first(uploads: object) -> object:

@@ -37,7 +37,7 @@ def test_a_client_says_for_whom_it_fetches_and_so_does_a_node_that_gathers(
     names = list(objects)
     with LocalCluster(tmp_path, 2, spread=names) as cluster:
         cluster.put(objects)
-        queues = {id(cluster.service(number).slots._queue) for number in range(2)}
+        queues = {id(cluster.batches(number).resources.slots._queue) for number in range(2)}
         with connect(cluster.nodes[0].url, tenant="team") as here, pickle.loads(pickle.dumps(here)) as client:
             for assembly in ("target", "direct"):
                 charged.clear()
@@ -72,6 +72,8 @@ def test_batches_that_nodes_gather_from_each_other_for_many_tenants_all_end(tmp_
         with ThreadPoolExecutor(6) as threads:
             list(threads.map(fetch, range(6), timeout=90))
         cluster.settle()
-        services = [cluster.service(number) for number in range(3)]
-        eventually(lambda: all(service.slots.taken == service.slots.waiting == 0 for service in services))
-        assert sum(service.batches_assembled for service in services) >= 6 * 8
+        services = [cluster.batches(number) for number in range(3)]
+        eventually(
+            lambda: all(service.resources.slots.taken == service.resources.slots.waiting == 0 for service in services)
+        )
+        assert sum(service.resources.batches_assembled for service in services) >= 6 * 8

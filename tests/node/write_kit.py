@@ -96,14 +96,14 @@ def copies_of(cluster: LocalCluster, name: str) -> dict[int, tuple[str, bytes | 
     """Which nodes have the name, with version and bytes."""
     found = {}
     for number in range(len(cluster.nodes)):
-        here = held(cluster.service(number).store)
+        here = held(cluster.batches(number).node.store)
         if name in here:
             found[number] = here[name]
     return found
 
 
 def staged_files(cluster: LocalCluster) -> int:
-    drives = [drive for number in range(len(cluster.nodes)) for drive in cluster.service(number).store.drives]
+    drives = [drive for number in range(len(cluster.nodes)) for drive in cluster.batches(number).node.store.drives]
     return sum(len(os.listdir(drive.root / "staging")) for drive in drives if drive is not None)
 
 
@@ -113,13 +113,13 @@ def name_with(cluster: LocalCluster, fits: Callable[[list[int]], bool], prefix: 
 
 
 def staged_here(cluster: LocalCluster, number: int) -> int:
-    drive = cluster.service(number).store.drives[0]
+    drive = cluster.batches(number).node.store.drives[0]
     assert drive is not None
     return len(os.listdir(drive.root / "staging"))
 
 
 def staged_bytes(cluster: LocalCluster, number: int) -> int:
-    drive = cluster.service(number).store.drives[0]
+    drive = cluster.batches(number).node.store.drives[0]
     assert drive is not None
     return sum(path.stat().st_size for path in (drive.root / "staging").iterdir())
 

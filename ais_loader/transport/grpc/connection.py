@@ -24,9 +24,9 @@ from ais_loader.wire.generated import ais_contents_pb2_grpc as contents_rpc
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_promote_pb2_grpc as promote_rpc
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc as snapshots_rpc
+from ais_loader.wire.reserved import ERROR_KIND_KEY
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
-_ERROR_KIND_KEY = "ais-error-kind"
 _NO_CONNECTION = "failed to connect"
 """How gRPC's core begins what it says of a call that never left."""
 
@@ -119,7 +119,7 @@ class Connection:
         if not isinstance(error, grpc.RpcError):
             return errors.NodeUnavailable(f"{self.endpoint}: {error}")
         for key, value in error.trailing_metadata() or ():
-            if key == _ERROR_KIND_KEY:
+            if key == ERROR_KIND_KEY:
                 return errors.from_kind(value, error.details())
         code, details = error.code(), error.details()
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:

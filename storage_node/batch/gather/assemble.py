@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +18,12 @@ from storage_node.batch.admission import Credit
 from storage_node.batch.fairness import Slot
 from storage_node.batch.gather.gather import Gather
 from storage_node.batch.gather.routing import Places
-from storage_node.batch.outcomes import Busy, retrieve, settled
+from storage_node.batch.outcomes import Busy
+from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import BatchTally, clock_s
 from storage_node.store.checksum import digest
 from storage_node.store.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from storage_node.batch.session import BatchService
+from storage_node.tasks import retrieve, settled
 
 
 class AssembledRun:
@@ -33,7 +31,7 @@ class AssembledRun:
 
     def __init__(
         self,
-        service: BatchService,
+        resources: BatchResources,
         batch_id: int,
         request: pb.BatchRequest,
         credit: Credit,
@@ -41,14 +39,14 @@ class AssembledRun:
         tally: BatchTally,
         places: Places,
     ) -> None:
-        self._service = service
+        self._resources = resources
         self._batch_id = batch_id
         self._request = request
         self._credit = credit
         self._send = send
         self._tally = tally
         self._n = len(request.name)
-        self._gather = Gather(service, request, places)
+        self._gather = Gather(resources, request, places)
         self._passed: npt.NDArray[np.bool_] = np.zeros(self._n, bool)
         """Entries that have gone, or are going, to the client."""
         self._entries = 0
@@ -66,10 +64,10 @@ class AssembledRun:
 
         Raises StoreError, Busy, Gone.
         """
-        service = self._service
-        if service.assembly.held_bytes > service.assembly.limit_bytes:
-            raise Busy(f"{service.assembly.held_bytes:,} bytes are on their way from other nodes", "memory")
-        service.batches_assembled += 1
+        resources = self._resources
+        if resources.assembly.held_bytes > resources.assembly.limit_bytes:
+            raise Busy(f"{resources.assembly.held_bytes:,} bytes are on their way from other nodes", "memory")
+        resources.batches_assembled += 1
         try:
             self._gather.start()
             end = await (self._run_buffered() if self._request.buffered else self._run_streaming())
@@ -83,7 +81,7 @@ class AssembledRun:
         end: pb.End | None = None
         try:
             while self._entries < self._n and end is None:
-                await self._service.throttle()
+                await self._resources.throttle()
                 frame, held_bytes, end = await self._take()
                 await self._spend_credit(len(frame.payload))
                 slot = await self._turn(len(frame.payload))
@@ -106,7 +104,7 @@ class AssembledRun:
         return None if end is not None and end.outcome == pb.End.COMPLETE else end or self._end()
 
     async def _run_buffered(self) -> pb.End | None:
-        budget = self._service.buffered
+        budget = self._resources.buffered
         messages: list[tuple[int, bytes]] = []
         end: pb.End | None = None
         collected_bytes = 0
@@ -167,11 +165,11 @@ class AssembledRun:
     async def _spend_credit(self, payload_bytes: int) -> None:
         began_s = clock_s()
         await self._credit.spend(payload_bytes)
-        self._service.counts.client_wait_s += clock_s() - began_s
+        self._resources.node.counts.client_wait_s += clock_s() - began_s
 
     async def _turn(self, payload_bytes: int) -> Slot:
         """To send what has come: its slot is not held for long."""
-        slot = await self._service.turn(self._request.tenant, payload_bytes)
+        slot = await self._resources.turn(self._request.tenant, payload_bytes)
         slot.writing()
         return slot
 

@@ -4,15 +4,12 @@ when it is too much."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.gather.routing import Places
+from storage_node.batch.resources import BatchResources
 from storage_node.store.errors import StoreError
-
-if TYPE_CHECKING:
-    from storage_node.batch.session import BatchService
 
 MAY_BE_BETTER_ELSEWHERE = (pb.NOT_FOUND, pb.CORRUPT, pb.TIMEOUT, pb.UNAVAILABLE)
 """Statuses that ask for another holder; of several answers the one that stands last here is told."""
@@ -30,9 +27,9 @@ class Failures:
     """Of one batch. `fail` is called, once or more often, when a limit has been passed."""
 
     def __init__(
-        self, service: BatchService, request: pb.BatchRequest, places: Places, fail: Callable[[StoreError], None]
+        self, resources: BatchResources, request: pb.BatchRequest, places: Places, fail: Callable[[StoreError], None]
     ) -> None:
-        self._service = service
+        self._resources = resources
         self._request = request
         self._places = places
         self._fail = fail
@@ -63,8 +60,8 @@ class Failures:
             return False
         if left[0] not in asked:  # going round among nodes that cannot be reached is limited by time
             self._recoveries += 1
-            self._service.recoveries += 1
-            if self._recoveries > self._service.config.max_recoveries:
+            self._resources.recoveries += 1
+            if self._recoveries > self._resources.node.config.max_recoveries:
                 self._fail(self._too_many("had to be asked of another node", "max_recoveries"))
         return True
 
@@ -78,8 +75,8 @@ class Failures:
     def count_soft_error(self) -> None:
         """An entry fails for good."""
         self._soft_errors += 1
-        self._service.soft_errors += 1
-        if self._soft_errors > self._service.config.max_soft_errors:
+        self._resources.soft_errors += 1
+        if self._soft_errors > self._resources.node.config.max_soft_errors:
             self._fail(self._too_many("failed", "max_soft_errors"))
 
     def _too_many(self, what: str, setting: str) -> TooManyFailures:
@@ -87,5 +84,5 @@ class Failures:
             f"{self._request.name[position]!r} ({fault.message or pb.Status.Name(status)})"
             for position, (status, fault) in list(self.said.items())[:_NAMES_IN_MESSAGE]
         ]
-        limit = getattr(self._service.config, setting)
+        limit = getattr(self._resources.node.config, setting)
         return TooManyFailures(f"more than {limit:,} entries ({setting}) {what}, among them {', '.join(worst)}")

@@ -8,8 +8,8 @@ place.
 A node that is silent for much longer than is usual is not given up, but what it owes is asked of the next holder as
 well, within a budget (see `ais_loader.wire.gather.hedging`).
 
-Memory: `BatchService.assembly` counts the bytes that have come and those that may come, which is the credit granted to
-the senders. When it is spent the senders stop, but for the one whose entry is due next: it is let go frame by frame,
+Memory: `BatchResources.assembly` counts the bytes that have come and those that may come, which is the credit granted
+to the senders. When it is spent the senders stop, but for the one whose entry is due next: it is let go frame by frame,
 whatever others hold, because the stream cannot move without it. So every batch comes to its end, and the budget is
 passed by no more than a frame of each sender. While the client takes nothing, nobody is let go.
 """
@@ -21,7 +21,7 @@ import random
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +37,11 @@ from storage_node.batch.gather.lanes import Lane, LaneMemory
 from storage_node.batch.gather.own_lane import own_frames
 from storage_node.batch.gather.resumed import Resumed
 from storage_node.batch.gather.routing import Places
-from storage_node.batch.outcomes import settled
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerLane, PeerRefused, PeerUnavailable
+from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import clock_s
 from storage_node.store.errors import ObjectDeleted, StoreError
-
-if TYPE_CHECKING:
-    from storage_node.batch.session import BatchService
+from storage_node.tasks import settled
 
 NOBODY = -1
 STALE_MAP = "stale-map"
@@ -58,24 +56,24 @@ class Gather:
     Belongs to the node's event loop. `close` when it is no longer needed, whatever happened.
     """
 
-    def __init__(self, service: BatchService, request: pb.BatchRequest, places: Places) -> None:
-        self._service = service
+    def __init__(self, resources: BatchResources, request: pb.BatchRequest, places: Places) -> None:
+        self._resources = resources
         self._request = request
         self._places = places
-        self.memory = LaneMemory(service.assembly, service.config.peer_window_bytes)
+        self.memory = LaneMemory(resources.assembly, resources.node.config.peer_window_bytes)
         n = len(request.name)
         self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self._ordered = request.ordered or request.buffered
         self.reorder = Reorder(n, request.first_index, ordered=self._ordered, begun=bool(request.resume_offset))
         self._lanes: dict[int, Lane] = {}
         self._resumed = Resumed(request)
-        self._watch = LaneWatch(service.hedging, self._lanes, self._hedge)
+        self._watch = LaneWatch(resources.hedging, self._lanes, self._hedge)
         self._beaten: list[asyncio.Task[None]] = []
         self._waiting: set[int] = set()
         """Positions to be asked of the node that is next for them."""
         self._paused: dict[int, asyncio.TimerHandle] = {}
         """Nodes that failed a moment ago; nothing is asked of them before the timer has rung."""
-        self._failures = Failures(service, request, places, self._fail)
+        self._failures = Failures(resources, request, places, self._fail)
         self._unplaced: set[int] = set()
         """Positions that wait for a newer map."""
         self._planning: asyncio.Task[None] | None = None
@@ -84,7 +82,7 @@ class Gather:
         self._changed = asyncio.Event()
 
     def start(self) -> None:
-        self._service.hedging.budget.asked(len(self._request.name))
+        self._resources.hedging.budget.asked(len(self._request.name))
         for node, positions in self._places.by_node(range(len(self._request.name))).items():
             self._ask(node, positions)
         self._watch.start()
@@ -106,7 +104,7 @@ class Gather:
             self._changed.clear()
             began_s = clock_s()
             await self._changed.wait()
-            self._service.peer_wait_s += clock_s() - began_s
+            self._resources.peer_wait_s += clock_s() - began_s
 
     async def close(self) -> None:
         """End all lanes and give back what is counted for them. Cancelled (the client has gone), it does so, too."""
@@ -118,7 +116,7 @@ class Gather:
         for task in tasks:
             task.cancel()
         for lane in self._lanes.values():
-            lane.count(self._service.loads)
+            lane.count(self._resources.loads)
         self.memory.close()
         await settled(asyncio.gather(*tasks, return_exceptions=True))
 
@@ -143,7 +141,7 @@ class Gather:
         endpoint = "" if here else str(self._places.view.nodes[node].endpoint)
         lane = Lane(self.reorder.add_lane(positions, rival=hedge), node, endpoint, positions, hedge=hedge)
         if not here:
-            self._service.loads.asked(endpoint, len(positions))
+            self._resources.loads.asked(endpoint, len(positions))
         self._lanes[lane.number] = lane
         self.memory.begin(lane)
         part = self._places.part(
@@ -155,7 +153,7 @@ class Gather:
             self._run(lane, self._read_here(lane, part, credit))
             return
         try:
-            peer = self._service.peers.open(endpoint, part)
+            peer = self._resources.peers.open(endpoint, part)
         except PeerUnavailable as error:
             asyncio.get_running_loop().call_soon(self._lose, lane, error)
             return
@@ -174,7 +172,7 @@ class Gather:
         return task
 
     async def _read_here(self, lane: Lane, part: pb.BatchRequest, credit: Credit) -> None:
-        async with aclosing(own_frames(self._service, self._request.tenant, part, credit)) as frames:
+        async with aclosing(own_frames(self._resources, self._request.tenant, part, credit)) as frames:
             async for frame in frames:
                 self._take(lane, frame)
         self._complete(lane)
@@ -183,7 +181,7 @@ class Gather:
         try:
             while (frame := await peer.next_frame()) is not None:
                 self._take(lane, frame)
-            self._service.loads.said(lane.endpoint, peer.wait_us * 1e-6)
+            self._resources.loads.said(lane.endpoint, peer.wait_us * 1e-6)
             self._complete(lane)
         except PeerError as error:
             self._lose(lane, error)
@@ -198,7 +196,7 @@ class Gather:
         if lane.number not in self._lanes:
             return  # beaten
         self.memory.came(lane, len(frame.payload))
-        lane.heard(frame, self._service.hedging)
+        lane.heard(frame, self._resources.hedging)
         frame = self._resumed.inward(frame, lane.positions[0])
         wanted = self.reorder.wanted(lane.number, frame)
         self.memory.release(len(frame.payload) - (0 if wanted is None else len(wanted.payload)))
@@ -251,7 +249,7 @@ class Gather:
         missing = self.reorder.close_lane(lane.number)[0].tolist()
         if isinstance(error, PeerRefused) and error.kind == STALE_MAP and self._plan_again(lane, missing):
             return
-        peers = self._service.peers
+        peers = self._resources.peers
         # Silence has used up its time already; what breaks at once may be back in a moment.
         again = isinstance(error, PeerUnavailable) and peers.failing_s(lane.endpoint) < peers.timeout_s
         lost: list[int] = []
@@ -271,7 +269,7 @@ class Gather:
 
     def _end_lane(self, lane: Lane) -> None:
         del self._lanes[lane.number]
-        lane.count(self._service.loads)
+        lane.count(self._resources.loads)
         self.memory.end(lane)
 
     # -- races
@@ -280,7 +278,7 @@ class Gather:
         """Ask the next holders for what this lane owes, as far as the budget goes; it may still be the first."""
         positions = self.reorder.hedgeable(lane.number).tolist()
         for node, wanted in self._places.others(positions, lane.node).items():
-            if granted := wanted[: self._service.hedging.budget.take(len(wanted))]:
+            if granted := wanted[: self._resources.hedging.budget.take(len(wanted))]:
                 self._ask(node, granted, hedge=True)
 
     def _drop_beaten(self) -> None:
@@ -291,7 +289,7 @@ class Gather:
                     self._beaten.append(lane.task)
                     lane.task.cancel()
                 if lane.hedges:  # it has given no sign of life since
-                    self._service.peers.stands_still(lane.endpoint)
+                    self._resources.peers.stands_still(lane.endpoint)
                 self._end_lane(lane)
                 self.reorder.close_lane(lane.number)
 
@@ -320,7 +318,7 @@ class Gather:
         """
         now = clock_s()
         self._outdated_since = self._outdated_since or now
-        if now - self._outdated_since > self._service.config.peer_timeout_s:
+        if now - self._outdated_since > self._resources.node.config.peer_timeout_s:
             return False
         self._unplaced.update(missing)
         if self._planning is None:
@@ -328,14 +326,14 @@ class Gather:
         return True
 
     async def _learn_and_place(self, endpoint: str) -> None:
-        service, membership = self._service, self._service.membership
+        resources, membership = self._resources, self._resources.node.membership
         assert membership is not None  # without a map nothing is asked of others
         try:
             known = self._places.view.version
             if (view := membership.view) is None or view.version <= known:
-                newer = await service.peers.newer_map(endpoint, known)
+                newer = await resources.peers.newer_map(endpoint, known)
                 if newer is not None:
-                    await service.read(membership.learn, newer)
+                    await resources.node.read(membership.learn, newer)
                 else:
                     await asyncio.sleep(_RETRY_PAUSE_S)
             view = membership.view

@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
-from storage_node.background import keep_going
-from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.consensus.acceptor_store import Keeper, roots_of
 from storage_node.cluster.drives.health import ErrorWindow, Neighbour, why_kept
@@ -28,10 +26,12 @@ from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.repair.transfers import Throttle
 from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S, CopyLost, reporting
+from storage_node.node import Node
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive
 from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.pool.status import DriveState
+from storage_node.tasks import keep_going
 
 WATCH_INTERVAL_S = 0.25
 KEPT_INTERVAL_S = 5.0
@@ -69,10 +69,10 @@ class _Away:
 
 
 class DriveCare:
-    def __init__(self, service: BatchService, membership: Membership, keeper: Keeper, repair: Repair) -> None:
-        self._service = service
-        self._store = service.store
-        self._config = service.config
+    def __init__(self, node: Node, membership: Membership, keeper: Keeper, repair: Repair) -> None:
+        self._node = node
+        self._store = node.store
+        self._config = node.config
         self._membership = membership
         self._keeper = keeper
         self._repair = repair
@@ -139,7 +139,7 @@ class DriveCare:
 
     async def take_in(self, path: Path) -> None:
         """A drive has appeared: use it if it was missing. One that was disabled stays so. Raises OSError, too."""
-        identity = await self._service.read(identities.read, path)
+        identity = await self._node.read(identities.read, path)
         self._look()
         away = self._away.get(identity.drive_uuid) if identity is not None else None
         if identity is not None and away is not None and not away.disabled:
@@ -149,7 +149,7 @@ class DriveCare:
 
     async def report(self) -> pb.ListDrivesResponse:
         """Raises StoreClosed."""
-        states = await self._service.read(self._store.states)
+        states = await self._node.read(self._store.states)
         self._look()
         now, counts, grace_s = time.monotonic(), self.counts, self._config.drive_grace_s
         response = pb.ListDrivesResponse(
@@ -211,21 +211,21 @@ class DriveCare:
         return await asyncio.shield(task)
 
     async def _change(self, change: Callable[[], object]) -> None:
-        await self._service.read(self._keeper.change_drives, change, lambda: roots_of(self._store))
+        await self._node.read(self._keeper.change_drives, change, lambda: roots_of(self._store))
         await self._follow()
 
     async def _follow(self) -> None:
         """Have the node's vote kept on the drives that there are now."""
         retiring = self._store.record.retiring
         leaving = [drive.root for uuid, drive in self._drives().items() if drive is not None and uuid in retiring]
-        await self._service.read(self._keeper.follow, roots_of(self._store), leaving)
+        await self._node.read(self._keeper.follow, roots_of(self._store), leaving)
 
     async def _disable(self, uuid: str, reason: str, *, by_hand: bool) -> None:
         drive = self._known(uuid)
         if drive is None:
             return
         path = str(drive.root)
-        await self._service.read(self._store.disable_drive, uuid, reason)
+        await self._node.read(self._store.disable_drive, uuid, reason)
         self._away[uuid] = _Away(time.monotonic(), path, by_hand=by_hand, disabled=True)
         await self._follow()
         log.error("drive %s is disabled: %s", path, reason)
@@ -233,7 +233,7 @@ class DriveCare:
     async def _enable(self, uuid: str, path: Path | None) -> None:
         self._repair.compare_again()  # it may have missed writes
         try:
-            await self._service.read(self._store.enable_drive, uuid, path)
+            await self._node.read(self._store.enable_drive, uuid, path)
             await self._follow()
         finally:
             self._repair.compare_again()  # what has been compared meanwhile was without it
@@ -357,7 +357,7 @@ class DriveCare:
                 continue
             try:
                 record = self._store.record
-                moved = await self._service.read(self._store.move_some, MOVE_OBJECTS, step_bytes)
+                moved = await self._node.read(self._store.move_some, MOVE_OBJECTS, step_bytes)
                 self.counts.objects_moved += moved.objects
                 self.counts.bytes_moved += moved.bytes
                 self.counts.objects_left = moved.left_estimate

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+
+import grpc.aio
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.consensus.acceptor_store import Keeper
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.mutations import set_endpoint
-from storage_node.services.cluster import ClusterService
 from storage_node.store.errors import StoreError
 
 INTERVAL_S, LONGEST_INTERVAL_S = 2.0, 15.0
@@ -27,12 +29,32 @@ CHANGE_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
 
+async def newer_map(channel: grpc.aio.Channel, known_version: int, timeout_s: float) -> pb.ClusterMap | None:
+    """The map that the node at the other end has, if it is newer and the node answers."""
+    stub = ais_cluster_pb2_grpc.ClusterStub(channel)
+    try:
+        answer: pb.GetMapResponse = await stub.GetMap(pb.GetMapRequest(known_version=known_version), timeout=timeout_s)
+    except grpc.aio.AioRpcError:
+        return None
+    return answer.map if answer.HasField("map") else None
+
+
 class Follower:
     """Belongs to the node's event loop."""
 
-    def __init__(self, cluster: ClusterService, membership: Membership, keeper: Keeper, endpoint: str) -> None:
-        """`endpoint`: host:port of this node as others reach it; empty when that is not known."""
-        self._cluster = cluster
+    def __init__(
+        self,
+        learn: Callable[[pb.ClusterMap], Awaitable[int]],
+        membership: Membership,
+        keeper: Keeper,
+        endpoint: str,
+    ) -> None:
+        """
+        Args:
+            learn: takes a committed map, off the event loop.
+            endpoint: host:port of this node as others reach it; empty when that is not known.
+        """
+        self._learn = learn
         self._membership = membership
         self._keeper = keeper
         self._endpoint = endpoint
@@ -75,7 +97,7 @@ class Follower:
         maps = [answer.map for answer in found if answer.HasField("map") and self._concerns(answer.map)]
         if maps:
             try:
-                await self._cluster.learn(max(maps, key=lambda map_: map_.version))
+                await self._learn(max(maps, key=lambda map_: map_.version))
             except (StoreError, ValueError) as error:
                 self._say(f"a newer map of the cluster cannot be used: {error}")
         return bool(found)

@@ -20,12 +20,12 @@ from collections.abc import Callable, Sequence
 
 from ais_loader.wire.cluster_map import ClusterView, most_copies
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.batch.session import BatchService
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
 from storage_node.cluster.repair.plan import UNKNOWN, State, batches, compare, owned_by
 from storage_node.cluster.repair.transfers import GROUP_BYTES, GROUP_NAMES, RepairCounts, chunks
 from storage_node.cluster.replication.copy_stream import CopyLost
+from storage_node.node import Node
 from storage_node.store.errors import BucketNotFound, DriveFailed, StoreError
 from storage_node.store.format import Version
 from storage_node.store.stale_replicas import Doubt
@@ -45,15 +45,15 @@ log = logging.getLogger(__name__)
 class Reconciler:
     def __init__(
         self,
-        service: BatchService,
+        node: Node,
         membership: Membership,
         peers: RepairPeers,
         counts: RepairCounts,
         endpoint: Callable[[], str],
     ) -> None:
         """`endpoint`: host:port of this node as others reach it; empty when that is not known."""
-        self._service = service
-        self._store = service.store
+        self._node = node
+        self._store = node.store
         self._membership = membership
         self._peers = peers
         self._counts = counts
@@ -98,7 +98,7 @@ class Reconciler:
     async def _return(self) -> None:
         """Compare this node with all others; afterwards no bucket is in doubt as a whole."""
         began_s, asked = time.monotonic(), self._asked
-        deadline_s = began_s + self._service.config.reconcile_patience_s
+        deadline_s = began_s + self._node.config.reconcile_patience_s
         view, silent = await self._announce(deadline_s)
         if view is None:
             return
@@ -208,11 +208,11 @@ class Reconciler:
                 return
             after = theirs[-1][0]
             names = [name for name, _ in theirs]
-            owned = await self._service.read(owned_by, view, bucket, names, here)
-            mine = await self._service.read(self._states, bucket.name, names)
+            owned = await self._node.read(owned_by, view, bucket, names, here)
+            mine = await self._node.read(self._states, bucket.name, names)
             found = compare(theirs, mine, owned)
             for name, state in found.bury.items():
-                await self._service.read(self._bury, bucket.name, name, state.version)
+                await self._node.read(self._bury, bucket.name, name, state.version)
             wanted: dict[str, Version] = {}
             for name, state in found.fetch.items():
                 if mine[name] is None:
@@ -260,10 +260,10 @@ class Reconciler:
             self._missing = 0
 
     async def _resolve(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> None:
-        found = await self._service.read(self._still_older, bucket, names)
+        found = await self._node.read(self._still_older, bucket, names)
         left = {name: mine for name, mine in found.items() if mine is not UNKNOWN}  # nothing can be put on its drive
         here = self._membership.position
-        owned = await self._service.read(owned_by, view, bucket, names, here) if here is not None else set()
+        owned = await self._node.read(owned_by, view, bucket, names, here) if here is not None else set()
         for name in [name for name, mine in left.items() if name not in owned]:
             # It belongs to others by now: a pass drops the old copy when they have the new one.
             if left[name] is None:
@@ -301,7 +301,7 @@ class Reconciler:
         for group in batches(names, sizes, most_names=GROUP_NAMES, most_bytes=4 * GROUP_BYTES):
             part = [names[at] for at in group]
             await self._peers.push(endpoint, bucket, part, self._membership.node_uuid)
-            left = await self._service.read(self._still_older, bucket, part)
+            left = await self._node.read(self._still_older, bucket, part)
             self._counts.names_fetched += len(part) - len(left)
             self._counts.bytes_fetched += sum(sizes[at] for at in group if names[at] not in left)
 

@@ -18,8 +18,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.background import keep_going
-from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.catch_up import Reconciler, copied_buckets
@@ -39,9 +37,11 @@ from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.coordinator import Replication
 from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S, CopyLost
 from storage_node.cluster.replication.replica import from_wire
+from storage_node.node import Node
 from storage_node.store.drive.drive import Drive
 from storage_node.store.errors import BucketNotFound, StoreError
 from storage_node.store.format import Record
+from storage_node.tasks import keep_going
 
 SETTLE_S = 0.25
 """Copies that differ may be those of a write that is just being committed: looked at again after this time."""
@@ -59,23 +59,21 @@ log = logging.getLogger(__name__)
 
 
 class Repair:
-    def __init__(
-        self, service: BatchService, membership: Membership, writes: Replication, endpoint: Callable[[], str]
-    ) -> None:
+    def __init__(self, node: Node, membership: Membership, writes: Replication, endpoint: Callable[[], str]) -> None:
         """Args:
         writes: those that this node coordinates.
         endpoint: host:port of this node as others reach it; empty when that is not known.
         """
-        self._service = service
-        self._store = service.store
+        self._node = node
+        self._store = node.store
         self._membership = membership
         self._writes = writes
         self._endpoint = endpoint
         self.counts = RepairCounts()
         channels = Channels()  # writes do not wait behind what is moved
         self._peers = RepairPeers(channels)
-        self.transfers = Transfers(service, channels, self.counts)
-        self._reconciler = Reconciler(service, membership, self._peers, self.counts, endpoint)
+        self.transfers = Transfers(node, channels, self.counts)
+        self._reconciler = Reconciler(node, membership, self._peers, self.counts, endpoint)
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._store.is_owner = self._owns
@@ -140,7 +138,7 @@ class Repair:
         retry_s = BUSY_INTERVAL_S
         while True:
             view = self._membership.view
-            wait_s = self._service.config.repair_interval_s
+            wait_s = self._node.config.repair_interval_s
             self._wake.clear()
             if view is not None and self._membership.position is not None:
                 before = self._done()
@@ -181,7 +179,7 @@ class Repair:
         counts.names_seen = 0
         for bucket, drive in itertools.product(view.buckets.values(), drives):
             after = ""
-            while drive is not None and (held := await self._service.read(_held, drive, bucket.uuid, after)):
+            while drive is not None and (held := await self._node.read(_held, drive, bucket.uuid, after)):
                 if self._membership.view is not view:
                     return False, False  # another map, another pass
                 after = held[-1][0]
@@ -213,7 +211,7 @@ class Repair:
         if differing and len(differing) <= _FEW:
             await asyncio.sleep(SETTLE_S)
             names = [name for name in page.names if name in differing]
-            again = await self._service.read(self._records, bucket.name, names)
+            again = await self._node.read(self._records, bucket.name, names)
             if again:
                 _, still = await self._plan(view, bucket, again)
                 work.push, work.older_here, work.unknown = still.push, still.older_here, work.unknown + still.unknown
@@ -222,7 +220,7 @@ class Repair:
             else:
                 work.push, work.older_here = {}, {}
         if work.older_here:
-            await self._service.read(self._doubt, bucket, {name: state for name, (_, state) in work.older_here.items()})
+            await self._node.read(self._doubt, bucket, {name: state for name, (_, state) in work.older_here.items()})
         await asyncio.gather(*(self._push(view, node, bucket, names, sizes) for node, names in work.push.items()))
         await self._take_away(view, bucket, await self._surely_forgotten(view, bucket, held, work))
         return work
@@ -247,10 +245,10 @@ class Repair:
         here, nodes = view.position[self._membership.node_uuid], len(view.nodes)
 
         def place() -> Page:
-            grace_s = self._service.config.tombstone_grace_s
+            grace_s = self._node.config.tombstone_grace_s
             return page_of(view, bucket, held, now_ns=time.time_ns(), grace_s=grace_s)
 
-        page = await self._service.read(place)
+        page = await self._node.read(place)
         answers, by_this_map = await self._peers.newest(view, bucket, questions(page, here, nodes))
         return page, plan(page, here, nodes, answers, by_this_map)
 
@@ -293,7 +291,7 @@ class Repair:
                 return
             free = self.transfers.let_go(bucket, [name for _, name, _ in part])
             try:
-                await self._service.read(self._do, bucket, [one for one in part if one[1] in free])
+                await self._node.read(self._do, bucket, [one for one in part if one[1] in free])
             finally:  # cancelled or not, by now nothing is running
                 self.transfers.gone(bucket, free)
                 in_use.end(view.version)
@@ -341,7 +339,7 @@ class Repair:
 
     async def push(self, request: wire.PushRequest) -> wire.PushResponse:
         """Send what the caller asks for. Raises CopyLost, StoreError."""
-        await self._service.read(replica.require_bucket, self._store, request.bucket.name, request.bucket.uuid)
+        await self._node.read(replica.require_bucket, self._store, request.bucket.name, request.bucket.uuid)
         view = self._membership.view
         at = view.position.get(request.node_uuid) if view is not None else None
         bucket = view.bucket_with_uuid(request.bucket.uuid) if view is not None else None

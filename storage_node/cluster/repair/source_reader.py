@@ -15,11 +15,11 @@ import grpc.aio
 from ais_loader.wire.generated import ais_compose_pb2 as wire
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc
-from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication.coordinator import Replication
 from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, CopyLost, reporting
 from storage_node.cluster.replication.replica_set import TooFewCopies
+from storage_node.node import Node
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import (
     BucketNotFound,
@@ -61,14 +61,14 @@ def object_info(bucket: str, name: str, record: Record) -> pb.ObjectInfo:
 
 
 class LocalStream:
-    def __init__(self, service: BatchService) -> None:
-        self._service = service
+    def __init__(self, node: Node) -> None:
+        self._node = node
         self._reader: ObjectReader | None = None
 
     async def open(self, request: pb.GetRequest) -> None:
         def opened() -> ObjectReader:
             return open_object(
-                self._service.store,
+                self._node.store,
                 request.bucket,
                 request.name,
                 start=request.start,
@@ -77,13 +77,13 @@ class LocalStream:
                 verify=True,
             )
 
-        reader = self._reader = await self._service.read(opened)
+        reader = self._reader = await self._node.read(opened)
         self.length = reader.length
         self.info = object_info(request.bucket, request.name, reader.record)
 
     async def next(self) -> bytes:
         assert self._reader is not None
-        return await self._service.read(next, self._reader, b"")
+        return await self._node.read(next, self._reader, b"")
 
     async def close(self) -> None:
         if self._reader is not None:
@@ -214,8 +214,8 @@ class Source:
 
 
 class Sources:
-    def __init__(self, service: BatchService, writes: Replication) -> None:
-        self._service = service
+    def __init__(self, node: Node, writes: Replication) -> None:
+        self._node = node
         self._writes = writes
 
     async def open(self, wanted: wire.ComposeRange) -> Source:
@@ -232,12 +232,12 @@ class Sources:
         """One for each node that may have it, best first: this one, then those that have answered lately."""
         target = self._writes.target_to_read(wanted.bucket)
         if target is None:
-            yield LocalStream(self._service)
+            yield LocalStream(self._node)
             return
         channels = self._writes.channels
         holders = target.view.holders(target.bucket, [wanted.name])[0]
         if target.position in holders:
-            yield LocalStream(self._service)
+            yield LocalStream(self._node)
         others = [target.endpoint(node) for node in holders if node != target.position]
         for endpoint in sorted(others, key=channels.avoided):
             yield RemoteStream(endpoint, channels)

@@ -19,11 +19,11 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
-from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.repair.plan import batches
 from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, RemoteCopy, refused, reporting
 from storage_node.cluster.replication.replica import to_wire
+from storage_node.node import Node
 from storage_node.store.errors import ObjectNotFound, StoreError
 from storage_node.store.format import Record
 from storage_node.store.read.object_reader import ObjectReader, open_object
@@ -77,12 +77,12 @@ class Throttle:
 
 
 class Transfers:
-    def __init__(self, service: BatchService, channels: Channels, counts: RepairCounts) -> None:
-        self._service = service
+    def __init__(self, node: Node, channels: Channels, counts: RepairCounts) -> None:
+        self._node = node
         self._channels = channels
         self._counts = counts
-        self._throttle = Throttle(service.config.repair_bytes_per_s)
-        self._slots = asyncio.Semaphore(service.config.repair_transfers)
+        self._throttle = Throttle(node.config.repair_bytes_per_s)
+        self._slots = asyncio.Semaphore(node.config.repair_transfers)
         self._sending: Counter[tuple[bytes, str]] = Counter()
         self._going: set[tuple[bytes, str]] = set()
 
@@ -114,7 +114,7 @@ class Transfers:
                 self._sending -= Counter((bucket.uuid, name) for name in names)
 
     async def _push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
-        found = await self._service.read(self._records, bucket.name, bucket.uuid, list(names))
+        found = await self._node.read(self._records, bucket.name, bucket.uuid, list(names))
         graves = [(name, record) for name, record in found if record.is_tombstone]
         objects = [(name, record) for name, record in found if not record.is_tombstone]
         small = [name for name, record in objects if record.size_bytes <= SMALL_BYTES]
@@ -133,8 +133,8 @@ class Transfers:
         return done
 
     def _records(self, bucket: str, bucket_uuid: bytes, names: Sequence[str]) -> list[tuple[str, Record]]:
-        records = zip(names, self._service.store.newest(bucket, names), strict=True)
-        wanted = self._service.store.doubts.wanted
+        records = zip(names, self._node.store.newest(bucket, names), strict=True)
+        wanted = self._node.store.doubts.wanted
         return [
             (name, record)
             for name, record in records
@@ -150,7 +150,7 @@ class Transfers:
     # -- small objects
 
     async def _push_group(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
-        objects, records = await self._service.read(self._read_small, bucket.name, names)
+        objects, records = await self._node.read(self._read_small, bucket.name, names)
         if not objects:
             return 0
         await self._throttle.spend(sum(len(small.data) for small in objects))
@@ -168,7 +168,7 @@ class Transfers:
         records: list[Record] = []
         for name in names:
             try:
-                with contextlib.closing(open_object(self._service.store, bucket, name)) as reader:
+                with contextlib.closing(open_object(self._node.store, bucket, name)) as reader:
                     data = b"".join(reader)
                     record = reader.record
             except StoreError as error:
@@ -200,9 +200,9 @@ class Transfers:
     # -- large objects
 
     async def _push_large(self, endpoint: str, bucket: cluster_pb.MapBucket, name: str) -> int:
-        read = self._service.read
+        read = self._node.read
         try:
-            reader: ObjectReader = await read(open_object, self._service.store, bucket.name, name)
+            reader: ObjectReader = await read(open_object, self._node.store, bucket.name, name)
         except StoreError as error:
             self._failed(name, error)
             return 0

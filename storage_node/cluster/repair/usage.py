@@ -23,12 +23,12 @@ from ais_loader.wire.cluster_map import sure_copies
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication.copy_stream import CopyLost, reporting
 from storage_node.cluster.replication.replica import require_bucket
 from storage_node.cluster.replication.replica_client import outcome
 from storage_node.cluster.replication.replica_set import Target
+from storage_node.node import Node
 from storage_node.store.errors import BucketNotFound, SnapshotNotFound, StoreError
 from storage_node.store.names import PARTS_PREFIX
 from storage_node.store.store import Store
@@ -78,8 +78,8 @@ class _Feed:
 class Summing:
     """One summary."""
 
-    def __init__(self, service: BatchService, channels: Channels, target: Target, prefix: str, tally: Tally) -> None:
-        self._service = service
+    def __init__(self, node: Node, channels: Channels, target: Target, prefix: str, tally: Tally) -> None:
+        self._node = node
         self._channels = channels
         self._target = target
         self._prefix = prefix
@@ -100,7 +100,7 @@ class Summing:
             # A node of which there was nothing to say may have something by now.
             again = await asyncio.gather(*(self._again(feed, self._after, end) for feed in self._feeds))
             parts += [Part(page, slice(None)) for pages in again for page in pages]
-            await self._service.read(merge, parts, self._tally)
+            await self._node.read(merge, parts, self._tally)
             self._after = end
             yield self._tally.objects
             if not end:
@@ -150,7 +150,7 @@ class Summing:
         """`again`: the node did not answer, and is given a moment to be reached. Raises CopyLost."""
         if feed.node == self._target.position:
             try:
-                return await self._service.read(names_page, self._service.store, request)
+                return await self._node.read(names_page, self._node.store, request)
             except StoreError as error:
                 raise CopyLost(str(error), error) from error
         endpoint = self._target.endpoint(feed.node)

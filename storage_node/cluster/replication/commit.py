@@ -94,7 +94,7 @@ class Commits:
         return await asyncio.shield(task)
 
     async def _commit_and_close(self, entries: Sequence[Staged], copies: Sequence[Copy]) -> list[Result]:
-        membership = self._nodes.service.membership
+        membership = self._nodes.node.membership
         version = min(entry.target.epoch for entry in entries) if entries else 0
         if membership is not None:
             membership.in_use.hold(version)
@@ -161,7 +161,7 @@ class Commits:
     async def _commit_all(self, entries: Sequence[Staged], copies: Sequence[Copy]) -> list[Result]:
         await self._ask_former(entries)
         try:
-            versions = await self._nodes.service.read(self._choose, entries, self._ahead.leap(entries))
+            versions = await self._nodes.node.read(self._choose, entries, self._ahead.leap(entries))
         except StoreError as error:
             return [error for _ in entries]
         modified_ns = time.time_ns()
@@ -196,9 +196,9 @@ class Commits:
         ]
 
     def _choose(self, entries: Sequence[Staged], leap: int) -> list[Version]:
-        store = self._nodes.service.store
+        store = self._nodes.node.store
         clock = max([store.clock, *(entry.clock for entry in entries)]) + leap
-        membership = self._nodes.service.membership
+        membership = self._nodes.node.membership
         for entry in entries:
             if membership is not None and membership.view is not entry.target.view:
                 # Begun by an older map: what was committed by the newer one must not outrank it, if it came before.

@@ -71,7 +71,7 @@ async def decide(nodes: Nodes, target: Target, wanted: Sequence[tuple[str, Condi
         if fault is None:
             decided.append(Decided(there))
             continue
-        landed = nodes.service.store.landed(target.bucket.uuid, name, condition.write_id, there.here)
+        landed = nodes.node.store.landed(target.bucket.uuid, name, condition.write_id, there.here)
         if landed is None:
             decided.append(fault)
         elif landed.version == there.version:
@@ -83,7 +83,7 @@ async def decide(nodes: Nodes, target: Target, wanted: Sequence[tuple[str, Condi
 
 def misplaced(nodes: Nodes, target: Target, name: str) -> StoreError | None:
     """What is wrong with this node's deciding about a name; None when it is the one that does."""
-    membership = nodes.service.membership
+    membership = nodes.node.membership
     if membership is not None and membership.view is not target.view:
         return _stale(f"{target.bucket.name}/{name}")
     first = target.view.owners(target.bucket, name)[:1]
@@ -101,7 +101,7 @@ def _stale(label: str) -> StaleMap:
 
 async def _there(nodes: Nodes, target: Target, names: Sequence[str]) -> list[There | StoreError]:
     """What there is of these names, of which this node is the first owner."""
-    store = nodes.service.store
+    store = nodes.node.store
     uuid = target.bucket.uuid
 
     def look() -> list[tuple[Record | None, bool] | StoreError]:
@@ -115,7 +115,7 @@ async def _there(nodes: Nodes, target: Target, names: Sequence[str]) -> list[The
                 found.append(error)
         return found
 
-    own = await nodes.service.read(look)
+    own = await nodes.node.read(look)
     asked: dict[int, list[int]] = {}
     all_nodes, avoided = range(len(target.view.nodes)), nodes.avoided(target)
     strict: set[int] = set()

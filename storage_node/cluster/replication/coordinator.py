@@ -18,7 +18,6 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.replication.ahead import Ahead
@@ -32,6 +31,7 @@ from storage_node.cluster.replication.listing_filter import Listed, not_deleted
 from storage_node.cluster.replication.replica import HeldWrite, from_wire, to_wire
 from storage_node.cluster.replication.replica_client import Nodes, close_all, outcome
 from storage_node.cluster.replication.replica_set import Candidates, Target, TooFewCopies
+from storage_node.node import Node
 from storage_node.store.drive.preconditions import Condition, condition_of
 from storage_node.store.errors import InvalidRequest, ObjectNotFound, StoreError
 from storage_node.store.format import Version
@@ -46,11 +46,11 @@ _LOOK_BEFORE_BYTES = 1 << 20
 class Replication:
     """Coordinates the writes that come to this node."""
 
-    def __init__(self, service: BatchService, membership: Membership) -> None:
-        self._service = service
+    def __init__(self, node: Node, membership: Membership) -> None:
+        self._node = node
         self._membership = membership
         self.channels = self._channels = Channels()
-        self._nodes = Nodes(service, self._channels)
+        self._nodes = Nodes(node, self._channels)
         self._ahead = Ahead()
         self._commits = Commits(self._nodes, self._ahead)
         self._deletions = Deletions(self._nodes, self._ahead, self._commits)
@@ -334,7 +334,7 @@ class Replication:
         `not_above`: see `Staged.not_above`.
         """
         target = asked.target
-        store = self._service.store
+        store = self._node.store
 
         async def bury(node: int, version: wire.ObjectVersion, limit: wire.ObjectVersion | None = None) -> int | None:
             result = await outcome(self._nodes.bury(target, node, asked.name, version, limit))
@@ -346,7 +346,7 @@ class Replication:
         async def bury_all() -> tuple[list[int], bool]:
             async with self._commits.gate.passing([target.bucket.uuid]):
                 above = max(store.clock, clock) + self._ahead.leap([asked])
-                chosen = await self._service.read(store.next_version, target.number, target.epoch, seen, above)
+                chosen = await self._node.read(store.next_version, target.number, target.epoch, seen, above)
                 return await bury_with(chosen)
 
         async def bury_with(chosen: Version) -> tuple[list[int], bool]:

@@ -19,10 +19,10 @@ import grpc.aio
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
-from storage_node.batch.session import BatchService
+from ais_loader.wire.reserved import ERROR_KIND_KEY
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication.replica import HeldWrite
-from storage_node.services.counting import ERROR_KIND_KEY
+from storage_node.node import Node
 from storage_node.store import errors
 from storage_node.store.errors import StoreError
 
@@ -81,10 +81,10 @@ class Copy(ABC):
 class LocalCopy(Copy):
     """On this node. A drive has no deadline: it answers, or fails."""
 
-    def __init__(self, node: int, service: BatchService, held: HeldWrite | None = None) -> None:
+    def __init__(self, node: int, here: Node, held: HeldWrite | None = None) -> None:
         super().__init__(node)
-        self._service = service
-        self._held = held or HeldWrite(service.store)
+        self._here = here
+        self._held = held or HeldWrite(here.store)
         self._answers: deque[wire.WriteResponse] = deque()
 
     async def begin(self, request: wire.WriteRequest) -> wire.WriteResponse:
@@ -92,7 +92,7 @@ class LocalCopy(Copy):
 
     async def send(self, request: wire.WriteRequest, timeout_s: float) -> None:
         try:
-            answer = await self._service.read(self._held.take, request)
+            answer = await self._here.read(self._held.take, request)
         except StoreError as error:
             raise CopyLost(f"this node: {error}", error) from error
         if answer is not None:
@@ -102,7 +102,7 @@ class LocalCopy(Copy):
         return self._answers.popleft()
 
     async def close(self) -> None:
-        await asyncio.shield(self._service.read(self._held.abort))  # cancelled before it runs, it would never run
+        await asyncio.shield(self._here.read(self._held.abort))  # cancelled before it runs, it would never run
 
 
 class RemoteCopy(Copy):

@@ -130,7 +130,7 @@ class Deletions:
                     entry.taking.append(node)
 
     async def _bury(self, target: Target, entries: Sequence[_Deletion]) -> dict[str, StoreError | None]:
-        membership = self._nodes.service.membership
+        membership = self._nodes.node.membership
         if membership is not None:
             membership.in_use.hold(target.epoch)
         burying = asyncio.ensure_future(self._choose_and_bury(target, entries))
@@ -151,11 +151,11 @@ class Deletions:
         """Whether all have been told whom it concerns. Raises StoreError, and nothing has been changed."""
         async with self._commits.gate.passing([target.bucket.uuid]):
             leap = self._ahead.leap(entries)
-            versions = await self._nodes.service.read(self._choose, target, entries, leap)
+            versions = await self._nodes.node.read(self._choose, target, entries, leap)
             return await self._bury_all(target, entries, versions)
 
     def _choose(self, target: Target, entries: Sequence[_Deletion], leap: int) -> list[Version]:
-        store = self._nodes.service.store
+        store = self._nodes.node.store
         clock = max([store.clock, *(entry.clock for entry in entries)]) + leap
         return [store.next_version(target.number, target.epoch, entry.seen, clock) for entry in entries]
 
@@ -194,7 +194,7 @@ class Deletions:
         endpoint = target.endpoint(node)
         if node == target.position:
             try:
-                answer = await self._nodes.service.read(bury_many, self._nodes.service.store, request)
+                answer = await self._nodes.node.read(bury_many, self._nodes.node.store, request)
             except StoreError as error:
                 raise CopyLost(f"this node: {error}", error) from error
         else:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def concerned(nodes: Nodes, target: Target, names: Sequence[str]) -> tuple[ClusterView, pb.MapBucket, list[list[int]]]:
     """By the newest map, where the bucket is still in it: the write may have begun under an older one."""
-    membership = nodes.service.membership
+    membership = nodes.node.membership
     view = membership.view if membership is not None else None
     bucket = view.buckets.get(target.bucket.name) if view is not None else None
     if view is None or bucket is None or bucket.uuid != target.bucket.uuid:
@@ -41,7 +41,7 @@ def concerned(nodes: Nodes, target: Target, names: Sequence[str]) -> tuple[Clust
 
 
 def map_version(nodes: Nodes) -> int:
-    membership = nodes.service.membership
+    membership = nodes.node.membership
     return 0 if membership is None or membership.view is None else membership.view.version
 
 
@@ -62,7 +62,7 @@ async def tell_absent(
                 if node.uuid in there:
                     continue
                 if node.uuid == target.view.nodes[target.position].uuid:
-                    nodes.service.store.doubts.doubt_names(bucket.uuid, {entries[row].name: versions[row]})
+                    nodes.node.store.doubts.doubt_names(bucket.uuid, {entries[row].name: versions[row]})
                 else:
                     names = missed.setdefault((node.endpoint, (bucket.name, bucket.uuid)), {})
                     names[entries[row].name] = max(versions[row], names.get(entries[row].name, versions[row]))
@@ -101,14 +101,14 @@ async def tell_missed(nodes: Nodes, target: Target, node: int, versions: Mapping
     """Tell one node that it has no part in these versions of objects, by name, should older ones come to it."""
     bucket = target.bucket
     if node == target.position:
-        nodes.service.store.doubts.doubt_names(bucket.uuid, versions)
+        nodes.node.store.doubts.doubt_names(bucket.uuid, versions)
     else:
         await nodes.telling.tell(target.endpoint(node), (bucket.name, bucket.uuid), versions)
 
 
 def outdated(nodes: Nodes, entry: Candidates) -> StoreError | None:
     """What is wrong with a write whose nodes all have stopped being owners since it began: they may be about to go."""
-    target, name, membership = entry.target, entry.name, nodes.service.membership
+    target, name, membership = entry.target, entry.name, nodes.node.membership
     if membership is None or membership.view is None or membership.view.version == target.view.version:
         return None
     view, bucket, _ = concerned(nodes, target, [])

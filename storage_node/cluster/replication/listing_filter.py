@@ -22,7 +22,7 @@ async def not_deleted(nodes: Nodes, target: Target, found: Listed) -> Listed:
     """Without those of which an owner says that they have been deleted since."""
     if not found:
         return found
-    holders = await nodes.service.read(target.view.holders, target.bucket, [name for name, _ in found])
+    holders = await nodes.node.read(target.view.holders, target.bucket, [name for name, _ in found])
     asked: dict[int, list[str]] = {}
     for (name, _), having in zip(found, holders, strict=True):
         if target.position not in having:

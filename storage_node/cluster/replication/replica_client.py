@@ -11,8 +11,8 @@ import grpc.aio
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
+from storage_node.cluster.map.sync import newer_map
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.copy_stream import (
     STEP_TIMEOUT_S,
@@ -25,6 +25,7 @@ from storage_node.cluster.replication.copy_stream import (
 from storage_node.cluster.replication.invalidation import Bucket, Telling
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.cluster.replication.replica_set import Target
+from storage_node.node import Node
 from storage_node.store.errors import StoreError
 
 R = TypeVar("R")
@@ -45,14 +46,14 @@ async def close_all(copies: Iterable[Copy]) -> None:
 
 
 class Nodes:
-    def __init__(self, service: BatchService, channels: Channels) -> None:
-        self.service = service
+    def __init__(self, node: Node, channels: Channels) -> None:
+        self.node = node
         self.channels = channels
         self.telling = Telling(channels, self._is_member, self.heard_of_map, self.teach)
         self._newest_map = "", 0
 
     def _is_member(self, endpoint: str) -> bool:
-        view = self.service.membership.view if self.service.membership is not None else None
+        view = self.node.membership.view if self.node.membership is not None else None
         return view is not None and any(node.endpoint == endpoint for node in view.nodes)
 
     def heard_of_map(self, endpoint: str, version: int) -> None:
@@ -62,14 +63,14 @@ class Nodes:
 
     async def teach(self, endpoint: str, bucket: Bucket) -> bool:
         """Have the node there learn this node's map, if it has this very bucket; whether it knows that map now."""
-        view = self.service.membership.view if self.service.membership is not None else None
+        view = self.node.membership.view if self.node.membership is not None else None
         known = view.buckets.get(bucket[0]) if view is not None else None
         if view is None or known is None or known.uuid != bucket[1]:
             return False
         stub = ais_cluster_pb2_grpc.ClusterStub(self.channels.to(endpoint))
         try:
             answer: cluster_pb.LearnResponse = await stub.Learn(
-                cluster_pb.LearnRequest(map=view.map), timeout=self.service.config.reach_timeout_s
+                cluster_pb.LearnRequest(map=view.map), timeout=self.node.config.reach_timeout_s
             )
         except grpc.aio.AioRpcError:
             return False
@@ -77,22 +78,22 @@ class Nodes:
 
     async def keep_up(self) -> bool:
         """Learn the newest map that a node has spoken of; whether this node knows it now."""
-        membership, (endpoint, version) = self.service.membership, self._newest_map
+        membership, (endpoint, version) = self.node.membership, self._newest_map
         known = membership.view.version if membership is not None and membership.view is not None else 0
         if membership is None or known >= version:
             return True
         others = [] if membership.view is None else [node.endpoint for node in membership.view.nodes]
         for one in dict.fromkeys([endpoint, *others]):
-            newer = await self.service.peers.newer_map(one, known)
-            if newer is not None and await self.service.read(membership.learn, newer) >= version:
+            newer = await newer_map(self.channels.to(one), known, self.node.config.peer_timeout_s)
+            if newer is not None and await self.node.learn(newer) >= version:
                 return True
         return False
 
     def copy(self, target: Target, node: int, held: HeldWrite | None = None) -> Copy:
         """`held`: what takes the copy in where it is this node's own."""
         if node == target.position:
-            return LocalCopy(node, self.service, held)
-        return RemoteCopy(node, target.endpoint(node), self.channels, self.service.config.reach_timeout_s)
+            return LocalCopy(node, self.node, held)
+        return RemoteCopy(node, target.endpoint(node), self.channels, self.node.config.reach_timeout_s)
 
     def avoided(self, target: Target) -> Callable[[int], bool]:
         return lambda node: node != target.position and self.channels.avoided(target.endpoint(node))
@@ -106,7 +107,7 @@ class Nodes:
             return await self._here(replica.newest, request)
         endpoint = target.endpoint(node)
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
-        timeout_s = self.service.config.reach_timeout_s if len(names) <= _FEW_NAMES else STEP_TIMEOUT_S
+        timeout_s = self.node.config.reach_timeout_s if len(names) <= _FEW_NAMES else STEP_TIMEOUT_S
         with reporting(self.channels, endpoint):
             found: wire.NewestResponse = await stub.Newest(request, timeout=timeout_s)
         self.channels.answered(endpoint)
@@ -133,7 +134,7 @@ class Nodes:
 
     async def _here(self, function: Callable[..., R], request: object) -> R:
         try:
-            return await self.service.read(function, self.service.store, request)
+            return await self.node.read(function, self.node.store, request)
         except StoreError as error:
             raise CopyLost(f"this node: {error}", error) from error
 

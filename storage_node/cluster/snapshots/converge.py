@@ -13,7 +13,6 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as rpc
-from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.peers import state_of
@@ -22,6 +21,7 @@ from storage_node.cluster.repair.transfers import Transfers, bucket_ref
 from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, CopyLost, reporting
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.cluster.snapshots.plan import Unsettled, compare_seen, count_first, end_of
+from storage_node.node import Node
 from storage_node.store.errors import BucketNotFound, ObjectNotFound, SnapshotNotFound, StoreError
 from storage_node.store.format import Record
 from storage_node.store.names import SNAPSHOT_MARK
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 
 class Settling:
-    def __init__(self, service: BatchService, membership: Membership, transfers: Transfers, channels: Channels) -> None:
-        self._service = service
-        self._store = service.store
+    def __init__(self, node: Node, membership: Membership, transfers: Transfers, channels: Channels) -> None:
+        self._node = node
+        self._store = node.store
         self._membership = membership
         self._transfers = transfers
         self._channels = channels
@@ -50,7 +50,7 @@ class Settling:
         bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
         if view is None or here is None or bucket is None:
             raise BucketNotFound("the map has no such bucket")
-        read = self._service.read
+        read = self._node.read
         if not start_after:
             await read(self._sync)
         rows = await read(seen_after, self._store, bucket_uuid, start_after, cut, PAGE_NAMES + 1)
@@ -107,7 +107,7 @@ class Settling:
         answers: Mapping[int, Answer],
     ) -> Unsettled:
         """See `compare_seen`."""
-        return await self._service.read(compare_seen, names, states, owners, here, answers)
+        return await self._node.read(compare_seen, names, states, owners, here, answers)
 
     async def _ask(
         self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, names: Sequence[str]
@@ -133,7 +133,7 @@ class Settling:
         async def push(node: int, names: Sequence[str]) -> None:
             endpoint = view.nodes[node].endpoint
             try:
-                mine = await self._service.read(seen, self._store, bucket.uuid, names, cut)
+                mine = await self._node.read(seen, self._store, bucket.uuid, names, cut)
                 found = {name: one for name, one in zip(names, mine, strict=True) if one is not None}
                 if current := [name for name, one in found.items() if not one.ended]:
                     await self._transfers.push(endpoint, bucket, current)
@@ -185,7 +185,7 @@ class Settling:
         if record.is_tombstone:
             yield pb.KeepRequest(header=header)
             return
-        read = self._service.read
+        read = self._node.read
         pinned = self._pinned(bucket, cut)
         reader = await read(lambda: open_object(self._store, pinned, name, version=str(record.version)))
         try:

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.batch.session import BatchService
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.plan import State, owners_of
 from storage_node.cluster.snapshots.converge import Settling
 from storage_node.cluster.snapshots.plan import sees_as_much
+from storage_node.node import Node
 from storage_node.store.errors import StoreError
 from storage_node.store.retained_replicas import RetainedHere, release, retained_after
 
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class RetainedRepair:
-    def __init__(self, service: BatchService, membership: Membership, settling: Settling) -> None:
-        self._service = service
-        self._store = service.store
+    def __init__(self, node: Node, membership: Membership, settling: Settling) -> None:
+        self._node = node
+        self._store = node.store
         self._membership = membership
         self._settling = settling
 
@@ -41,7 +41,7 @@ class RetainedRepair:
             for drive in self._store.drives if bucket.snapshot else ():
                 after = b""
                 while drive is not None and self._membership.view is view:
-                    held = await self._service.read(retained_after, drive, bucket.uuid, after, PAGE_VERSIONS)
+                    held = await self._node.read(retained_after, drive, bucket.uuid, after, PAGE_VERSIONS)
                     if not held:
                         break
                     after = held[-1].key
@@ -51,7 +51,7 @@ class RetainedRepair:
     async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[RetainedHere]) -> bool:
         here = view.position[self._membership.node_uuid]
         names = [one.name for one in held]
-        owners = await self._service.read(owners_of, view, bucket, names)
+        owners = await self._node.read(owners_of, view, bucket, names)
         cuts = [[one.cut for one in bucket.snapshot if one.cut in version.seen_by] for version in held]
         # Of each version whether all owners, by this map, have said that they see as much, for all cuts.
         settled = [bool(seen_by) and here not in nodes for seen_by, nodes in zip(cuts, owners, strict=True)]
@@ -78,7 +78,7 @@ class RetainedRepair:
         if not gone or not self._membership.in_use.begin(view):
             return not gone
         try:
-            await self._service.read(release, gone)
+            await self._node.read(release, gone)
         except StoreError as error:
             log.info("what other nodes retain is not let go of for now: %s", error)
         finally:

@@ -12,7 +12,6 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as rpc
-from storage_node.batch.session import BatchService
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.errors import ChangeFailed
@@ -20,6 +19,7 @@ from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.snapshot_mutations import abandon_snapshot
 from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S, CopyLost, reporting
 from storage_node.cluster.snapshots.coordinator import CHANGE_TIMEOUT_S, ClusterSnapshots
+from storage_node.node import Node
 from storage_node.store.errors import StoreError
 
 INTERVAL_S = 1.0
@@ -29,10 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class SnapshotCare:
-    def __init__(
-        self, service: BatchService, membership: Membership, snapshots: ClusterSnapshots, channels: Channels
-    ) -> None:
-        self._service = service
+    def __init__(self, node: Node, membership: Membership, snapshots: ClusterSnapshots, channels: Channels) -> None:
+        self._node = node
         self._membership = membership
         self._snapshots = snapshots
         self._channels = channels
@@ -41,9 +39,9 @@ class SnapshotCare:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            if self._service.store.record.trimming:
+            if self._node.store.record.trimming:
                 try:
-                    await self._service.read(self._service.store.finish_trimming)
+                    await self._node.read(self._node.store.finish_trimming)
                 except StoreError as error:
                     log.info("what deleted snapshots have kept stays for now: %s", error)
             view = self._membership.view

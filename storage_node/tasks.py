@@ -1,4 +1,4 @@
-"""What a node does beside its calls, for as long as it serves: kept going whatever happens to it.
+"""Tasks of a node's event loop: work that is kept going whatever happens, and waits that are not torn away.
 
 A task of an event loop that ends with an exception nobody expected ends in silence, and the node would serve on without
 its work: copies that are never made equal, a map that is never asked for.
@@ -7,8 +7,12 @@ its work: copies that are never made equal, a map that is never asked for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 log = logging.getLogger(__name__)
@@ -29,3 +33,22 @@ async def keep_going(name: str, work: Callable[[], Awaitable[None]]) -> None:
             log.exception("%s failed, and begins anew in %g s", name, pause_s)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = bool) -> T:
+    """The outcome of `future`. A cancellation is passed on to `cancel` at once, and to the caller when it is done."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        cancel()
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        retrieve(future)
+        raise
+
+
+def retrieve(finished: asyncio.Future[Any]) -> None:
+    """Take note of an outcome that nobody waits for any more."""
+    if finished.done() and not finished.cancelled():
+        finished.exception()

@@ -7,15 +7,15 @@ import logging
 
 import pytest
 
-from storage_node import background
-from storage_node.background import keep_going
+from storage_node import tasks
+from storage_node.tasks import keep_going
 
 
 def test_work_that_fails_begins_anew_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(background, "LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr(tasks, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(tasks, "LONGEST_PAUSE_S", 0.002)
     tries: list[int] = []
 
     async def work() -> None:

@@ -1,0 +1,176 @@
+"""The floors of the house: imports run downwards only, and a few packages are imported in one room alone.
+
+docs/architecture.md draws the same floors. A module lives on the floor that has the longest name it begins with; it may
+import what lives on its own floor or below. What is imported for annotations alone (under TYPE_CHECKING) is no import.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# From the ground upwards; names on one line share a floor.
+WIRE = """
+ais_loader.errors
+ais_loader.wire.generated
+ais_loader.wire
+ais_loader.wire.gather
+"""
+CLIENT = f"""
+{WIRE}
+ais_loader.checksum ais_loader.content ais_loader.entry ais_loader.packed ais_loader.timing ais_loader.urls
+ais_loader.promote ais_loader.requests ais_loader.snapshots ais_loader.summary
+ais_loader.transport.base
+ais_loader.batch
+ais_loader.transport
+ais_loader.transport.session
+ais_loader.transport.grpc
+ais_loader.transport.cluster
+storage_node
+ais_loader.transport.embedded
+ais_loader.objects
+ais_loader
+ais_loader.testing
+ais_loader.cli
+ais_loader.integrations
+"""
+NODE = f"""
+{WIRE}
+storage_node.store.checked_json storage_node.store.checksum storage_node.store.failpoints storage_node.store.names
+storage_node.store.format
+storage_node.store.files
+storage_node.store.archives
+storage_node.store.store_record
+storage_node.store.drive
+storage_node.store.replica_state storage_node.store.stale_replicas
+storage_node.store.pool
+storage_node.store
+storage_node.store.read
+storage_node.store.compose storage_node.store.member_listing storage_node.store.tar_append
+storage_node.store.fsck
+storage_node.config storage_node.settings storage_node.tasks storage_node.metric_counters storage_node.metric_list
+storage_node.pressure
+storage_node.cluster.channels
+storage_node.cluster.consensus
+storage_node.cluster.map
+storage_node.node
+storage_node.cluster.replication
+storage_node.cluster.repair
+storage_node.cluster.snapshots
+storage_node.cluster.drives
+storage_node.promote
+storage_node.batch
+storage_node.batch.gather
+storage_node.batch.session
+storage_node.services
+storage_node.metrics
+storage_node.server
+storage_node.ops
+ais_loader
+storage_node.cli
+"""
+FLOORS = {
+    wing: {name: number for number, line in enumerate(text.strip().splitlines()) for name in line.split()}
+    for wing, text in (("ais_loader", CLIENT), ("storage_node", NODE))
+}
+ROOMS = {
+    # A library, or the other wing: the only rooms that import it.
+    "ray": ("storage_node.ops", "ais_loader.testing"),
+    "storage_node": ("storage_node", "ais_loader.transport.embedded"),
+    "rocksdict": ("storage_node.store",),
+    "prometheus_client": ("storage_node.metrics",),
+    "torch": ("ais_loader.datasets", "ais_loader.loader", "ais_loader.plan", "ais_loader.packed"),
+    "fsspec": ("ais_loader.integrations.fsspec",),
+    "click": ("ais_loader.cli", "storage_node.cli"),
+    "grpc": ("ais_loader.transport", "ais_loader.wire.generated", "ais_loader.testing", "storage_node"),
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the two wings by the name under which it is installed."""
+    found = {}
+    for folder, package in (
+        ("ais_loader", "ais_loader"),
+        ("storage_node", "storage_node"),
+        ("integrations", "ais_loader.integrations"),
+    ):
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join([package, *parts]).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+@functools.cache
+def imported(module: str) -> frozenset[str]:
+    """What a module imports when it is imported or run: modules where they are ours, else packages."""
+    return frozenset(_imported(module))
+
+
+def _imported(module: str) -> Iterator[str]:
+    tree = ast.parse(MODULES[module].read_text())
+    for_annotations = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for child in node.body
+        for inner in ast.walk(child)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_annotations:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = node.module or ""
+            if node.level:
+                above = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+                for _ in range(node.level - 1):
+                    above = above.rpartition(".")[0]
+                package = f"{above}.{package}".rstrip(".")
+            for alias in node.names:
+                inner = f"{package}.{alias.name}"
+                yield inner if inner in MODULES else package
+
+
+def floor(wing: str, module: str) -> int:
+    name = module
+    while name and name not in FLOORS[wing]:
+        name = name.rpartition(".")[0]
+    return FLOORS[wing].get(name, -1)
+
+
+@pytest.mark.parametrize("wing", FLOORS)
+def test_imports_run_downwards_only(wing: str) -> None:
+    upwards = [
+        f"{module} imports {other}"
+        for module in sorted(MODULES)
+        if module.partition(".")[0] == wing
+        for other in imported(module)
+        if other in MODULES and not 0 <= floor(wing, other) <= floor(wing, module)
+    ]
+    assert upwards == []
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_package_is_imported_in_its_own_rooms_only(package: str) -> None:
+    def inside(module: str) -> bool:
+        return any(module == room or module.startswith(f"{room}.") for room in ROOMS[package])
+
+    found = {module for module in MODULES for other in imported(module) if f"{other}.".startswith(f"{package}.")}
+    assert sorted(module for module in found if not inside(module)) == []
+    assert found, f"nothing imports {package} any more: drop the rule"
+
+
+def test_every_floor_is_inhabited() -> None:
+    for floors in FLOORS.values():
+        empty = [name for name in floors if not any(m == name or m.startswith(f"{name}.") for m in MODULES)]
+        assert empty == []
