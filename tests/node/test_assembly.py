@@ -240,7 +240,7 @@ def test_however_small_the_budgets_are_every_batch_comes_to_its_end(
 ) -> None:
     service = cluster.batches(0)
     config = type(service.node.config)(port=0, peer_window_bytes=window)
-    monkeypatch.setattr(service, "config", config)
+    monkeypatch.setattr(service.node, "config", config)
     monkeypatch.setattr(service.resources.assembly, "limit_bytes", budget)
     names = [*mixed(8, 120), *LARGE]
     with RawSession(cluster.nodes[0].url) as session:
