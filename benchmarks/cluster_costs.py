@@ -158,11 +158,11 @@ def measure_read_byte_s(rounds: int) -> float:
 
 
 def measure_placement_s(rounds: int) -> float:
-    from ais_loader.wire.cluster_map import Place, Placement
+    from ais_loader.wire.cluster_map import HostPlacement, Place
 
     hosts, entries = 1_000, 1_024
     keys = [xxhash.xxh3_64_intdigest(f"host-{at}".encode()) for at in range(hosts)]
-    placement = Placement([Place(at, f"host-{at}", keys[at], 1.0) for at in range(hosts)])
+    placement = HostPlacement([Place(at, f"host-{at}", keys[at], 1.0) for at in range(hosts)])
     hashes = np.random.default_rng(0).integers(0, 2**64, entries, np.uint64)
     found = []
     for _ in range(rounds + 2):

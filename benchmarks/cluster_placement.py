@@ -1,8 +1,8 @@
 """How evenly placement fills 1,000 hosts, and what it moves.
 
-`ais_loader.wire.cluster_map.Placement` itself, over drawn hashes.
+`ais_loader.wire.cluster_map.HostPlacement` itself, over drawn hashes.
 
-Placement sees an object only as 64 bits. `uniformity` shows on real names that those are as good as drawn at random, so
+HostPlacement sees an object only as 64 bits. `uniformity` shows on real names that those are as good as drawn at random, so
 objects can be drawn. Scoring every host for 10^8 objects would be 10^11 scores (a quarter of an hour of this machine);
 instead a sample is placed, compared host by host with what its weight promises (a chi-square test, which would find
 shares that differ from their promise), and 10^8 objects are then drawn from those shares.
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ais_loader.wire.cluster_map import Place, Placement, object_hashes
+from ais_loader.wire.cluster_map import HostPlacement, Place, object_hashes
 
 CHUNK = 1024
 """Objects placed at once: their scores for 1,000 hosts are 8 MB."""
@@ -24,9 +24,9 @@ I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
 
-def placement(weights: F64) -> Placement:
+def placement(weights: F64) -> HostPlacement:
     """One node on each host; a weight of 0 leaves its host out."""
-    return Placement(
+    return HostPlacement(
         [
             Place(at, f"host-{at:04d}", xxhash.xxh3_64_intdigest(f"node-{at:04d}".encode()), float(weight))
             for at, weight in enumerate(weights)

@@ -15,10 +15,10 @@ from ais_loader.wire.generated import ais_cluster_pb2
 from storage_node.batch.session import BatchService
 from storage_node.cluster.drives.manager import DriveCare
 from storage_node.cluster.map.membership import Membership
-from storage_node.cluster.repair.transfers import RepairCounts
+from storage_node.cluster.repair.transfers import RepairMetrics
 from storage_node.metric_counters import BOUNDS_S, Histogram
 from storage_node.metric_list import METRICS
-from storage_node.promote.counts import PromoteCounts
+from storage_node.promote.metrics import PromoteMetrics
 from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.read.native_reader import IMPLEMENTATION
 
@@ -37,9 +37,9 @@ class NodeCollector:
         batches: BatchService,
         membership: Membership,
         version: str,
-        repair: RepairCounts,
+        repair: RepairMetrics,
         drives: DriveCare,
-        promote: PromoteCounts,
+        promote: PromoteMetrics,
     ) -> None:
         self._batches = batches
         self._node = batches.node
@@ -58,7 +58,7 @@ class NodeCollector:
         by_name: dict[str, list[tuple[tuple[str, ...], float]]] = {metric.name: [] for metric in METRICS}
         for name, labels, value in self._samples():
             by_name[name].append((labels, value))
-        counts = self._node.counts
+        counts = self._node.metrics
         histograms = {
             "ais_loader_batch_first_byte_seconds": counts.first_byte,
             "ais_loader_batch_duration_seconds": counts.duration,
@@ -86,7 +86,7 @@ class NodeCollector:
         yield from self._promotions()
 
     def _traffic(self) -> Iterator[Sample]:
-        resources, counts = self._batches.resources, self._node.counts
+        resources, counts = self._batches.resources, self._node.metrics
         by_kind = {
             "ais_loader_batches_total": counts.batches,
             "ais_loader_delivered_entries_total": counts.entries,
@@ -130,7 +130,7 @@ class NodeCollector:
         yield "ais_loader_active_batches", (), resources.active_batches
         yield "ais_loader_active_parts", (), resources.active_parts
         yield "ais_loader_active_batches_limit", (), config.max_active_batches
-        yield "ais_loader_pending_reads", (), self._node.counts.pending_reads
+        yield "ais_loader_pending_reads", (), self._node.metrics.pending_reads
         yield "ais_loader_read_threads", (), config.read_threads
 
     def _drives(self) -> Iterator[Sample]:
@@ -210,9 +210,9 @@ def node_registry(
     batches: BatchService,
     membership: Membership,
     version: str,
-    repair: RepairCounts,
+    repair: RepairMetrics,
     drives: DriveCare,
-    promote: PromoteCounts,
+    promote: PromoteMetrics,
 ) -> CollectorRegistry:
     """All metrics of one node."""
     from prometheus_client import CollectorRegistry, ProcessCollector
@@ -238,9 +238,9 @@ def metrics_served(
     batches: BatchService,
     membership: Membership,
     version: str,
-    repair: RepairCounts,
+    repair: RepairMetrics,
     drives: DriveCare,
-    promote: PromoteCounts,
+    promote: PromoteMetrics,
 ) -> Iterator[int | None]:
     """Serve a node's metrics over HTTP, at /metrics, on threads of their own; yields the port. Raises OSError.
 

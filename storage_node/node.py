@@ -14,7 +14,7 @@ from typing import TypeVar
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.map.membership import Membership
 from storage_node.config import ServerConfig
-from storage_node.metric_counters import NodeCounts, clock_s
+from storage_node.metric_counters import NodeMetrics, clock_s
 from storage_node.pressure import Pressure, give_memory_back
 from storage_node.store.store import Store
 from storage_node.tasks import settled
@@ -36,7 +36,7 @@ class Node:
         self.store = store
         self.config = config
         self.membership = membership
-        self.counts = NodeCounts()
+        self.metrics = NodeMetrics()
         self.pressure = Pressure(config, lambda: readers.submit(give_memory_back))
         self._readers = readers
         self._learning = asyncio.Lock()
@@ -72,7 +72,7 @@ class Node:
 
         submitted_s = clock_s()
         submitted = self._readers.submit(work)
-        self.counts.pending_reads += 1
+        self.metrics.pending_reads += 1
         try:
             return await answer
         except asyncio.CancelledError:
@@ -80,7 +80,7 @@ class Node:
                 await settled(asyncio.wrap_future(submitted))
             raise
         finally:
-            self.counts.pending_reads -= 1
+            self.metrics.pending_reads -= 1
 
 
 def _answer(future: asyncio.Future[T], result: T) -> None:

@@ -33,7 +33,7 @@ from ais_loader.wire.generated import (
 from storage_node.batch.session import BatchService
 from storage_node.cluster.drives.manager import DriveCare
 from storage_node.cluster.map.open import open_membership
-from storage_node.cluster.map.sync import Follower
+from storage_node.cluster.map.sync import MapSync
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import Replication
 from storage_node.cluster.snapshots.node import SnapshotsOfNode
@@ -112,7 +112,7 @@ class NodeServer:
             self._drives, mode="a", durability=self.config.durability, shard_limits=self.config.shard_limits
         )
         try:
-            self.membership, self._keeper = open_membership(self._store)
+            self.membership, self._acceptor_store = open_membership(self._store)
         except BaseException:
             self._store.close()
             raise
@@ -175,16 +175,16 @@ class NodeServer:
             ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(node, writes), server)
             ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), server)
             ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(batches, VERSION), server)
-            cluster = ClusterService(node, self.membership, self._keeper)
+            cluster = ClusterService(node, self.membership, self._acceptor_store)
             ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
             ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), server)
             self.repair = repair = Repair(node, self.membership, writes, lambda: self.endpoint)
             ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), server)
             snapshots = SnapshotsOfNode(node, self.membership, writes, repair)
             ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), server)
-            copies = SnapshotCopiesService(node, writes.gate, snapshots.settling, snapshots.snapshots)
+            copies = SnapshotCopiesService(node, writes.commit_barrier, snapshots.settling, snapshots.snapshots)
             ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, server)
-            self.drives = drives = DriveCare(node, self.membership, self._keeper, repair)
+            self.drives = drives = DriveCare(node, self.membership, self._acceptor_store, repair)
             ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), server)
             repair.prepare()
             server.add_generic_rpc_handlers((_session_handler(batches),))
@@ -194,15 +194,15 @@ class NodeServer:
                 raise OSError(
                     f"cannot listen on {self.config.host}:{self.config.port}: is another node running there? ({error})"
                 ) from error
-            served = metrics_served(batches, self.membership, VERSION, repair.counts, drives, promote.counts)
+            served = metrics_served(batches, self.membership, VERSION, repair.metrics, drives, promote.metrics)
             self.metrics_port = held.enter_context(served)
             await server.start()
             self._started.set()
-            follower = Follower(node.learn, self.membership, self._keeper, self.endpoint)
+            map_sync = MapSync(node.learn, self.membership, self._acceptor_store, self.endpoint)
             beside = [
                 asyncio.create_task(keep_going("removing replaced files", lambda: self._reap(node))),
                 asyncio.create_task(keep_going("measuring the load", node.pressure.watch)),
-                asyncio.create_task(keep_going("following the cluster's map", follower.run)),
+                asyncio.create_task(keep_going("following the cluster's map", map_sync.run)),
                 asyncio.create_task(keep_going("taking care of snapshots", snapshots.care.run)),
             ]
             repair.start()

@@ -7,7 +7,7 @@ gRPC the time to shut down, which the end of gRPC's threads shows. The first of 
 second for it. Where others in this process use gRPC too it cannot be had to shut down, and a warning says so: gRPC's
 own handlers begin its threads anew in the child, and one of those crashed it in 12 of 120 such forks.
 
-No gRPC here, and nothing that takes long to import: whoever imports it in a hurry does so inside the gate.
+No gRPC here, and nothing that takes long to import: whoever imports it in a hurry does so inside the barrier.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ForkPart(Protocol):
         """In a forked child: connections are the parent's, and a lock may be held by a thread that is not here."""
 
 
-class ForkGate:
+class ForkBarrier:
     """Keeps what our threads do in gRPC apart from forks. Thread-safe.
 
     A thread that is inside may go in again, and so may the one that forks: whatever it runs on its way to the fork,
@@ -105,7 +105,7 @@ class ForkGate:
         """After a fork, in the parent."""
         with self._changed:
             if self._forker != threading.get_ident():
-                return  # the fork began before there was a gate
+                return  # the fork began before there was a barrier
             self._forks -= 1
             if not self._forks:
                 self._forker = None
@@ -116,7 +116,7 @@ class ForkGate:
         self.__init__()  # type: ignore[misc]
 
 
-GATE = ForkGate()
+GATE = ForkBarrier()
 _parts: list[ForkPart] = []
 _running = False
 """Whether we may have set gRPC running since it was last seen to be at rest."""
@@ -129,7 +129,7 @@ def take_part(part: ForkPart) -> None:
 
 
 def grpc_begins() -> None:
-    """To be called inside the gate, before anything of gRPC is made."""
+    """To be called inside the barrier, before anything of gRPC is made."""
     global _running
     _running = True
 

@@ -44,7 +44,7 @@ class Place:
     weight: float
 
 
-class Placement:
+class HostPlacement:
     """Who owns objects among these nodes."""
 
     def __init__(self, places: Sequence[Place]) -> None:
@@ -175,10 +175,12 @@ class ClusterView:
             Place(at, node.host, xxhash.xxh3_64_intdigest(node.uuid), node.weight) for at, node in enumerate(self.nodes)
         ]
         states = [node.state for node in self.nodes]
-        self.placement = Placement([place for place in places if states[place.node] != pb.MapNode.LEAVING])
+        self.placement = HostPlacement([place for place in places if states[place.node] != pb.MapNode.LEAVING])
         """Where objects belong."""
         self.former = (
-            Placement([place for place in places if states[place.node] != pb.MapNode.JOINING]) if any(states) else None
+            HostPlacement([place for place in places if states[place.node] != pb.MapNode.JOINING])
+            if any(states)
+            else None
         )
         """Where they were before the nodes that are joining or leaving began to; None when none is."""
         self.is_changing = self.former is not None or any(bucket.former_copies for bucket in map_.bucket)

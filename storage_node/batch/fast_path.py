@@ -27,7 +27,7 @@ on handing the work to a thread twice."""
 _DIGEST_OF_OK = crc32c(bytes((pb.OK,)))
 
 
-def answer_small(
+def answer_inline(
     store: Store, request: pb.BatchRequest, batch_id: int, membership: Membership | None = None
 ) -> tuple[bytes, int] | None:
     """The whole answer as one serialized SessionResponse, and the objects' bytes; None if it takes more."""

@@ -24,7 +24,7 @@ class StaleMap(StoreError):
     kind = "stale-map"
 
 
-class OwnRun:
+class LocalBatch:
     """One batch from look-up to END."""
 
     def __init__(
@@ -101,7 +101,7 @@ class OwnRun:
     async def _spend_credit(self, payload_bytes: int) -> None:
         began_s = clock_s()
         await self._credit.spend(payload_bytes)
-        self._resources.node.counts.client_wait_s += clock_s() - began_s
+        self._resources.node.metrics.client_wait_s += clock_s() - began_s
 
     async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
         return await self._resources.node.read(batch.read_encoded, span, self._batch_id)

@@ -85,11 +85,11 @@ class BatchResources:
         try:
             return await self.slots.acquire(tenant, size_bytes, memory_bytes)
         finally:
-            self.node.counts.throttle_s[cause] += clock_s() - began_s
+            self.node.metrics.throttle_s[cause] += clock_s() - began_s
 
     async def throttle(self) -> None:
         """Pause, before a batch's next frame, while the node has more to do than it can. Nothing may be held."""
         pause_s, cause = self.node.pressure.pause()
         if pause_s:
             await asyncio.sleep(pause_s)
-            self.node.counts.throttle_s[cause] += pause_s
+            self.node.metrics.throttle_s[cause] += pause_s

@@ -14,10 +14,10 @@ from typing import Protocol, TypeVar
 
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
-from storage_node.batch.fast_path import MAX_BYTES, answer_small
-from storage_node.batch.gather.assemble import AssembledRun
-from storage_node.batch.gather.routing import Places
-from storage_node.batch.local_batch import OwnRun
+from storage_node.batch.fast_path import MAX_BYTES, answer_inline
+from storage_node.batch.gather.assemble import AssembledBatch
+from storage_node.batch.gather.routing import ReplicaRouting
+from storage_node.batch.local_batch import LocalBatch
 from storage_node.batch.outcomes import Busy, Gone
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import BatchTally, clock_s
@@ -112,7 +112,7 @@ class _Session:
                 # Waits while the client does not read: it will not be asking for more then, either.
                 self._answering = True
                 await self._send(answer[0])
-                self._service.node.counts.small(request.request, answer[1], clock_s() - began_s)
+                self._service.node.metrics.small(request.request, answer[1], clock_s() - began_s)
                 self._answering = False
                 return
             if batch_id in self._batches:
@@ -136,7 +136,7 @@ class _Session:
             return None
         if len(request.name) > 1 and (service.resources.slots.crowded or service.resources.budget.is_full(MAX_BYTES)):
             return None
-        answer = answer_small(service.node.store, request, batch_id, service.node.membership)
+        answer = answer_inline(service.node.store, request, batch_id, service.node.membership)
         if answer is not None:
             service.resources.slots.charge(tenant, answer[1])
         return answer
@@ -157,14 +157,14 @@ class _Session:
     async def _send(self, message: bytes) -> None:
         """Must not be cancelled while the session lives: gRPC would still be writing when the next write begins."""
         async with self._write_lock:
-            self._service.node.counts.sent_bytes += len(message)
+            self._service.node.metrics.sent_bytes += len(message)
             try:
                 await self._stream.write(message)
             except Exception as error:  # whatever gRPC raises when a call has ended: nobody is there to be told
                 raise Gone from error
 
     async def _serve(self, batch_id: int, request: pb.BatchRequest, credit: Credit) -> None:
-        with BatchTally(self._service.node.counts, request) as tally:
+        with BatchTally(self._service.node.metrics, request) as tally:
             await self._run(batch_id, request, credit, tally)
 
     async def _run(self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally) -> None:
@@ -200,7 +200,7 @@ class _Session:
 
     async def _run_for(
         self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally
-    ) -> OwnRun | AssembledRun:
+    ) -> LocalBatch | AssembledBatch:
         """From this node's own drives, or gathered, where other nodes may have something of it."""
         service = self._service
         if request.first_index + len(request.name) > 1 << 32:
@@ -210,12 +210,17 @@ class _Session:
         membership = service.node.membership
         view = membership.view if membership is not None and not request.local else None
         if view is not None and membership is not None:
-            places = await service.node.read(
-                Places, view, membership.node_uuid, request, service.resources.peers.is_failing, service.resources.loads
+            routing = await service.node.read(
+                ReplicaRouting,
+                view,
+                membership.node_uuid,
+                request,
+                service.resources.peers.is_failing,
+                service.resources.loads,
             )
-            if places.elsewhere:
-                return AssembledRun(service.resources, batch_id, request, credit, self._send, tally, places)
-        return OwnRun(service.resources, batch_id, request, credit, self._send, tally)
+            if routing.elsewhere:
+                return AssembledBatch(service.resources, batch_id, request, credit, self._send, tally, routing)
+        return LocalBatch(service.resources, batch_id, request, credit, self._send, tally)
 
 
 def _refused(kind: str, message: str) -> pb.End:

@@ -249,10 +249,10 @@ def status(root: Path, as_json: bool) -> None:
 
     Exit code 1 means that a node does not serve, or not all of its drives, or that there is no cluster.
     """
-    from storage_node.ops.status import condition
+    from storage_node.ops.status import cluster_status
 
     try:
-        found = condition(_absolute(root))
+        found = cluster_status(_absolute(root))
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     with Lines() as lines:

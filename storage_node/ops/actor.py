@@ -14,19 +14,19 @@ from typing import Any
 
 from storage_node.ops import node_log
 from storage_node.ops.run import keep_freed_memory
-from storage_node.ops.supervisor import Caretaker
+from storage_node.ops.supervisor import Supervisor
 
 HOOK_GRACE_S = 2.0
 
 
 class StorageNodeActor:
-    """See `Caretaker` for the arguments and for `status`."""
+    """See `Supervisor` for the arguments and for `status`."""
 
     def __init__(self, root: str, uuid: str, host: str) -> None:
         keep_freed_memory()
         with contextlib.suppress(OSError):  # a node without a log is better than none
             node_log.begin(Path(root), uuid)
-        self._node = Caretaker(Path(root), uuid, host)
+        self._node = Supervisor(Path(root), uuid, host)
         self._node.start()
 
     def status(self) -> dict[str, Any]:

@@ -20,15 +20,14 @@ from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.consensus.proposer import Edit
 from storage_node.cluster.map.mutations import add_node, begin_leave, create_cluster, remove_node, set_endpoint
-from storage_node.ops import node_file, node_log
+from storage_node.ops import node_file, node_log, rolling_settings
 from storage_node.ops import ray_actors as launch
 from storage_node.ops import ray_head as heads
-from storage_node.ops import rolling_settings as retune
 from storage_node.ops.ask_nodes import ask_node, ask_nodes, newest_map
 from storage_node.ops.decommission import wait_until_out
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
 from storage_node.ops.ray_actors import Host, Started
-from storage_node.ops.ray_head import ClusterError, Head
+from storage_node.ops.ray_head import ClusterError, RayHead
 from storage_node.settings import Settings, WrongSetting, require_nodes
 
 DRAIN_GRACE_S = 5.0
@@ -62,7 +61,7 @@ class Result:
 
     map: pb.ClusterMap
     nodes: list[dict[str, Any]]
-    head: Head | None
+    head: RayHead | None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -204,7 +203,7 @@ def _no_node(name: str, hosts: Sequence[Host], root: Path) -> str:
 
 
 @contextlib.contextmanager
-def _ray(plan: Plan, tell: Tell) -> Iterator[Head | None]:
+def _ray(plan: Plan, tell: Tell) -> Iterator[RayHead | None]:
     """A connection to the Ray that is meant; its head where it is the root's own."""
     if plan.address:
         with launch.connected(plan.address):
@@ -258,16 +257,16 @@ def _make_first(plan: Plan, hosts: Sequence[Host], tell: Tell) -> None:
     launch.make(plan.root, counts, plan.drives_per_node)
 
 
-def _run(plan: Plan, hosts: Sequence[Host], head: Head | None, notes: list[str], tell: Tell) -> Result:
+def _run(plan: Plan, hosts: Sequence[Host], head: RayHead | None, notes: list[str], tell: Tell) -> Result:
     """Start every node that was found, and bring the map in line with them."""
     nodes = nodes_of(hosts)
     try:
-        settings = retune.settle(plan.root, hosts, plan.settings, instead=plan.settings_instead)
+        settings = rolling_settings.settle(plan.root, hosts, plan.settings, instead=plan.settings_instead)
     except WrongSetting as error:
         raise ClusterError(str(error)) from error
     started = [launch.start(plan.root, host, node) for node, host in nodes.values()]
     statuses = launch.wait_serving(started, plan.timeout_s, lambda status: tell(_line(status)))
-    statuses = retune.take_over(started, statuses, settings, plan.timeout_s, tell)
+    statuses = rolling_settings.take_over(started, statuses, settings, plan.timeout_s, tell)
     by_uuid = {status["uuid"]: status for status in statuses}
     map_ = _agree(plan, started, by_uuid, notes)
     for one in started:
@@ -378,7 +377,7 @@ def _change(map_: pb.ClusterMap, edit: Edit, names: Mapping[str, str]) -> None:
         raise ClusterError(text) from error
 
 
-def _end_orphans(root: Path, head: Head, tell: Tell) -> int:
+def _end_orphans(root: Path, head: RayHead, tell: Tell) -> int:
     """Nodes that go on serving without their Ray: tell them to end, so that running calls can finish."""
     ours = set(head.processes())
     ended = 0

@@ -47,7 +47,7 @@ class ClusterError(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RayHead:
     """A Ray that was started for a root."""
 
     address: str
@@ -96,7 +96,7 @@ def log_path(root: Path) -> Path:
     return root / FOLDER_NAME / "ray.log"
 
 
-def environment(root: Path, head: Head) -> dict[str, str]:
+def environment(root: Path, head: RayHead) -> dict[str, str]:
     """Variables that let a process use the Ray of this root."""
     return {**head.environment, "RAY_AUTH_TOKEN_PATH": str(token_path(root))}
 
@@ -117,10 +117,10 @@ def only_command(root: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def remembered(root: Path) -> Head | None:
+def remembered(root: Path) -> RayHead | None:
     """The Ray that was last started for a root, alive or not; None after it was ended."""
     try:
-        return Head(**json.loads((root / FOLDER_NAME / "ray.json").read_bytes()))
+        return RayHead(**json.loads((root / FOLDER_NAME / "ray.json").read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -129,7 +129,7 @@ class _EndedEarly(ClusterError):
     """Ray did not wait to be told."""
 
 
-def start(root: Path, *, dashboard: bool, timeout_s: float = START_TIMEOUT_S) -> Head:
+def start(root: Path, *, dashboard: bool, timeout_s: float = START_TIMEOUT_S) -> RayHead:
     """Start a Ray for this root on loopback, and return when it takes connections.
 
     Raises ClusterError, OSError.
@@ -145,14 +145,14 @@ def start(root: Path, *, dashboard: bool, timeout_s: float = START_TIMEOUT_S) ->
     raise AssertionError("the last try returns or raises")
 
 
-def _start(root: Path, *, dashboard: bool, timeout_s: float) -> Head:
+def _start(root: Path, *, dashboard: bool, timeout_s: float) -> RayHead:
     """Raises as `start`."""
     (root / FOLDER_NAME).mkdir(mode=0o700, parents=True, exist_ok=True)
     # Ray's own defaults where they are free; 10002 to 19999 are its workers'.
     gcs, agent = _free_port(6379), _free_port(52_365)
     client = free_port(LOOPBACK, among=(10_001, *range(20_001, 21_000)))
     page = _free_port(8265) if dashboard else 0
-    head = Head(
+    head = RayHead(
         address=f"{LOOPBACK}:{gcs}",
         dashboard=f"http://{LOOPBACK}:{page}" if page else "",
         temporary=_temporary_folder(),
@@ -193,7 +193,7 @@ def _start(root: Path, *, dashboard: bool, timeout_s: float) -> Head:
         )
     stat = _stat(process.pid)
     if stat is not None:
-        head = Head(**{**asdict(head), "session": process.pid, "started_ticks": stat.started_ticks})
+        head = RayHead(**{**asdict(head), "session": process.pid, "started_ticks": stat.started_ticks})
         write_atomically(root / FOLDER_NAME / "ray.json", json.dumps(asdict(head)).encode())
     deadline = time.monotonic() + timeout_s
     while not (head.answers() and _is_up(root)):

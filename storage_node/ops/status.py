@@ -27,7 +27,7 @@ _DEFAULTS = {name: value for name, value in ServerConfig().limits().items() if n
 _WELL = ("active", "retiring")
 
 
-def condition(root: Path) -> dict[str, Any]:
+def cluster_status(root: Path) -> dict[str, Any]:
     """JSON-able; the keys are documented in docs/cluster.md. Raises ValueError when nodes of two clusters answer."""
     said = {one.uuid: one for one in read_all(root) if not one.removed}
     found = find_nodes(root)

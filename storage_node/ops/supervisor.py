@@ -46,7 +46,7 @@ class CrashedBefore(Exception):
     """This node's processes have died young; the message says when it is tried again."""
 
 
-class Caretaker:
+class Supervisor:
     """Starts at `start`, which returns at once; see the module.
 
     Args:
@@ -63,7 +63,7 @@ class Caretaker:
         self._host = host
         self._stopping = threading.Event()
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ais-loader-caretaker", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ais-loader-supervisor", daemon=True)
         self._lock = threading.Lock()
         self._server: NodeServer | None = None  # guarded by _lock, as all below
         self._here: NodeDrives | None = None

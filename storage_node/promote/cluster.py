@@ -14,9 +14,9 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 from ais_loader.wire.generated import ais_promote_pb2_grpc
 from storage_node.cluster.replication.coordinator import Replication
-from storage_node.cluster.replication.copy_stream import CopyLost, reporting
 from storage_node.cluster.replication.replica import HeldWrite, require_bucket
-from storage_node.cluster.replication.replica_set import Target
+from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
 from storage_node.promote.here import find_many, give_up, stage
 from storage_node.promote.job import Job, Outcome, Stored, failed, is_small, open_unless_there, stamp_metadata
 from storage_node.promote.source import SourceFile, Stamp
@@ -61,18 +61,18 @@ class _HeldFile(HeldWrite):
 class ClusterPromotion:
     """Belongs to the node's event loop."""
 
-    def __init__(self, store: Store, writes: Replication, target: Target, job: Job, work: Work) -> None:
+    def __init__(self, store: Store, writes: Replication, replica_set: ReplicaSet, job: Job, work: Work) -> None:
         self._store, self._writes, self._job, self._work = store, writes, job, work
-        self._target = target
+        self._replica_set = replica_set
 
     async def promote_group(self, group: Sequence[Found]) -> list[Outcome]:
         """As `here.promote_group`."""
-        target = self._writes.target(self._job.bucket)  # by the newest map
-        if target is None or target.bucket.uuid != self._target.bucket.uuid:
+        replica_set = self._writes.replica_set(self._job.bucket)  # by the newest map
+        if replica_set is None or replica_set.bucket.uuid != self._replica_set.bucket.uuid:
             raise BucketNotFound(f"bucket {self._job.bucket!r} has been deleted meanwhile")
         outcomes = {at: failed(found, found.error) for at, found in enumerate(group) if isinstance(found, NotFit)}
         files = {at: found for at, found in enumerate(group) if isinstance(found, FoundFile)}
-        there = await self._have(target, [found.name for found in files.values()])
+        there = await self._have(replica_set, [found.name for found in files.values()])
         sources: dict[int, SourceFile] = {}
         small: dict[int, pb.SmallObject] = {}
         stamps: dict[int, Stamp] = {}
@@ -82,7 +82,7 @@ class ClusterPromotion:
             for at, answer in zip(small, answers, strict=True):
                 outcomes[at] = _outcome(files[at], answer)
             async with asyncio.TaskGroup() as several:
-                puts = {at: several.create_task(self._put_large(target, source)) for at, source in sources.items()}
+                puts = {at: several.create_task(self._put_large(replica_set, source)) for at, source in sources.items()}
             outcomes.update({at: _outcome(files[at], *put.result()) for at, put in puts.items()})
         finally:
             for source in sources.values():
@@ -129,28 +129,28 @@ class ClusterPromotion:
 
     # -- what is there
 
-    async def _have(self, target: Target, names: Sequence[str]) -> dict[str, Stored]:
+    async def _have(self, replica_set: ReplicaSet, names: Sequence[str]) -> dict[str, Stored]:
         """What the first owner of each name has of it. Who does not answer has nothing: it is written anew then."""
         by_owner: dict[int, list[str]] = {}
-        for name, ranking in zip(names, target.rankings(names) if names else [], strict=True):
+        for name, ranking in zip(names, replica_set.rankings(names) if names else [], strict=True):
             by_owner.setdefault(ranking[0], []).append(name)
-        found = await asyncio.gather(*(self._ask(target, node, mine) for node, mine in by_owner.items()))
+        found = await asyncio.gather(*(self._ask(replica_set, node, mine) for node, mine in by_owner.items()))
         return {name: stored for part in found for name, stored in part.items()}
 
-    async def _ask(self, target: Target, node: int, names: Sequence[str]) -> dict[str, Stored]:
-        request = wire.HaveRequest(bucket=target.bucket.name, name=names)
-        if node == target.position:
+    async def _ask(self, replica_set: ReplicaSet, node: int, names: Sequence[str]) -> dict[str, Stored]:
+        request = wire.HaveRequest(bucket=replica_set.bucket.name, name=names)
+        if node == replica_set.position:
             try:
                 answer = await self._work(have, self._store, request)
             except DriveFailed:
                 return {}
         else:
-            endpoint, channels = target.endpoint(node), self._writes.channels
+            endpoint, channels = replica_set.endpoint(node), self._writes.channels
             stub = ais_promote_pb2_grpc.PromoteStub(channels.to(endpoint))
             try:
                 with reporting(channels, endpoint):
                     answer = await stub.Have(request, timeout=HAVE_TIMEOUT_S)
-            except CopyLost:
+            except ReplicaLost:
                 return {}
         return {info.name: stored_of_info(info) for info in answer.object if info.name}
 
@@ -173,18 +173,18 @@ class ClusterPromotion:
             for result in answer.result
         ]
 
-    async def _put_large(self, target: Target, source: SourceFile) -> tuple[Stored | StoreError, Taken]:
+    async def _put_large(self, replica_set: ReplicaSet, source: SourceFile) -> tuple[Stored | StoreError, Taken]:
         """And how this node's own copy, if it has one, came by its bytes."""
         name = source.found.name
         taken: Taken = "copied"
         held: _HeldFile | None = None
         try:
-            if target.position in target.rankings([name])[0][: target.bucket.copies]:
-                held = _HeldFile(self._store, await self._work(self._stage, target, source))
+            if replica_set.position in replica_set.rankings([name])[0][: replica_set.bucket.copies]:
+                held = _HeldFile(self._store, await self._work(self._stage, replica_set, source))
             header = pb.PutHeader(bucket=self._job.bucket, name=name, metadata=stamp_metadata(source))
             if held is not None and isinstance(held.upload, Upload):
                 taken = held.upload.taken
-            info = await self._writes.put(target, header, self._messages(target, source, held), held)
+            info = await self._writes.put(replica_set, header, self._messages(replica_set, source, held), held)
             return stored_of_info(info), taken
         except StoreError as error:
             return error, taken
@@ -192,10 +192,10 @@ class ClusterPromotion:
             if held is not None:
                 await asyncio.shield(asyncio.ensure_future(self._work(held.drop)))
 
-    def _stage(self, target: Target, source: SourceFile) -> Upload | StoreError:
+    def _stage(self, replica_set: ReplicaSet, source: SourceFile) -> Upload | StoreError:
         """Raises what is wrong with the source; what is wrong here is for another node to make good."""
         try:
-            require_bucket(self._store, self._job.bucket, target.bucket.uuid)
+            require_bucket(self._store, self._job.bucket, replica_set.bucket.uuid)
             return stage(self._store, self._job, source)
         except (errors.SourceChanged, errors.SourceUnreadable):
             raise
@@ -203,10 +203,10 @@ class ClusterPromotion:
             return error
 
     async def _messages(
-        self, target: Target, source: SourceFile, held: _HeldFile | None
+        self, replica_set: ReplicaSet, source: SourceFile, held: _HeldFile | None
     ) -> AsyncIterator[pb.PutRequest]:
         here = held.upload if held is not None else None
-        if isinstance(here, Upload) and target.bucket.copies == 1:
+        if isinstance(here, Upload) and replica_set.bucket.copies == 1:
             yield pb.PutRequest(end=pb.PutEnd(size_bytes=here.size_bytes, checksum=here.checksum))
             return
         checksum = offset = 0

@@ -9,7 +9,7 @@ import grpc
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
-from storage_node.cluster.consensus.acceptor_store import Keeper
+from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.map.membership import Membership
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
@@ -17,10 +17,10 @@ from storage_node.store.errors import StoreError
 
 
 class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
-    def __init__(self, node: Node, membership: Membership, keeper: Keeper) -> None:
+    def __init__(self, node: Node, membership: Membership, acceptor_store: AcceptorStore) -> None:
         self._node = node
         self._membership = membership
-        self._keeper = keeper
+        self._acceptor_store = acceptor_store
 
     async def GetMap(self, request: pb.GetMapRequest, context: Context) -> pb.GetMapResponse:
         view = self._membership.view
@@ -35,11 +35,11 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
 
     async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareResponse:
         async with _errors_told(context):
-            return await self._node.read(self._keeper.prepare, request)
+            return await self._node.read(self._acceptor_store.prepare, request)
 
     async def Accept(self, request: pb.AcceptRequest, context: Context) -> pb.AcceptResponse:
         async with _errors_told(context):
-            return await self._node.read(self._keeper.accept, request)
+            return await self._node.read(self._acceptor_store.accept, request)
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects
 from storage_node.cluster.repair.source_reader import Source, Sources, object_info
 from storage_node.cluster.replication.coordinator import Replication
 from storage_node.node import Node
-from storage_node.services.counting import counted, counted_stream
+from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
 from storage_node.services.objects import ObjectsService
 from storage_node.store.checksum import combine, crc32c

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
-from storage_node.cluster.repair.usage import PAGE_NAMES, Summing, names_page, summary_of
+from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page, summary_of
 from storage_node.cluster.replication.coordinator import Replication
 from storage_node.cluster.replication.delete_many import bury_many, failures
 from storage_node.node import Node
-from storage_node.services.counting import count_each
+from storage_node.services.call_metrics import count_each
 from storage_node.services.errors import Context, abort
 from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.summary import Tally
@@ -31,20 +31,20 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         try:
             if len(names) > MAX_NAMES:
                 raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
-            if (target := self._writes.target(request.bucket)) is not None:
-                results = await self._writes.delete_many(target, names)
+            if (replica_set := self._writes.replica_set(request.bucket)) is not None:
+                results = await self._writes.delete_many(replica_set, names)
             else:
                 results = await self._node.read(self._store.delete_many, request.bucket, names)
         except StoreError as error:
             await abort(context, error)
-        count_each(self._node.counts, "delete", ["" if one is None else one.kind for one in results])
+        count_each(self._node.metrics, "delete", ["" if one is None else one.kind for one in results])
         return pb.DeleteManyResponse(failure=failures(results))
 
     async def Summarize(self, request: pb.SummarizeRequest, context: Context) -> AsyncIterator[pb.SummarizeResponse]:
         tally = Tally(request.prefix, request.depth)
         try:
-            if (target := self._writes.target_to_read(request.bucket)) is not None:
-                summing = Summing(self._node, self._writes.channels, target, request.prefix, tally)
+            if (replica_set := self._writes.replica_set_to_read(request.bucket)) is not None:
+                summing = UsageScan(self._node, self._writes.channels, replica_set, request.prefix, tally)
                 async for counted in summing.run():
                     yield pb.SummarizeResponse(counted=counted)
                 summary = summing.summary()

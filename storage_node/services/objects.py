@@ -17,7 +17,7 @@ from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
 from storage_node.cluster.replication.coordinator import Replication
 from storage_node.node import Node
-from storage_node.services.counting import counted, counted_stream
+from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
 from storage_node.services.reframing import Reframing
 from storage_node.store import errors
@@ -115,8 +115,11 @@ class ObjectsService:
         try:
             first = await anext(messages, None)
             if first is not None:
-                if first.HasField("header") and (target := self._writes.target(first.header.bucket)) is not None:
-                    return await self._writes.put(target, first.header, messages)
+                if (
+                    first.HasField("header")
+                    and (replica_set := self._writes.replica_set(first.header.bucket)) is not None
+                ):
+                    return await self._writes.put(replica_set, first.header, messages)
                 if (record := await self._node.read(put.take, first)) is not None:
                     return _info(put.header.bucket, put.header.name, record)
             async for request in messages:
@@ -218,8 +221,8 @@ class ObjectsService:
     @counted("delete")
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
         try:
-            if (target := self._writes.target(request.bucket)) is not None:
-                await self._writes.delete(target, request.name, parse_condition(False, request.if_version))
+            if (replica_set := self._writes.replica_set(request.bucket)) is not None:
+                await self._writes.delete(replica_set, request.name, parse_condition(False, request.if_version))
             else:
                 condition = parse_condition(False, request.if_version)
                 delete = functools.partial(self._store.delete, condition=condition)

@@ -22,13 +22,13 @@ from ais_loader.wire.generated import ais_promote_pb2_grpc
 from ais_loader.wire.placement import object_hash
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.replication.coordinator import Replication
-from storage_node.cluster.replication.replica_set import Target
+from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.node import Node
 from storage_node.promote.beneath import FOLDER, root_of
 from storage_node.promote.cluster import ClusterPromotion, have, info_of
-from storage_node.promote.counts import PromoteCounts
 from storage_node.promote.here import own_folders, promote_group
 from storage_node.promote.job import Job, Outcome
+from storage_node.promote.metrics import PromoteMetrics
 from storage_node.promote.walk import Folder, Found, Walk, Wanted, groups
 from storage_node.services.errors import Context, abort
 from storage_node.store.errors import SourceUnreadable, StoreClosed, StoreError
@@ -49,7 +49,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         self._node, self._membership, self._writes = node, membership, writes
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ais-loader-promote")
         self._stopping = False
-        self.counts = PromoteCounts()
+        self.metrics = PromoteMetrics()
 
     def stop(self) -> None:
         """Have what runs give up soon."""
@@ -103,9 +103,9 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
 
         try:
             job = Job(request.bucket, request.move, request.overwrite or "changed", go_on)
-            target = self._writes.target(request.bucket)
+            replica_set = self._writes.replica_set(request.bucket)
             self._node.store.bucket_to_change(request.bucket)
-            run = _Run(self._work, await self._groups_of(request, target), self._promoter(job, target))
+            run = _Run(self._work, await self._groups_of(request, replica_set), self._promoter(job, replica_set))
             try:
                 async for response in run.responses():
                     go_on()
@@ -118,24 +118,24 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
 
     # -- how
 
-    def _promoter(self, job: Job, target: Target | None) -> Any:
+    def _promoter(self, job: Job, replica_set: ReplicaSet | None) -> Any:
         store = self._node.store
-        cluster = None if target is None else ClusterPromotion(store, self._writes, target, job, self._work)
+        cluster = None if replica_set is None else ClusterPromotion(store, self._writes, replica_set, job, self._work)
 
         async def promote(group: Sequence[Found]) -> list[Outcome]:
             if cluster is not None:
                 outcomes = await cluster.promote_group(group)
             else:
                 outcomes = await self._work(promote_group, store, job, group)
-            self.counts.add(outcomes)
+            self.metrics.add(outcomes)
             return outcomes
 
         return promote
 
-    async def _groups_of(self, request: wire.PromoteRequest, target: Target | None) -> _Groups:
+    async def _groups_of(self, request: wire.PromoteRequest, replica_set: ReplicaSet | None) -> _Groups:
         """Raises StoreError: the path is none of this node's, or the share is by another map."""
         wanted = Wanted(request.prefix, request.recursive, tuple(request.include), tuple(request.exclude))
-        mine = _share(target, request) if request.participant else _everything
+        mine = _share(replica_set, request) if request.participant else _everything
         return _Groups(await self._work(self._walk, request.path, wanted, mine))
 
     def _walk(self, path: bytes, wanted: Wanted, mine: Callable[[str], bool]) -> Walk:
@@ -154,14 +154,14 @@ def _everything(name: str) -> bool:
     return True
 
 
-def _share(target: Target | None, request: wire.PromoteRequest) -> Callable[[str], bool]:
+def _share(replica_set: ReplicaSet | None, request: wire.PromoteRequest) -> Callable[[str], bool]:
     """Whether a name is this node's to promote. Raises StaleMap."""
-    if target is None or target.view.version != request.map_version:
-        have_version = 0 if target is None else target.view.version
+    if replica_set is None or replica_set.view.version != request.map_version:
+        have_version = 0 if replica_set is None else replica_set.view.version
         raise StaleMap(f"this node acts by version {have_version} of the map, not {request.map_version}; promote again")
-    view, bucket = target.view, target.bucket.uuid
+    view, bucket = replica_set.view, replica_set.bucket.uuid
     taking = sorted(view.position[uuid] for uuid in request.participant if uuid in view.position)
-    here = target.position
+    here = replica_set.position
     if here not in taking:
         raise StaleMap("this node is none of those that take part; promote again")
 

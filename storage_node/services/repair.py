@@ -7,7 +7,7 @@ import grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.repair.repair import Repair
-from storage_node.cluster.replication.copy_stream import CopyLost
+from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.services.errors import Context, abort
 from storage_node.store.errors import StoreError
 
@@ -25,13 +25,13 @@ class RepairService(ais_replica_pb2_grpc.RepairServicer):
     async def Returned(self, request: wire.ReturnedRequest, context: Context) -> wire.ReturnedResponse:
         try:
             return await self._repair.returned(request)
-        except CopyLost as error:
+        except ReplicaLost as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def Push(self, request: wire.PushRequest, context: Context) -> wire.PushResponse:
         try:
             return await self._repair.push(request)
-        except CopyLost as error:
+        except ReplicaLost as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except StoreError as error:
             await abort(context, error)

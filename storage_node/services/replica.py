@@ -42,7 +42,7 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
 
     async def Newest(self, request: wire.NewestRequest, context: Context) -> wire.NewestResponse:
         membership = self._node.membership
-        map_version = membership.in_use.version if membership is not None else 0
+        map_version = membership.lease.version if membership is not None else 0
         return await self._answer(functools.partial(replica.newest, map_version=map_version), request, context)
 
     async def Bury(self, request: wire.BuryRequest, context: Context) -> wire.BuryResponse:

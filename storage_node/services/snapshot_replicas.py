@@ -11,9 +11,9 @@ import grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc
-from storage_node.cluster.replication.commit_gate import CommitGate
-from storage_node.cluster.replication.copy_stream import CopyLost
+from storage_node.cluster.replication.commit_barrier import CommitBarrier
 from storage_node.cluster.replication.replica import from_wire, require_bucket, to_wire
+from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.cluster.snapshots.converge import PAGE_NAMES, Settling
 from storage_node.cluster.snapshots.coordinator import ClusterSnapshots
 from storage_node.node import Node
@@ -29,10 +29,12 @@ T = TypeVar("T")
 
 
 class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer):
-    def __init__(self, node: Node, gate: CommitGate, settling: Settling, snapshots: ClusterSnapshots) -> None:
+    def __init__(
+        self, node: Node, commit_barrier: CommitBarrier, settling: Settling, snapshots: ClusterSnapshots
+    ) -> None:
         self._node = node
         self._store = node.store
-        self._gate = gate
+        self._commit_barrier = commit_barrier
         self._settling = settling
         self._snapshots = snapshots
 
@@ -40,21 +42,23 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         async def hold() -> pb.HoldResponse:
             require_bucket(self._store, request.bucket.name, request.bucket.uuid)
             _require_all_drives(self._store)
-            await self._gate.hold(request.bucket.uuid, request.attempt)
+            await self._commit_barrier.hold(request.bucket.uuid, request.attempt)
             return pb.HoldResponse(clock=self._store.clock)
 
         return await _answered(hold(), context)
 
     async def Armed(self, request: pb.ArmedRequest, context: Context) -> pb.ArmedResponse:
         cuts = self._store.record.cuts.get(request.bucket.uuid, [])
-        return pb.ArmedResponse(armed=request.cut in cuts and self._gate.holds(request.bucket.uuid, request.attempt))
+        return pb.ArmedResponse(
+            armed=request.cut in cuts and self._commit_barrier.holds(request.bucket.uuid, request.attempt)
+        )
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
-        return pb.ReleaseResponse(held=self._gate.release(request.bucket.uuid, request.attempt))
+        return pb.ReleaseResponse(held=self._commit_barrier.release(request.bucket.uuid, request.attempt))
 
     async def Seen(self, request: pb.SeenRequest, context: Context) -> pb.SeenResponse:
         membership = self._node.membership
-        map_version = membership.in_use.version if membership is not None else 0  # noted before it looks
+        map_version = membership.lease.version if membership is not None else 0  # noted before it looks
         answer = await _answered(self._node.read(_seen, self._store, request), context)
         answer.map_version = map_version
         return answer
@@ -62,7 +66,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
     async def Settle(self, request: pb.SettleRequest, context: Context) -> pb.SettleResponse:
         try:
             return await _answered(self._settling.page(request.bucket.uuid, request.cut, request.start_after), context)
-        except CopyLost as error:
+        except ReplicaLost as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def Keep(self, requests: AsyncIterator[pb.KeepRequest], context: Context) -> pb.KeepResponse:

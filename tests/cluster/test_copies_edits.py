@@ -10,7 +10,7 @@ from storage_node.cluster.drives.health import Neighbour, why_kept
 from storage_node.cluster.map.mutations import begin_leave, set_bucket
 from storage_node.cluster.map.snapshot_mutations import begin_snapshot
 from storage_node.cluster.repair.plan import finish_changes
-from storage_node.cluster.replication.replica_set import Target, TooFewCopies
+from storage_node.cluster.replication.replica_set import ReplicaSet, TooFewCopies
 from storage_node.store.errors import Unsupported
 
 UUID = b"u" * 16
@@ -83,12 +83,12 @@ def test_writes_take_their_versions_from_those_that_may_have_surplus_copies() ->
     map_ = a_map(3)
     changed(map_, 1)
     view = ClusterView(map_)
-    target = Target(view, view.buckets["b"], 0)
+    replica_set = ReplicaSet(view, view.buckets["b"], 0)
     for name in ("a", "b", "c"):
-        assert [*view.owners(target.bucket, name), *target.former(name)] == target.rankings([name])[0]
+        assert [*view.owners(replica_set.bucket, name), *replica_set.former(name)] == replica_set.rankings([name])[0]
     changed(map_, 3)
     view = ClusterView(map_)
-    assert Target(view, view.buckets["b"], 0).former("a") == []
+    assert ReplicaSet(view, view.buckets["b"], 0).former("a") == []
 
 
 def test_a_drive_is_kept_while_there_may_be_one_copy_of_what_is_on_it() -> None:

@@ -28,7 +28,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_bucket
 from storage_node.ops import ray_head as heads
-from storage_node.ops.status import condition
+from storage_node.ops.status import cluster_status
 
 pytestmark = pytest.mark.timeout(600)  # a Ray costs 12 s of a processor to start, which may be busy
 COMMAND_TIMEOUT_S = 300.0
@@ -70,7 +70,7 @@ class Operator:
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         """By id, as `status` tells it."""
-        return {node["id"]: node for node in condition(self.root)["nodes"]}
+        return {node["id"]: node for node in cluster_status(self.root)["nodes"]}
 
     def left_over(self) -> list[str]:
         """Processes of every Ray that was started here."""

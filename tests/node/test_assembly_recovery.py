@@ -348,7 +348,7 @@ def test_a_busy_node_is_asked_again_until_it_has_time(tmp_path: Path) -> None:
                 whole += response.end is not None
         for answer in ended.values():
             assert [answer.data[at] for at in answer.order] == [SMALL[name] for name in there]
-        assert cluster.batches(1).node.counts.rejections["batches"] > 0
+        assert cluster.batches(1).node.metrics.rejections["batches"] > 0
         cluster.settle()
 
 
@@ -361,7 +361,7 @@ def test_batches_share_one_connection_to_each_peer_and_give_it_up_when_idle(
     async def nobody(self: object, *_: object) -> bool:
         return False
 
-    monkeypatch.setattr("storage_node.cluster.map.sync.Follower._ask", nobody)  # it has connections of its own
+    monkeypatch.setattr("storage_node.cluster.map.sync.MapSync._ask", nobody)  # it has connections of its own
     with LocalCluster(tmp_path, 2, linked=True, peer_idle_s=0.3) as cluster:
         cluster.put(SMALL)
         for _ in range(5):

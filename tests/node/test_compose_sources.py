@@ -13,8 +13,8 @@ from ais_loader import connect, errors
 from ais_loader.wire.generated import ais_compose_pb2 as wire
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.repair.source_reader import Source
-from storage_node.cluster.replication.copy_stream import CopyLost
 from storage_node.cluster.replication.replica_set import TooFewCopies
+from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.store.errors import CorruptObject, DriveFailed, ObjectNotFound, RangeError, StoreError
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.loop_kit import run
@@ -72,7 +72,7 @@ async def taken(*streams: FakeStream, start: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "failure", [CopyLost("gone"), CorruptObject("x"), DriveFailed("x"), ObjectNotFound("x")], ids=repr
+    "failure", [ReplicaLost("gone"), CorruptObject("x"), DriveFailed("x"), ObjectNotFound("x")], ids=repr
 )
 def test_the_next_holder_goes_on_from_the_last_byte_in_the_same_version(failure: Exception) -> None:
     async def check() -> None:
@@ -85,9 +85,9 @@ def test_the_next_holder_goes_on_from_the_last_byte_in_the_same_version(failure:
 
 
 def test_what_all_holders_fail_with_is_told_by_what_weighs_most() -> None:
-    lost, missing, corrupt, drive = CopyLost("gone"), ObjectNotFound("x"), CorruptObject("x"), DriveFailed("x")
-    refused = CopyLost("far away", CorruptObject("x"))
-    in_doubt = CopyLost("far away", StoreError("this copy may be old"))
+    lost, missing, corrupt, drive = ReplicaLost("gone"), ObjectNotFound("x"), CorruptObject("x"), DriveFailed("x")
+    refused = ReplicaLost("far away", CorruptObject("x"))
+    in_doubt = ReplicaLost("far away", StoreError("this copy may be old"))
 
     async def check() -> None:
         for failures, error in [

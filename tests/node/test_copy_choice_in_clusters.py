@@ -32,7 +32,7 @@ def pair(tmp_path: Path) -> Iterator[LocalCluster]:
 def entries_read(cluster: LocalCluster) -> list[int]:
     """By each node, for others or for clients, so far."""
     cluster.settle()  # a batch is counted when its END has been sent
-    return [sum(cluster.batches(at).node.counts.entries.get("part", {}).values()) for at in range(3)]
+    return [sum(cluster.batches(at).node.metrics.entries.get("part", {}).values()) for at in range(3)]
 
 
 def read(client: Client) -> None:

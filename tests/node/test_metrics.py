@@ -24,7 +24,7 @@ from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
 from storage_node.config import ServerConfig
-from storage_node.metric_counters import BOUNDS_S, BatchTally, Histogram, NodeCounts
+from storage_node.metric_counters import BOUNDS_S, BatchTally, Histogram, NodeMetrics
 from storage_node.metric_list import METRICS, PROCESS, markdown_table
 from storage_node.server import NodeServer
 from storage_node.store.errors import InvalidRequest
@@ -201,7 +201,7 @@ def test_members_of_shards_are_told_from_whole_objects() -> None:
         status = np.array([pb.OK, pb.OK, pb.NOT_FOUND, pb.OK], np.uint8)
         sizes = np.array([10, 20, 0, 40], np.int64)
 
-    counts = NodeCounts()
+    counts = NodeMetrics()
     with BatchTally(counts, pb.BatchRequest(name=["s", "s", "s", "o"], member=["a", "b", "c", ""])) as tally:
         tally.ended(Entries(), None)
     assert counts.entries["many"] == {"object": 1, "member": 2}

@@ -141,7 +141,7 @@ def test_throttled_batches_are_whole_and_their_pauses_counted(tmp_path: Path, ca
         eventually(lambda: service.node.pressure.lag_s > 0 and service.node.pressure.reader_wait_s > 0)
         frames, _ = session.ask(1, batch_of(NAMES))
         assert b"".join(bytes(frame.payload) for frame in frames) == b"".join(DATA.values())
-        others = {name: spent for name, spent in service.node.counts.throttle_s.items() if name in ("cpu", "drives")}
+        others = {name: spent for name, spent in service.node.metrics.throttle_s.items() if name in ("cpu", "drives")}
         assert 0 < others.pop(cause) <= len(frames) * longest_s + 1e-9
         assert set(others.values()) == {0.0}
 

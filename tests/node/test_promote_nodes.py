@@ -226,8 +226,8 @@ def test_a_share_is_taken_by_one_version_of_the_map_alone(cluster: LocalCluster)
     uuids = [bytes(node.uuid) for node in cluster.map.node]
 
     def share(number: int, taking: list[bytes], version: int = 1) -> set[str]:
-        target = promoting.Target(cluster.view, cluster.view.buckets[BUCKET], number)
-        mine = _share(target, wire.PromoteRequest(participant=taking, map_version=version))
+        replica_set = promoting.ReplicaSet(cluster.view, cluster.view.buckets[BUCKET], number)
+        mine = _share(replica_set, wire.PromoteRequest(participant=taking, map_version=version))
         return {name for name in names if mine(name)}
 
     for taking in ([0, 1, 2], [0, 2], [1]):
@@ -245,7 +245,7 @@ def test_nodes_of_one_host_leave_no_name_to_nobody(tmp_path: Path) -> None:
         view = ClusterView(cluster.map)
         taking = [bytes(cluster.map.node[at].uuid) for at in (0, 2)]
         request = wire.PromoteRequest(participant=taking, map_version=1)
-        shares = [_share(promoting.Target(view, view.buckets[BUCKET], number), request) for number in (0, 2)]
+        shares = [_share(promoting.ReplicaSet(view, view.buckets[BUCKET], number), request) for number in (0, 2)]
         assert all(sum(mine(f"n{at}") for mine in shares) == 1 for at in range(300))
 
 

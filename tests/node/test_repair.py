@@ -98,7 +98,7 @@ def test_lost_copies_come_back_with_their_bytes_metadata_and_versions(tmp_path: 
         assert cluster.ask(sorted(before), local=True, initial_credit_bytes=1 << 30).status.keys() == set(
             range(len(before))
         )
-        assert sum(node.repair.counts.objects_pushed for node in cluster.nodes) >= len(before)
+        assert sum(node.repair.metrics.objects_pushed for node in cluster.nodes) >= len(before)
 
 
 def test_a_node_that_returns_has_all_it_missed_and_serves_none_of_what_is_old(tmp_path: Path) -> None:
@@ -125,13 +125,13 @@ def test_a_node_that_returns_has_all_it_missed_and_serves_none_of_what_is_old(tm
                         assert data == content(name, "2" if name in changed else "1")
             eventually(lambda: not store_of(node).doubts.any, TIMEOUT_S)
             eventually(lambda: everything_in_place(cluster.nodes, (NAMES - dead) | {"born"}, dead), TIMEOUT_S)
-            assert node.repair.counts.silent == ()
+            assert node.repair.metrics.silent == ()
 
 
 def test_copies_in_doubt_are_refused_by_the_node_and_found_at_another(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 2, copies=2) as cluster, client_of(cluster) as (_, bucket):
         bucket.put("k", b"right")
-        eventually(lambda: all(node.repair.counts.clean_version == 1 for node in cluster.nodes), TIMEOUT_S)
+        eventually(lambda: all(node.repair.metrics.clean_version == 1 for node in cluster.nodes), TIMEOUT_S)
         store, uuid = store_of(cluster.nodes[0]), cluster.map.bucket[0].uuid
         announced = Version(99, 1)
         store.doubts.doubt_names(uuid, {"k": announced})
@@ -168,7 +168,7 @@ def test_copies_all_of_which_are_in_doubt_are_waited_for(tmp_path: Path) -> None
 def test_a_copy_in_doubt_is_waited_for_where_the_other_is_on_a_broken_drive(tmp_path: Path, doubtful: int) -> None:
     with LocalCluster(tmp_path, 2, copies=2) as cluster, client_of(cluster) as (_, bucket):
         bucket.put("k", b"right")
-        eventually(lambda: all(node.repair.counts.clean_version == 1 for node in cluster.nodes), TIMEOUT_S)
+        eventually(lambda: all(node.repair.metrics.clean_version == 1 for node in cluster.nodes), TIMEOUT_S)
         store, uuid, announced = store_of(cluster.nodes[doubtful]), cluster.map.bucket[0].uuid, Version(99, 1)
         broken = store_of(cluster.nodes[1 - doubtful])
         for drive in broken.drives:
@@ -192,7 +192,7 @@ def test_a_node_alone_waits_for_the_others_and_then_serves_what_it_has(tmp_path:
             store = store_of(node)
             assert store.doubts.whole(cluster.map.bucket[0].uuid)
             eventually(lambda: not store.doubts.any, TIMEOUT_S)
-            assert node.repair.counts.silent == (cluster.map.node[0].endpoint,)
+            assert node.repair.metrics.silent == (cluster.map.node[0].endpoint,)
             assert store.head(BUCKET, "k").size_bytes == 4
 
 
@@ -206,7 +206,7 @@ def test_a_bucket_of_single_copies_is_never_in_doubt(tmp_path: Path) -> None:
 
 def test_a_node_that_joins_gets_its_objects_and_the_others_let_go_of_them(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=600.0) as cluster:
-        eventually(lambda: all(node.repair.counts.clean_version == 1 for node in cluster.nodes), TIMEOUT_S)
+        eventually(lambda: all(node.repair.metrics.clean_version == 1 for node in cluster.nodes), TIMEOUT_S)
         # As they were before it joined; had it begun to, it might have finished without them.
         for number in (0, 1):
             cluster.put_on(number, {name: content(name, "1") for name in NAMES})
@@ -271,8 +271,8 @@ def test_a_tombstone_stays_while_a_node_is_away(tmp_path: Path) -> None:
         config = stopped(cluster, 1)
         for name in NAMES:
             bucket.delete(name)
-        passes = cluster.nodes[0].repair.counts.passes
-        eventually(lambda: cluster.nodes[0].repair.counts.passes > passes + 2, TIMEOUT_S)
+        passes = cluster.nodes[0].repair.metrics.passes
+        eventually(lambda: cluster.nodes[0].repair.metrics.passes > passes + 2, TIMEOUT_S)
         left = [node for at, node in enumerate(cluster.nodes) if at != 1]
         assert {name for node in left for name in held(node)} == NAMES
         with back(tmp_path, cluster, 1, config):

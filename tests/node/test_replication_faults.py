@@ -158,7 +158,7 @@ def test_a_write_without_an_owner_goes_above_what_only_that_one_has_heard_of(tmp
         first = version_of(held(cluster.batches(0).node.store)[name][0])
         assert first > half_done
         second = version_of(writer.put(name, b"later").version)
-        assert first < second < Version(first.epoch, first.counter + 1000)  # one leap is enough
+        assert first < second < Version(first.epoch, first.counter + 1000)  # one skip is enough
 
 
 def version_of(text: str) -> Version:

@@ -12,7 +12,7 @@ from storage_node.ops import drive_commands as orders
 from storage_node.ops.ray_head import ClusterError
 from storage_node.store.read.object_reader import open_object
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
-from tests.node.test_drive_care import node_of, of
+from tests.node.test_drive_manager import node_of, of
 
 pytestmark = pytest.mark.slow
 

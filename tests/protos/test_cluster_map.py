@@ -1,4 +1,4 @@
-"""Placement over a cluster's map: the same everywhere, fair, and moving only what it must."""
+"""HostPlacement over a cluster's map: the same everywhere, fair, and moving only what it must."""
 
 from __future__ import annotations
 

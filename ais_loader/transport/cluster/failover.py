@@ -17,7 +17,7 @@ QUICK_TIMEOUT_S = 2.0
 """For a short answer, where another node can be asked for it."""
 
 
-class AskingNodes:
+class Failover:
     """Nobody answering is retried for `retry_s`, with the newest map."""
 
     def __init__(self, url: str, members: Members, retry_s: float) -> None:

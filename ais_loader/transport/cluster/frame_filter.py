@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ais_loader import errors
-from ais_loader.transport.cluster.routing import Asking
+from ais_loader.transport.cluster.routing import Routing
 from ais_loader.transport.cluster.substream import Lane
 from ais_loader.transport.session.batch_stream import damaged_entry
 from ais_loader.wire.frame import Frame, FrameError
@@ -19,10 +19,10 @@ _ASK_HOLDERS = (pb.UNAVAILABLE, pb.TIMEOUT)
 """What the gathering node could not reach, this process may; and it has a longer patience."""
 
 
-class Sifting:
+class FrameFilter:
     """Of one batch. With `verify` each payload is compared with its checksum."""
 
-    def __init__(self, reorder: Reorder, asking: Asking, *, verify: bool) -> None:
+    def __init__(self, reorder: Reorder, asking: Routing, *, verify: bool) -> None:
         self._reorder = reorder
         self._asking = asking
         self._verifies = verify

@@ -28,9 +28,9 @@ import numpy as np
 from ais_loader import errors
 from ais_loader.entry import Status
 from ais_loader.transport.cluster.columns import Columns
-from ais_loader.transport.cluster.frame_filter import Sifting
+from ais_loader.transport.cluster.frame_filter import FrameFilter
 from ais_loader.transport.cluster.membership import Members
-from ais_loader.transport.cluster.routing import Asking
+from ais_loader.transport.cluster.routing import Routing
 from ais_loader.transport.cluster.substream import Arrivals, Lane, Share
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Broken, Event
@@ -58,10 +58,10 @@ class MergedStream:
         self._members = members
         self._policy = policy
         self._columns = Columns(request)
-        self._asking = Asking(members, self._columns, targets)
+        self._asking = Routing(members, self._columns, targets)
         self._pid = os.getpid()
         self._reorder = Reorder(self._columns.count, request.first_index, ordered=request.ordered)
-        self._sifting = Sifting(self._reorder, self._asking, verify=policy.verify_payload)
+        self._sifting = FrameFilter(self._reorder, self._asking, verify=policy.verify_payload)
         self._arrivals: Arrivals = queue.SimpleQueue()
         self._lanes: dict[int, Lane] = {}
         self._later: list[tuple[float, Share]] = []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ais_loader.transport.base import BucketChange, BucketInfo
-from ais_loader.transport.cluster.failover import AskingNodes
+from ais_loader.transport.cluster.failover import Failover
 
 
-class RoutedBucketCalls(AskingNodes):
+class RoutedBucketCalls(Failover):
     """The part of a transport to a cluster that makes them."""
 
     def create_bucket(

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from ais_loader import errors
 from ais_loader.summary import BucketSummary
-from ais_loader.transport.cluster.failover import AskingNodes
+from ais_loader.transport.cluster.failover import Failover
 from ais_loader.transport.cluster.membership import Members
 
 
-class RoutedContentsCalls(AskingNodes):
+class RoutedContentsCalls(Failover):
     """The part of a transport to a cluster that makes them: any node sees to all of them."""
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:

@@ -12,7 +12,7 @@ AGAIN = b"again"
 """Among the nodes that have been tried: it is the second time that they are."""
 
 
-class Asking:
+class Routing:
     """Of one batch.
 
     Args:

@@ -15,7 +15,7 @@ from ais_loader.transport.fork_safety import grpc_begins
 from ais_loader.transport.session.long_batch import OWN_CHANNEL_OPTIONS, keep_freed_memory
 from ais_loader.transport.session.raw_stream import open_stream
 from ais_loader.transport.session.session import Session
-from ais_loader.transport.session.single_get import Exchange
+from ais_loader.transport.session.single_get import SingleGet
 from ais_loader.transport.session.stream_pool import StreamPool
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, for_patience
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
@@ -42,7 +42,7 @@ class CutByFork(errors.NodeUnavailable):
 
 
 class Connection:
-    """The channel, stubs and sessions of one process to one endpoint. To be made inside the gate for forks.
+    """The channel, stubs and sessions of one process to one endpoint. To be made inside the barrier for forks.
 
     Args:
         patience_s: how long its callers wait for a node that does not answer.
@@ -69,7 +69,7 @@ class Connection:
         self._open_session = self.channel.stream_stream(_SESSION)
         self._session: Session | None = None  # guarded by lock
         self._pool = StreamPool(partial(open_stream, self.channel, _SESSION))
-        self.exchange = Exchange(self._pool, verify_payload)
+        self.exchange = SingleGet(self._pool, verify_payload)
         self._own_channel: grpc.Channel | None = None  # guarded by lock
         self._own_pool: StreamPool | None = None  # guarded by lock
         _OPEN.add(self)
@@ -174,7 +174,7 @@ class Connection:
 
 
 def let_go_of_orphans(*, cut: bool = False) -> None:
-    """Close what clients have left that were dropped without being closed. To be called inside the gate for forks."""
+    """Close what clients have left that were dropped without being closed. To be called inside the barrier for forks."""
     for connection in list(_OPEN):
         if connection.is_orphan:
             connection.let_go(cut=cut)

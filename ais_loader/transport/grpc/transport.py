@@ -40,7 +40,7 @@ from ais_loader.transport.grpc.put_stream import LARGE_BYTES, AnswerStream, obje
 from ais_loader.transport.grpc.snapshot_calls import call_snapshots
 from ais_loader.transport.session.answers import SharedAnswers
 from ais_loader.transport.session.batch_stream import GrpcStream, StreamPolicy
-from ais_loader.transport.session.long_batch import OwnAnswers
+from ais_loader.transport.session.long_batch import DedicatedStreamAnswers
 from ais_loader.transport.session.session import Session
 from ais_loader.transport.validation import require_bucket, require_object, require_text
 from ais_loader.urls import is_host_port
@@ -349,7 +349,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         request.tenant = self._tenant or request.tenant
         return GrpcStream(request, lambda request: self._ask_alone(request, window_bytes), policy)
 
-    def _ask_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> OwnAnswers:
+    def _ask_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> DedicatedStreamAnswers:
         with GATE.call():
             here = self._connected()
 
@@ -360,7 +360,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
                 return translated
 
             with here.in_use():
-                return OwnAnswers(here.own_pool(), request, window_bytes, broken)
+                return DedicatedStreamAnswers(here.own_pool(), request, window_bytes, broken)
 
     def cluster_map(self, known_version: int, *, timeout_s: float, retry: bool) -> cluster_pb.GetMapResponse:
         """What the node knows of its cluster. Raises Unsupported for a node that knows no clusters."""

@@ -42,7 +42,7 @@ def keep_freed_memory() -> None:
     bytes(_HEAP_BYTES)
 
 
-class OwnAnswers:
+class DedicatedStreamAnswers:
     """The `Answers` of one batch, on a stream of the pool.
 
     Args:

@@ -25,7 +25,7 @@ def _digest_of_ok(checksum: int) -> int:
     return crc32c(checksum.to_bytes(4, "little"), _OK_SEED)
 
 
-class Exchange:
+class SingleGet:
     """Such reads, on the streams of a pool. Thread-safe; belongs to the process that made it."""
 
     def __init__(self, pool: StreamPool, verify_payload: bool) -> None:

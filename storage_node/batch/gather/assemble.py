@@ -17,7 +17,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.fairness import Slot
 from storage_node.batch.gather.gather import Gather
-from storage_node.batch.gather.routing import Places
+from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.outcomes import Busy
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import BatchTally, clock_s
@@ -26,7 +26,7 @@ from storage_node.store.errors import InvalidRequest
 from storage_node.tasks import retrieve, settled
 
 
-class AssembledRun:
+class AssembledBatch:
     """One batch from its sub-requests to END."""
 
     def __init__(
@@ -37,7 +37,7 @@ class AssembledRun:
         credit: Credit,
         send: Callable[[bytes], Awaitable[None]],
         tally: BatchTally,
-        places: Places,
+        routing: ReplicaRouting,
     ) -> None:
         self._resources = resources
         self._batch_id = batch_id
@@ -46,7 +46,7 @@ class AssembledRun:
         self._send = send
         self._tally = tally
         self._n = len(request.name)
-        self._gather = Gather(resources, request, places)
+        self._gather = Gather(resources, request, routing)
         self._passed: npt.NDArray[np.bool_] = np.zeros(self._n, bool)
         """Entries that have gone, or are going, to the client."""
         self._entries = 0
@@ -165,7 +165,7 @@ class AssembledRun:
     async def _spend_credit(self, payload_bytes: int) -> None:
         began_s = clock_s()
         await self._credit.spend(payload_bytes)
-        self._resources.node.counts.client_wait_s += clock_s() - began_s
+        self._resources.node.metrics.client_wait_s += clock_s() - began_s
 
     async def _turn(self, payload_bytes: int) -> Slot:
         """To send what has come: its slot is not held for long."""

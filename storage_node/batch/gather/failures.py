@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.gather.routing import Places
+from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.resources import BatchResources
 from storage_node.store.errors import StoreError
 
@@ -27,11 +27,15 @@ class Failures:
     """Of one batch. `fail` is called, once or more often, when a limit has been passed."""
 
     def __init__(
-        self, resources: BatchResources, request: pb.BatchRequest, places: Places, fail: Callable[[StoreError], None]
+        self,
+        resources: BatchResources,
+        request: pb.BatchRequest,
+        routing: ReplicaRouting,
+        fail: Callable[[StoreError], None],
     ) -> None:
         self._resources = resources
         self._request = request
-        self._places = places
+        self._routing = routing
         self._fail = fail
         self.said: dict[int, tuple[int, EntryFault]] = {}
         """By position, the worst that a node has said: status and reason."""
@@ -49,7 +53,7 @@ class Failures:
         Args:
             again: `node` itself is, when all others have been asked.
         """
-        left = self._places.left[position]
+        left = self._routing.left[position]
         asked = self._asked.setdefault(position, set())
         asked.add(node)
         if node in left:
@@ -68,7 +72,7 @@ class Failures:
     def pass_over(self, position: int, node: int) -> None:
         """`node` has not got an entry that has been asked of another one, too."""
         self._asked.setdefault(position, set()).add(node)
-        left = self._places.left[position]
+        left = self._routing.left[position]
         if node in left and len(left) > 1:
             left.remove(node)
 

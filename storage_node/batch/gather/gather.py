@@ -36,7 +36,7 @@ from storage_node.batch.gather.hedging import LaneWatch
 from storage_node.batch.gather.lanes import Lane, LaneMemory
 from storage_node.batch.gather.own_lane import own_frames
 from storage_node.batch.gather.resumed import Resumed
-from storage_node.batch.gather.routing import Places
+from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerLane, PeerRefused, PeerUnavailable
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import clock_s
@@ -56,10 +56,10 @@ class Gather:
     Belongs to the node's event loop. `close` when it is no longer needed, whatever happened.
     """
 
-    def __init__(self, resources: BatchResources, request: pb.BatchRequest, places: Places) -> None:
+    def __init__(self, resources: BatchResources, request: pb.BatchRequest, routing: ReplicaRouting) -> None:
         self._resources = resources
         self._request = request
-        self._places = places
+        self._routing = routing
         self.memory = LaneMemory(resources.assembly, resources.node.config.peer_window_bytes)
         n = len(request.name)
         self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
@@ -73,7 +73,7 @@ class Gather:
         """Positions to be asked of the node that is next for them."""
         self._paused: dict[int, asyncio.TimerHandle] = {}
         """Nodes that failed a moment ago; nothing is asked of them before the timer has rung."""
-        self._failures = Failures(resources, request, places, self._fail)
+        self._failures = Failures(resources, request, routing, self._fail)
         self._unplaced: set[int] = set()
         """Positions that wait for a newer map."""
         self._planning: asyncio.Task[None] | None = None
@@ -83,7 +83,7 @@ class Gather:
 
     def start(self) -> None:
         self._resources.hedging.budget.asked(len(self._request.name))
-        for node, positions in self._places.by_node(range(len(self._request.name))).items():
+        for node, positions in self._routing.by_node(range(len(self._request.name))).items():
             self._ask(node, positions)
         self._watch.start()
 
@@ -137,14 +137,14 @@ class Gather:
             self._open(node, part, hedge=hedge)
 
     def _open(self, node: int, positions: list[int], *, hedge: bool) -> None:
-        here = node == self._places.here
-        endpoint = "" if here else str(self._places.view.nodes[node].endpoint)
+        here = node == self._routing.here
+        endpoint = "" if here else str(self._routing.view.nodes[node].endpoint)
         lane = Lane(self.reorder.add_lane(positions, rival=hedge), node, endpoint, positions, hedge=hedge)
         if not here:
             self._resources.loads.asked(endpoint, len(positions))
         self._lanes[lane.number] = lane
         self.memory.begin(lane)
-        part = self._places.part(
+        part = self._routing.part(
             positions, initial_credit_bytes=lane.credit_bytes, resume=self._resumed.of(positions[0], self.reorder)
         )
         if here:
@@ -277,7 +277,7 @@ class Gather:
     def _hedge(self, lane: Lane) -> None:
         """Ask the next holders for what this lane owes, as far as the budget goes; it may still be the first."""
         positions = self.reorder.hedgeable(lane.number).tolist()
-        for node, wanted in self._places.others(positions, lane.node).items():
+        for node, wanted in self._routing.others(positions, lane.node).items():
             if granted := wanted[: self._resources.hedging.budget.take(len(wanted))]:
                 self._ask(node, granted, hedge=True)
 
@@ -329,7 +329,7 @@ class Gather:
         resources, membership = self._resources, self._resources.node.membership
         assert membership is not None  # without a map nothing is asked of others
         try:
-            known = self._places.view.version
+            known = self._routing.view.version
             if (view := membership.view) is None or view.version <= known:
                 newer = await resources.peers.newer_map(endpoint, known)
                 if newer is not None:
@@ -339,7 +339,7 @@ class Gather:
             view = membership.view
             positions, self._unplaced = sorted(self._unplaced), set()
             if view is not None and view.version > known:
-                moved = self._places.move_to(view)
+                moved = self._routing.move_to(view)
                 for lane in self._lanes.values():
                     lane.node = moved[lane.node]
                 for timer in self._paused.values():
@@ -347,7 +347,7 @@ class Gather:
                 self._paused.clear()
                 self._waiting.update(positions)
                 # Those that waited for a node which is gone wait for nobody now.
-                lost = [at for at in self._waiting if not self._places.left[at]]
+                lost = [at for at in self._waiting if not self._routing.left[at]]
                 self._waiting.difference_update(lost)
                 for position in lost:
                     self._failures.note(position, pb.UNAVAILABLE, EntryFault("its nodes left the cluster"))
@@ -370,7 +370,7 @@ class Gather:
         if not self._waiting or self._failure is not None:
             return
         busy = {lane.node for lane in self._lanes.values()}
-        for node, positions in self._places.by_node(self._waiting).items():
+        for node, positions in self._routing.by_node(self._waiting).items():
             if node not in self._paused and (urgent or node not in busy):
                 self._waiting.difference_update(positions)
                 self._ask(node, positions)

@@ -29,7 +29,7 @@ class Resume:
     version: str
 
 
-class Places:
+class ReplicaRouting:
     """For each entry of a request the nodes that are still to be asked for it, next first.
 
     A copy of this node's own comes before the others, then the holder that is best to ask (see `copy_choice`); nodes

@@ -32,7 +32,7 @@ Response = TypeVar("Response", pb.PrepareResponse, pb.AcceptResponse)
 T = TypeVar("T")
 
 
-class Keeper:
+class AcceptorStore:
     """The acceptor of one node. Thread-safe; every method returns when its effect would survive a power cut."""
 
     def __init__(self, store_uuid: str, roots: list[Path | None]) -> None:
@@ -64,7 +64,7 @@ class Keeper:
             self._spread([root for root in self._roots if found.get(root) != self.state])
 
     @classmethod
-    def of_store(cls, store: Store) -> Keeper:
+    def of_store(cls, store: Store) -> AcceptorStore:
         return cls(store.store_uuid, roots_of(store))
 
     def _use(self, roots: Sequence[Path | None], leaving: Collection[Path] = ()) -> None:

@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.channels import Channels
-from storage_node.cluster.consensus.acceptor_store import Keeper, roots_of
+from storage_node.cluster.consensus.acceptor_store import AcceptorStore, roots_of
 from storage_node.cluster.drives.health import ErrorWindow, Neighbour, why_kept
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.repair.transfers import Throttle
-from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S, CopyLost, reporting
+from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.node import Node
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive
@@ -69,12 +69,12 @@ class _Away:
 
 
 class DriveCare:
-    def __init__(self, node: Node, membership: Membership, keeper: Keeper, repair: Repair) -> None:
+    def __init__(self, node: Node, membership: Membership, acceptor_store: AcceptorStore, repair: Repair) -> None:
         self._node = node
         self._store = node.store
         self._config = node.config
         self._membership = membership
-        self._keeper = keeper
+        self._acceptor_store = acceptor_store
         self._repair = repair
         self._channels = Channels()
         self._changing = asyncio.Lock()
@@ -211,14 +211,14 @@ class DriveCare:
         return await asyncio.shield(task)
 
     async def _change(self, change: Callable[[], object]) -> None:
-        await self._node.read(self._keeper.change_drives, change, lambda: roots_of(self._store))
+        await self._node.read(self._acceptor_store.change_drives, change, lambda: roots_of(self._store))
         await self._follow()
 
     async def _follow(self) -> None:
         """Have the node's vote kept on the drives that there are now."""
         retiring = self._store.record.retiring
         leaving = [drive.root for uuid, drive in self._drives().items() if drive is not None and uuid in retiring]
-        await self._node.read(self._keeper.follow, roots_of(self._store), leaving)
+        await self._node.read(self._acceptor_store.follow, roots_of(self._store), leaving)
 
     async def _disable(self, uuid: str, reason: str, *, by_hand: bool) -> None:
         drive = self._known(uuid)
@@ -341,7 +341,7 @@ class DriveCare:
                 stub = ais_cluster_pb2_grpc.DrivesStub(self._channels.to(endpoint))
                 drives = await stub.ListDrives(pb.ListDrivesRequest(), timeout=REACH_TIMEOUT_S, wait_for_ready=True)
             return Neighbour(endpoint, drives, await self._repair.progress_of(endpoint))
-        except CopyLost:
+        except ReplicaLost:
             return Neighbour(endpoint, None, None)
 
     # -- moving

@@ -34,7 +34,7 @@ def version_told(known: int, under_way: Iterable[int]) -> int:
     return min([known, *under_way])
 
 
-class MapInUse:
+class MapLease:
     """Thread-safe. The map may change at any moment; `begin` and `version` see it as one moment each."""
 
     def __init__(self, membership: Membership) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.map.lease import MapInUse
+from storage_node.cluster.map.lease import MapLease
 
 
 class Membership:
@@ -17,7 +17,7 @@ class Membership:
         self.node_uuid = node_uuid
         self.view = view
         """Replaced, never changed: take it once and work with that."""
-        self.in_use = MapInUse(self)
+        self.lease = MapLease(self)
         self._lock = threading.Lock()
         self._listeners: list[Callable[[ClusterView], None]] = []
 

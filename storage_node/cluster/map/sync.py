@@ -15,7 +15,7 @@ import grpc.aio
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
-from storage_node.cluster.consensus.acceptor_store import Keeper
+from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.membership import Membership
@@ -39,14 +39,14 @@ async def newer_map(channel: grpc.aio.Channel, known_version: int, timeout_s: fl
     return answer.map if answer.HasField("map") else None
 
 
-class Follower:
+class MapSync:
     """Belongs to the node's event loop."""
 
     def __init__(
         self,
         learn: Callable[[pb.ClusterMap], Awaitable[int]],
         membership: Membership,
-        keeper: Keeper,
+        acceptor_store: AcceptorStore,
         endpoint: str,
     ) -> None:
         """
@@ -56,7 +56,7 @@ class Follower:
         """
         self._learn = learn
         self._membership = membership
-        self._keeper = keeper
+        self._acceptor_store = acceptor_store
         self._endpoint = endpoint
         self._undecided: pb.ClusterMap | None = None
         self._said = ""
@@ -86,7 +86,7 @@ class Follower:
 
     def _map(self) -> pb.ClusterMap | None:
         view = self._membership.view
-        return view.map if view is not None else self._keeper.state.accepted
+        return view.map if view is not None else self._acceptor_store.state.accepted
 
     async def _ask(self, channels: AsyncChannels, peers: list[str]) -> bool:
         """Learn the newest map that these peers have; whether one has answered."""
@@ -134,7 +134,7 @@ class Follower:
 
     async def _finish(self) -> None:
         """See to it that a change which was accepted here, and still is not decided, comes to an end."""
-        accepted, before = self._keeper.state.accepted, self._undecided
+        accepted, before = self._acceptor_store.state.accepted, self._undecided
         self._undecided = accepted
         if accepted is None or accepted is not before or not self._endpoint:
             return  # its proposer may yet be at work

@@ -23,8 +23,8 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
 from storage_node.cluster.repair.plan import UNKNOWN, State, batches, compare, owned_by
-from storage_node.cluster.repair.transfers import GROUP_BYTES, GROUP_NAMES, RepairCounts, chunks
-from storage_node.cluster.replication.copy_stream import CopyLost
+from storage_node.cluster.repair.transfers import GROUP_BYTES, GROUP_NAMES, RepairMetrics, chunks
+from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.node import Node
 from storage_node.store.errors import BucketNotFound, DriveFailed, StoreError
 from storage_node.store.format import Version
@@ -48,7 +48,7 @@ class Reconciler:
         node: Node,
         membership: Membership,
         peers: RepairPeers,
-        counts: RepairCounts,
+        counts: RepairMetrics,
         endpoint: Callable[[], str],
     ) -> None:
         """`endpoint`: host:port of this node as others reach it; empty when that is not known."""
@@ -111,7 +111,7 @@ class Reconciler:
                     for bucket in buckets:
                         await self._compare_existing(view, bucket, endpoint)
                     del left[uuid]
-                except (CopyLost, StoreError) as error:
+                except (ReplicaLost, StoreError) as error:
                     log.info("comparing with %s: %s", endpoint, error)
             if left and time.monotonic() > deadline_s:
                 silent = sorted([*silent, *left.values()])
@@ -146,7 +146,7 @@ class Reconciler:
                         told[node.uuid] = await self._peers.returned(
                             node.endpoint, self._membership.node_uuid, self._endpoint()
                         )
-                    except CopyLost:
+                    except ReplicaLost:
                         silent.append(node.endpoint)
             late = time.monotonic() > deadline_s
             behind = view.version < max(told.values(), default=0)
@@ -171,7 +171,7 @@ class Reconciler:
                 for bucket in copied_buckets(view):
                     if bucket.uuid in gaps:
                         await self._compare_existing(view, bucket, node.endpoint)
-            except (CopyLost, StoreError) as error:
+            except (ReplicaLost, StoreError) as error:
                 log.info("looking for what was lost with a drive at %s: %s", node.endpoint, error)
                 continue
             if self._missing < MAX_MISSING and self._asked == asked:
@@ -193,12 +193,12 @@ class Reconciler:
             await self._compare(view, bucket, endpoint)
         except BucketNotFound:
             return  # deleted meanwhile
-        except CopyLost as lost:
+        except ReplicaLost as lost:
             if not isinstance(lost.refusal, BucketNotFound):
                 raise  # otherwise it has nothing of this bucket
 
     async def _compare(self, view: ClusterView, bucket: pb.MapBucket, endpoint: str) -> None:
-        """Learn which names the node has newer. Raises CopyLost, StoreError."""
+        """Learn which names the node has newer. Raises ReplicaLost, StoreError."""
         here = view.position[self._membership.node_uuid]
         joining = view.nodes[here].state == pb.MapNode.JOINING
         after, more = "", True
@@ -288,7 +288,7 @@ class Reconciler:
         for node, wanted in sources.items():
             try:
                 await self._fetch(view.nodes[node].endpoint, bucket, wanted)
-            except CopyLost as lost:
+            except ReplicaLost as lost:
                 log.info("newer versions of %d names cannot be fetched for now: %s", len(wanted), lost)
 
     def _give_up(self, bucket: pb.MapBucket, name: str, doubt: Doubt) -> None:

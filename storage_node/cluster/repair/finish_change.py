@@ -14,7 +14,7 @@ from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.peers import RepairPeers
 from storage_node.cluster.repair.plan import finish_changes
-from storage_node.cluster.replication.copy_stream import CopyLost
+from storage_node.cluster.replication.replica_stream import ReplicaLost
 
 BUSY_INTERVAL_S = 0.5
 """Between the passes of a node that has something to do."""
@@ -30,7 +30,7 @@ async def _progress_of_others(
     async def ask(endpoint: str) -> wire.ProgressResponse:
         try:
             return await peers.progress(endpoint)
-        except CopyLost:
+        except ReplicaLost:
             return wire.ProgressResponse()
 
     others = [node.endpoint for node in view.nodes if node.uuid != membership.node_uuid]
@@ -40,7 +40,7 @@ async def _progress_of_others(
 async def all_act_by(view: ClusterView, membership: Membership, peers: RepairPeers) -> bool:
     """Whether nothing comes to any node any more by an older map."""
     answers = await _progress_of_others(view, membership, peers)
-    mine = membership.in_use.version
+    mine = membership.lease.version
     return mine == view.version and all(answer.map_version == view.version for answer in answers)
 
 

@@ -12,8 +12,8 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, State
 from storage_node.cluster.repair.transfers import bucket_ref
-from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S, STEP_TIMEOUT_S, CopyLost, reporting
 from storage_node.cluster.replication.replica import from_wire
+from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, STEP_TIMEOUT_S, ReplicaLost, reporting
 
 PAGE_NAMES = 1000
 PUSH_TIMEOUT_S = 120.0
@@ -40,7 +40,7 @@ class RepairPeers:
             try:
                 with reporting(self.channels, endpoint):
                     found: wire.NewestResponse = await stub.Newest(request, timeout=STEP_TIMEOUT_S)
-            except CopyLost:
+            except ReplicaLost:
                 return None
             if found.map_version == view.version:
                 by_this_map.add(node)
@@ -52,7 +52,7 @@ class RepairPeers:
     async def versions(
         self, endpoint: str, bucket: pb.MapBucket, start_after: str
     ) -> tuple[list[tuple[str, State]], bool]:
-        """A page of what the node has, and whether more follow. Raises CopyLost."""
+        """A page of what the node has, and whether more follow. Raises ReplicaLost."""
         request = wire.VersionsRequest(bucket=bucket_ref(bucket), start_after=start_after, limit=PAGE_NAMES)
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
@@ -61,14 +61,14 @@ class RepairPeers:
         return [(name, state) for name, state in found if state is not None], page.more
 
     async def push(self, endpoint: str, bucket: pb.MapBucket, names: Sequence[str], here: bytes) -> None:
-        """Have the node send these names to this one. Raises CopyLost."""
+        """Have the node send these names to this one. Raises ReplicaLost."""
         request = wire.PushRequest(bucket=bucket_ref(bucket), name=names, node_uuid=here)
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
             await stub.Push(request, timeout=PUSH_TIMEOUT_S)
 
     async def returned(self, endpoint: str, here: bytes, own_endpoint: str) -> int:
-        """Tell the node that this one is back; the version of its map. Raises CopyLost."""
+        """Tell the node that this one is back; the version of its map. Raises ReplicaLost."""
         request = wire.ReturnedRequest(node_uuid=here, endpoint=own_endpoint)
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
@@ -76,7 +76,7 @@ class RepairPeers:
         return answer.map_version
 
     async def progress(self, endpoint: str) -> wire.ProgressResponse:
-        """Raises CopyLost."""
+        """Raises ReplicaLost."""
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
             answer: wire.ProgressResponse = await stub.Progress(wire.ProgressRequest(), timeout=REACH_TIMEOUT_S)
@@ -87,7 +87,7 @@ class RepairPeers:
 
 
 async def reach(channels: Channels, endpoint: str) -> None:
-    """Make sure that a channel, which may be waiting before it connects again, works now. Raises CopyLost."""
+    """Make sure that a channel, which may be waiting before it connects again, works now. Raises ReplicaLost."""
     stub = ais_cluster_pb2_grpc.ClusterStub(channels.to(endpoint))
     with reporting(channels, endpoint):
         await stub.GetMap(pb.GetMapRequest(known_version=2**63), timeout=REACH_TIMEOUT_S, wait_for_ready=True)

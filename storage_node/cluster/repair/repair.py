@@ -32,11 +32,11 @@ from storage_node.cluster.repair.plan import (
     plan,
     questions,
 )
-from storage_node.cluster.repair.transfers import GROUP_NAMES, RepairCounts, Transfers, chunks
+from storage_node.cluster.repair.transfers import GROUP_NAMES, RepairMetrics, Transfers, chunks
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.coordinator import Replication
-from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S, CopyLost
 from storage_node.cluster.replication.replica import from_wire
+from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, ReplicaLost
 from storage_node.node import Node
 from storage_node.store.drive.drive import Drive
 from storage_node.store.errors import BucketNotFound, StoreError
@@ -69,11 +69,11 @@ class Repair:
         self._membership = membership
         self._writes = writes
         self._endpoint = endpoint
-        self.counts = RepairCounts()
+        self.metrics = RepairMetrics()
         channels = Channels()  # writes do not wait behind what is moved
         self._peers = RepairPeers(channels)
-        self.transfers = Transfers(node, channels, self.counts)
-        self._reconciler = Reconciler(node, membership, self._peers, self.counts, endpoint)
+        self.transfers = Transfers(node, channels, self.metrics)
+        self._reconciler = Reconciler(node, membership, self._peers, self.metrics, endpoint)
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._store.is_owner = self._owns
@@ -112,15 +112,15 @@ class Repair:
     def compare_again(self) -> None:
         """A drive comes back: copies on it may be old. To be called before and after that."""
         self._reconciler.doubt_everything()
-        self.counts.clean_version = 0
+        self.metrics.clean_version = 0
 
     def refill(self) -> None:
         """A drive is given up: what was on it has to come from other nodes. To be called before and after that."""
         self._reconciler.doubt_gaps()
-        self.counts.clean_version = 0
+        self.metrics.clean_version = 0
 
     async def progress_of(self, endpoint: str) -> wire.ProgressResponse:
-        """Raises CopyLost."""
+        """Raises ReplicaLost."""
         return await self._peers.progress(endpoint)
 
     async def _stay_awake(self) -> None:
@@ -156,7 +156,7 @@ class Repair:
             await self._wait(view, wait_s)
 
     def _done(self) -> tuple[int, ...]:
-        counts = self.counts
+        counts = self.metrics
         return counts.objects_pushed, counts.tombstones_pushed, counts.copies_dropped
 
     async def _wait(self, view: ClusterView | None, wait_s: float) -> None:
@@ -175,7 +175,7 @@ class Repair:
         counted = not view.is_changing or await all_act_by(view, self._membership, self._peers)
         in_place, record, drives = self._all_in_place(), self._store.record, self._store.drives
         clean = True
-        counts = self.counts
+        counts = self.metrics
         counts.names_seen = 0
         for bucket, drive in itertools.product(view.buckets.values(), drives):
             after = ""
@@ -267,7 +267,7 @@ class Repair:
                 if self._membership.view is not view:
                     return  # they may belong elsewhere
                 await self.transfers.push(view.nodes[node].endpoint, bucket, [names[at] for at in group])
-        except (CopyLost, StoreError) as error:
+        except (ReplicaLost, StoreError) as error:
             log.info("%d names cannot be copied to %s for now: %s", len(names), view.nodes[node].endpoint, error)
 
     def _doubt(self, bucket: pb.MapBucket, names: Mapping[str, State]) -> None:
@@ -284,17 +284,17 @@ class Repair:
 
     async def _take_away(self, view: ClusterView, bucket: pb.MapBucket, work: Work) -> None:
         """Only while the map is the one by which that was decided, and without holding up a new one for long."""
-        in_use = self._membership.in_use
+        lease = self._membership.lease
         steps = [*((self._drop, *one) for one in work.drop), *((self._forget, *one) for one in work.forget)]
         for part in chunks(steps, _TAKEN_AT_ONCE):
-            if not in_use.begin(view):
+            if not lease.begin(view):
                 return
             free = self.transfers.let_go(bucket, [name for _, name, _ in part])
             try:
                 await self._node.read(self._do, bucket, [one for one in part if one[1] in free])
             finally:  # cancelled or not, by now nothing is running
                 self.transfers.gone(bucket, free)
-                in_use.end(view.version)
+                lease.end(view.version)
 
     def _do(self, bucket: pb.MapBucket, steps: Sequence[tuple[Callable[[str, str, State], None], str, State]]) -> None:
         replica.require_bucket(self._store, bucket.name, bucket.uuid)
@@ -306,10 +306,10 @@ class Repair:
             self._store.forget_tombstone(bucket, name, state.version)
         else:
             self._store.delete(bucket, name, state.version)
-        self.counts.copies_dropped += 1
+        self.metrics.copies_dropped += 1
 
     def _forget(self, bucket: str, name: str, state: State) -> None:
-        self.counts.tombstones_forgotten += self._store.forget_tombstone(bucket, name, state.version)
+        self.metrics.tombstones_forgotten += self._store.forget_tombstone(bucket, name, state.version)
 
     # -- what other nodes ask
 
@@ -321,14 +321,14 @@ class Repair:
         return wire.MissedResponse(map_version=self._membership.view.version if self._membership.view else 0)
 
     async def returned(self, request: wire.ReturnedRequest) -> wire.ReturnedResponse:
-        """Take the node on again as one that can be written to. Raises CopyLost."""
+        """Take the node on again as one that can be written to. Raises ReplicaLost."""
         view = self._membership.view
         at = view.position.get(request.node_uuid) if view is not None else None
         if view is None or at is None:
             return wire.ReturnedResponse(map_version=view.version if view is not None else 0)
         endpoint = view.nodes[at].endpoint
         if request.endpoint and endpoint != request.endpoint:
-            raise CopyLost(f"the map has {endpoint} for the node at {request.endpoint}")
+            raise ReplicaLost(f"the map has {endpoint} for the node at {request.endpoint}")
         await reach(self._writes.channels, endpoint)
         await reach(self._peers.channels, endpoint)
         # Those that begin to commit from now on find the node there; the others are done when it begins to compare.
@@ -338,7 +338,7 @@ class Repair:
         return wire.ReturnedResponse(map_version=view.version)
 
     async def push(self, request: wire.PushRequest) -> wire.PushResponse:
-        """Send what the caller asks for. Raises CopyLost, StoreError."""
+        """Send what the caller asks for. Raises ReplicaLost, StoreError."""
         await self._node.read(replica.require_bucket, self._store, request.bucket.name, request.bucket.uuid)
         view = self._membership.view
         at = view.position.get(request.node_uuid) if view is not None else None
@@ -349,10 +349,10 @@ class Repair:
         return wire.PushResponse(objects=done)
 
     def progress(self) -> wire.ProgressResponse:
-        view, counts, doubts = self._membership.view, self.counts, self._store.doubts
+        view, counts, doubts = self._membership.view, self.metrics, self._store.doubts
         whole = doubts.buckets()
         return wire.ProgressResponse(
-            map_version=self._membership.in_use.version,
+            map_version=self._membership.lease.version,
             clean_version=counts.clean_version,
             names_seen=counts.names_seen,
             names_before=counts.names_before,

@@ -17,8 +17,8 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication.coordinator import Replication
-from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, CopyLost, reporting
 from storage_node.cluster.replication.replica_set import TooFewCopies
+from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.node import Node
 from storage_node.store.checksum import crc32c
 from storage_node.store.errors import (
@@ -43,7 +43,7 @@ class Stream(Protocol):
 
     async def open(self, request: pb.GetRequest) -> None: ...
     async def next(self) -> bytes:
-        """Empty at the end. Raises CopyLost, StoreError, as `open` does."""
+        """Empty at the end. Raises ReplicaLost, StoreError, as `open` does."""
 
     async def close(self) -> None: ...
 
@@ -100,7 +100,7 @@ class RemoteStream:
         self._call = ais_objects_pb2_grpc.ObjectsStub(self._channels.to(self._endpoint)).Get(request)
         message = await self._read()
         if message is None or not message.HasField("header"):
-            raise CopyLost(f"{self._endpoint}: it sent no header")
+            raise ReplicaLost(f"{self._endpoint}: it sent no header")
         self.info, self.length = message.header.info, message.header.length
 
     async def next(self) -> bytes:
@@ -157,8 +157,8 @@ class Source:
             try:
                 chunk = await self._stream.next()
                 if not chunk or len(chunk) > self._left:
-                    raise CopyLost(f"{self._label}: a node's answer has another length than it announced")
-            except (CopyLost, StoreError) as error:
+                    raise ReplicaLost(f"{self._label}: a node's answer has another length than it announced")
+            except (ReplicaLost, StoreError) as error:
                 self._note(error)
                 self._request.length = self._left
                 await self._open_next()
@@ -179,14 +179,14 @@ class Source:
             try:
                 await stream.open(self._request)
                 return
-            except (CopyLost, StoreError) as error:
+            except (ReplicaLost, StoreError) as error:
                 self._note(error)
                 await self.close()
         raise self._worst()
 
-    def _note(self, error: CopyLost | StoreError) -> None:
+    def _note(self, error: ReplicaLost | StoreError) -> None:
         """Raises what any holder would say."""
-        if isinstance(error, CopyLost):
+        if isinstance(error, ReplicaLost):
             refusal = error.refusal
             # One of no class of its own is that of a node that cannot say now: its copy may be old, or it is stopping.
             if refusal is None or type(refusal) is StoreError:
@@ -230,14 +230,14 @@ class Sources:
 
     def _streams(self, wanted: wire.ComposeRange) -> Iterator[Stream]:
         """One for each node that may have it, best first: this one, then those that have answered lately."""
-        target = self._writes.target_to_read(wanted.bucket)
-        if target is None:
+        replica_set = self._writes.replica_set_to_read(wanted.bucket)
+        if replica_set is None:
             yield LocalStream(self._node)
             return
         channels = self._writes.channels
-        holders = target.view.holders(target.bucket, [wanted.name])[0]
-        if target.position in holders:
+        holders = replica_set.view.holders(replica_set.bucket, [wanted.name])[0]
+        if replica_set.position in holders:
             yield LocalStream(self._node)
-        others = [target.endpoint(node) for node in holders if node != target.position]
+        others = [replica_set.endpoint(node) for node in holders if node != replica_set.position]
         for endpoint in sorted(others, key=channels.avoided):
             yield RemoteStream(endpoint, channels)

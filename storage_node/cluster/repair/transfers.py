@@ -21,8 +21,8 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.repair.plan import batches
-from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, RemoteCopy, refused, reporting
 from storage_node.cluster.replication.replica import to_wire
+from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, RemoteReplicaStream, refused, reporting
 from storage_node.node import Node
 from storage_node.store.errors import ObjectNotFound, StoreError
 from storage_node.store.format import Record
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class RepairCounts:
+class RepairMetrics:
     """Since the node began; plain numbers, read from anywhere."""
 
     objects_pushed: int = 0
@@ -77,7 +77,7 @@ class Throttle:
 
 
 class Transfers:
-    def __init__(self, node: Node, channels: Channels, counts: RepairCounts) -> None:
+    def __init__(self, node: Node, channels: Channels, counts: RepairMetrics) -> None:
         self._node = node
         self._channels = channels
         self._counts = counts
@@ -101,7 +101,7 @@ class Transfers:
         self._going.difference_update((bucket.uuid, name) for name in names)
 
     async def push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
-        """Have the node take over what this one has of these names; how many it has now. Raises CopyLost, StoreError.
+        """Have the node take over what this one has of these names; how many it has now. Raises ReplicaLost, StoreError.
 
         Raises when the node or this one's bucket is gone; a single name that fails is counted, and left for later.
         """
@@ -156,7 +156,7 @@ class Transfers:
         await self._throttle.spend(sum(len(small.data) for small in objects))
         group = wire.WriteGroup(object=objects)
         group.bucket_uuid[bucket.name] = bucket.uuid
-        copy = RemoteCopy(0, endpoint, self._channels)
+        copy = RemoteReplicaStream(0, endpoint, self._channels)
         try:
             staged = (await copy.begin(wire.WriteRequest(group=group))).staged
             return await self._commit(copy, staged, records)
@@ -180,7 +180,7 @@ class Transfers:
             records.append(record)
         return objects, records
 
-    async def _commit(self, copy: RemoteCopy, staged: wire.Staged, records: Sequence[Record]) -> int:
+    async def _commit(self, copy: RemoteReplicaStream, staged: wire.Staged, records: Sequence[Record]) -> int:
         """Commit what has been staged under the versions that it has here; how many the node has now."""
         commit = wire.WriteCommit(
             object=[
@@ -206,7 +206,7 @@ class Transfers:
         except StoreError as error:
             self._failed(name, error)
             return 0
-        copy = RemoteCopy(0, endpoint, self._channels)
+        copy = RemoteReplicaStream(0, endpoint, self._channels)
         record = reader.record
         try:
             header = pb.PutHeader(

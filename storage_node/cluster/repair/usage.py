@@ -24,10 +24,10 @@ from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
-from storage_node.cluster.replication.copy_stream import CopyLost, reporting
 from storage_node.cluster.replication.replica import require_bucket
 from storage_node.cluster.replication.replica_client import outcome
-from storage_node.cluster.replication.replica_set import Target
+from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
 from storage_node.node import Node
 from storage_node.store.errors import BucketNotFound, SnapshotNotFound, StoreError
 from storage_node.store.names import PARTS_PREFIX
@@ -57,7 +57,7 @@ class _Feed:
         """The first row that has not been merged."""
         self.next: str | None = ""
         """Where the next page begins; None when there is none."""
-        self.lost: CopyLost | None = None
+        self.lost: ReplicaLost | None = None
 
     @property
     def empty(self) -> bool:
@@ -75,16 +75,16 @@ class _Feed:
         return part
 
 
-class Summing:
+class UsageScan:
     """One summary."""
 
-    def __init__(self, node: Node, channels: Channels, target: Target, prefix: str, tally: Tally) -> None:
+    def __init__(self, node: Node, channels: Channels, replica_set: ReplicaSet, prefix: str, tally: Tally) -> None:
         self._node = node
         self._channels = channels
-        self._target = target
+        self._replica_set = replica_set
         self._prefix = prefix
         self._tally = tally
-        self._feeds = [_Feed(node) for node in range(len(target.view.nodes))]
+        self._feeds = [_Feed(node) for node in range(len(replica_set.view.nodes))]
         self._after = ""
         """What has been counted ends with this name."""
 
@@ -108,11 +108,11 @@ class Summing:
 
     def summary(self) -> pb.Summary:
         """After `run`."""
-        nodes = self._target.view.nodes
+        nodes = self._replica_set.view.nodes
         lost = [feed for feed in self._feeds if feed.lost is not None]
         summary = summary_of(self._tally)
         summary.silent.extend(f"{nodes[feed.node].endpoint} ({feed.lost})" for feed in lost)
-        summary.incomplete = len({nodes[feed.node].host for feed in lost}) >= sure_copies(self._target.bucket)
+        summary.incomplete = len({nodes[feed.node].host for feed in lost}) >= sure_copies(self._replica_set.bucket)
         return summary
 
     async def _feed(self, feed: _Feed) -> None:
@@ -131,14 +131,14 @@ class Summing:
 
     async def _page(self, feed: _Feed, after: str, until: str) -> pb.ListNamesResponse | None:
         """None, and `feed` has an end, when the node does not answer."""
-        bucket = wire.BucketRef(name=self._target.bucket.name, uuid=self._target.bucket.uuid)
+        bucket = wire.BucketRef(name=self._replica_set.bucket.name, uuid=self._replica_set.bucket.uuid)
         request = pb.ListNamesRequest(
             bucket=bucket, prefix=self._prefix, start_after=after, limit=PAGE_NAMES, until=until
         )
         page = await outcome(self._ask(feed, request))
-        if isinstance(page, CopyLost) and page.refusal is None:
+        if isinstance(page, ReplicaLost) and page.refusal is None:
             page = await outcome(self._ask(feed, request, again=True))
-        if not isinstance(page, CopyLost):
+        if not isinstance(page, ReplicaLost):
             return page
         feed.next = None
         # One that has not learned of a bucket yet has nothing of it; of a snapshot it has what it had.
@@ -147,13 +147,13 @@ class Summing:
         return None
 
     async def _ask(self, feed: _Feed, request: pb.ListNamesRequest, *, again: bool = False) -> pb.ListNamesResponse:
-        """`again`: the node did not answer, and is given a moment to be reached. Raises CopyLost."""
-        if feed.node == self._target.position:
+        """`again`: the node did not answer, and is given a moment to be reached. Raises ReplicaLost."""
+        if feed.node == self._replica_set.position:
             try:
                 return await self._node.read(names_page, self._node.store, request)
             except StoreError as error:
-                raise CopyLost(str(error), error) from error
-        endpoint = self._target.endpoint(feed.node)
+                raise ReplicaLost(str(error), error) from error
+        endpoint = self._replica_set.endpoint(feed.node)
         stub = ais_contents_pb2_grpc.ContentsReplicaStub(self._channels.to(endpoint))
         with reporting(self._channels, endpoint):
             page: pb.ListNamesResponse = await stub.ListNames(

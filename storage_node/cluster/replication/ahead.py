@@ -10,27 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from storage_node.cluster.replication.replica_set import Candidates
+from storage_node.cluster.replication.replica_set import ReplicaSelection
 
-LEAP = 1 << 17
+VERSION_SKIP = 1 << 17
 """So many writes the owners of one object would have to be apart."""
 
 
-class Ahead:
+class VersionClockSkips:
     """Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._missing: set[str] = set()  # endpoints that have been leapt for since they last took part
 
-    def leap(self, writes: Iterable[Candidates]) -> int:
+    def skip_for(self, writes: Iterable[ReplicaSelection]) -> int:
         """How far the versions of these writes have to be above the clock of this node."""
-        leap = 0
+        skip = 0
         for write in writes:
             for node in write.owners:
-                endpoint = write.target.endpoint(node)
+                endpoint = write.replica_set.endpoint(node)
                 if node in write.taking:
                     self._missing.discard(endpoint)
                 elif endpoint not in self._missing:
                     self._missing.add(endpoint)
-                    leap = LEAP
-        return leap
+                    skip = VERSION_SKIP
+        return skip

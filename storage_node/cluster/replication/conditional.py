@@ -22,10 +22,10 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.batch.local_batch import StaleMap
-from storage_node.cluster.replication.copy_stream import CopyLost
 from storage_node.cluster.replication.replica import from_wire
 from storage_node.cluster.replication.replica_client import Nodes, outcome
-from storage_node.cluster.replication.replica_set import Target, TooFewCopies
+from storage_node.cluster.replication.replica_set import ReplicaSet, TooFewCopies
+from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.errors import StoreError
 from storage_node.store.format import Record, Version
@@ -35,7 +35,7 @@ NOTHING = Version(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class There:
+class CurrentVersion:
     """What there is of one name."""
 
     newest: Record | None
@@ -49,48 +49,50 @@ class There:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class ConditionOutcome:
     """A condition that holds, or what an earlier try of the same write has stored (`landed`)."""
 
-    there: There
+    there: CurrentVersion
     landed: Record | None = None
 
 
-async def decide(nodes: Nodes, target: Target, wanted: Sequence[tuple[str, Condition]]) -> list[Decided | StoreError]:
+async def decide(
+    nodes: Nodes, replica_set: ReplicaSet, wanted: Sequence[tuple[str, Condition]]
+) -> list[ConditionOutcome | StoreError]:
     """Whether these conditions hold of these names; in order. The caller holds the names, and the map in use."""
-    faults = [misplaced(nodes, target, name) for name, _ in wanted]
+    faults = [misplaced(nodes, replica_set, name) for name, _ in wanted]
     names = [name for (name, _), fault in zip(wanted, faults, strict=True) if fault is None]
-    found = iter(await _there(nodes, target, names) if names else [])
-    decided: list[Decided | StoreError] = []
+    found = iter(await _current_versions(nodes, replica_set, names) if names else [])
+    decided: list[ConditionOutcome | StoreError] = []
     for (name, condition), misfit in zip(wanted, faults, strict=True):
         there = misfit or next(found)
         if isinstance(there, StoreError):
             decided.append(there)
             continue
-        fault = condition.fault(f"{target.bucket.name}/{name}", there.newest)
+        fault = condition.fault(f"{replica_set.bucket.name}/{name}", there.newest)
         if fault is None:
-            decided.append(Decided(there))
+            decided.append(ConditionOutcome(there))
             continue
-        landed = nodes.node.store.landed(target.bucket.uuid, name, condition.write_id, there.here)
+        landed = nodes.node.store.landed(replica_set.bucket.uuid, name, condition.write_id, there.here)
         if landed is None:
             decided.append(fault)
         elif landed.version == there.version:
-            decided.append(Decided(there))  # its own earlier try, which may not be on enough nodes: once more
+            decided.append(ConditionOutcome(there))  # its own earlier try, which may not be on enough nodes: once more
         else:
-            decided.append(Decided(there, landed))
+            decided.append(ConditionOutcome(there, landed))
     return decided
 
 
-def misplaced(nodes: Nodes, target: Target, name: str) -> StoreError | None:
+def misplaced(nodes: Nodes, replica_set: ReplicaSet, name: str) -> StoreError | None:
     """What is wrong with this node's deciding about a name; None when it is the one that does."""
     membership = nodes.node.membership
-    if membership is not None and membership.view is not target.view:
-        return _stale(f"{target.bucket.name}/{name}")
-    first = target.view.owners(target.bucket, name)[:1]
-    if first != [target.position]:
-        where = target.endpoint(first[0]) if first else "nobody"
+    if membership is not None and membership.view is not replica_set.view:
+        return _stale(f"{replica_set.bucket.name}/{name}")
+    first = replica_set.view.owners(replica_set.bucket, name)[:1]
+    if first != [replica_set.position]:
+        where = replica_set.endpoint(first[0]) if first else "nobody"
         return StaleMap(
-            f"{target.bucket.name}/{name}: by map {target.view.version} {where} decides about writes on conditions"
+            f"{replica_set.bucket.name}/{name}: by map {replica_set.view.version} {where} decides about writes on conditions"
         )
     return None
 
@@ -99,10 +101,12 @@ def _stale(label: str) -> StaleMap:
     return StaleMap(f"{label}: the map of the cluster is a newer one by now; nothing was changed, try again")
 
 
-async def _there(nodes: Nodes, target: Target, names: Sequence[str]) -> list[There | StoreError]:
+async def _current_versions(
+    nodes: Nodes, replica_set: ReplicaSet, names: Sequence[str]
+) -> list[CurrentVersion | StoreError]:
     """What there is of these names, of which this node is the first owner."""
     store = nodes.node.store
-    uuid = target.bucket.uuid
+    uuid = replica_set.bucket.uuid
 
     def look() -> list[tuple[Record | None, bool] | StoreError]:
         found: list[tuple[Record | None, bool] | StoreError] = []
@@ -117,62 +121,66 @@ async def _there(nodes: Nodes, target: Target, names: Sequence[str]) -> list[The
 
     own = await nodes.node.read(look)
     asked: dict[int, list[int]] = {}
-    all_nodes, avoided = range(len(target.view.nodes)), nodes.avoided(target)
+    all_nodes, avoided = range(len(replica_set.view.nodes)), nodes.avoided(replica_set)
     strict: set[int] = set()
     for at, (name, here) in enumerate(zip(names, own, strict=True)):
         if isinstance(here, StoreError):
             continue
-        if here[1] or target.view.former is not None:
+        if here[1] or replica_set.view.former is not None:
             strict.add(at)
-        others = all_nodes if at in strict else target.view.concerned(target.bucket, [name])[0]
+        others = all_nodes if at in strict else replica_set.view.concerned(replica_set.bucket, [name])[0]
         for node in others:
-            if node != target.position and (at in strict or not avoided(node)):
+            if node != replica_set.position and (at in strict or not avoided(node)):
                 asked.setdefault(node, []).append(at)
 
-    async def ask(node: int, positions: list[int]) -> tuple[int, wire.NewestResponse | CopyLost]:
+    async def ask(node: int, positions: list[int]) -> tuple[int, wire.NewestResponse | ReplicaLost]:
         wanted = [names[at] for at in positions]
-        answer = await outcome(nodes.newest(target, node, wanted, allow_unknown=True))
-        if strict.intersection(positions) and not isinstance(answer, CopyLost) and _is_behind(answer, target):
-            await _teach(nodes, target, node)
-            answer = await outcome(nodes.newest(target, node, wanted, allow_unknown=True))
+        answer = await outcome(nodes.newest(replica_set, node, wanted, allow_unknown=True))
+        if strict.intersection(positions) and not isinstance(answer, ReplicaLost) and _is_behind(answer, replica_set):
+            await _teach(nodes, replica_set, node)
+            answer = await outcome(nodes.newest(replica_set, node, wanted, allow_unknown=True))
         return node, answer
 
     answers = dict(await asyncio.gather(*(ask(node, positions) for node, positions in asked.items())))
     for node, answer in answers.items():
-        if not isinstance(answer, CopyLost) and answer.map_version > target.view.version:
-            nodes.heard_of_map(target.endpoint(node), answer.map_version)
+        if not isinstance(answer, ReplicaLost) and answer.map_version > replica_set.view.version:
+            nodes.heard_of_map(replica_set.endpoint(node), answer.map_version)
             await nodes.keep_up()
-            return [_stale(f"{target.bucket.name}/{name}") for name in names]
+            return [_stale(f"{replica_set.bucket.name}/{name}") for name in names]
     states: list[list[wire.ObjectState]] = [[] for _ in names]
     silent: list[list[str]] = [[] for _ in names]
     clock = 0
     for node, positions in asked.items():
         answer = answers[node]
-        if isinstance(answer, CopyLost) or _is_behind(answer, target):
-            problem = str(answer) if isinstance(answer, CopyLost) else f"{target.endpoint(node)}: acts by an older map"
+        if isinstance(answer, ReplicaLost) or _is_behind(answer, replica_set):
+            problem = (
+                str(answer)
+                if isinstance(answer, ReplicaLost)
+                else f"{replica_set.endpoint(node)}: acts by an older map"
+            )
             for at in positions:
                 silent[at].append(problem)
-        if not isinstance(answer, CopyLost):
+        if not isinstance(answer, ReplicaLost):
             clock = max(clock, answer.clock)
             for at, state in zip(positions, answer.object, strict=True):
                 states[at].append(state)
                 if state.unknown:
-                    silent[at].append(f"{target.endpoint(node)}: its drive fails")
+                    silent[at].append(f"{replica_set.endpoint(node)}: its drive fails")
     return [
-        _joined(f"{target.bucket.name}/{names[at]}", here, states[at], silent[at] if at in strict else [], clock)
+        _joined(f"{replica_set.bucket.name}/{names[at]}", here, states[at], silent[at] if at in strict else [], clock)
         for at, here in enumerate(own)
     ]
 
 
-def _is_behind(answer: wire.NewestResponse, target: Target) -> bool:
-    return answer.map_version < target.view.version
+def _is_behind(answer: wire.NewestResponse, replica_set: ReplicaSet) -> bool:
+    return answer.map_version < replica_set.view.version
 
 
-async def _teach(nodes: Nodes, target: Target, node: int) -> None:
+async def _teach(nodes: Nodes, replica_set: ReplicaSet, node: int) -> None:
     """Tell a node this map. It may go on acting by an older one for as long as it has something under way by that."""
-    stub = cluster_rpc.ClusterStub(nodes.channels.to(target.endpoint(node)))
+    stub = cluster_rpc.ClusterStub(nodes.channels.to(replica_set.endpoint(node)))
     try:
-        await stub.Learn(cluster_pb.LearnRequest(map=target.view.map), timeout=LEARN_TIMEOUT_S)
+        await stub.Learn(cluster_pb.LearnRequest(map=replica_set.view.map), timeout=LEARN_TIMEOUT_S)
     except grpc.aio.AioRpcError:
         return  # its next answer says by which map it acts
 
@@ -183,7 +191,7 @@ def _joined(
     states: Iterable[wire.ObjectState],
     silent: Sequence[str],
     clock: int,
-) -> There | StoreError:
+) -> CurrentVersion | StoreError:
     if isinstance(here, StoreError):
         return here
     if silent:
@@ -207,4 +215,4 @@ def _joined(
                     b"" if state.is_tombstone else b"elsewhere",
                     b"",
                 )
-    return There(newest, here[0], clock)
+    return CurrentVersion(newest, here[0], clock)

@@ -20,17 +20,22 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.membership import Membership
-from storage_node.cluster.replication.ahead import Ahead
-from storage_node.cluster.replication.commit import Commits, Result, Staged, landed_info
-from storage_node.cluster.replication.commit_gate import CommitGate
+from storage_node.cluster.replication.ahead import VersionClockSkips
+from storage_node.cluster.replication.commit import CommitProtocol, PendingWrite, Result, committed_info
+from storage_node.cluster.replication.commit_barrier import CommitBarrier
 from storage_node.cluster.replication.conditional import decide, misplaced
-from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, Copy, CopyLost, refused
 from storage_node.cluster.replication.delete_many import Deletions
-from storage_node.cluster.replication.fan_out import map_version, tell_absent, tell_missed, tell_of_commits
+from storage_node.cluster.replication.fan_out import (
+    invalidate_after_commits,
+    invalidate_nonparticipants,
+    invalidate_one,
+    map_version,
+)
 from storage_node.cluster.replication.listing_filter import Listed, not_deleted
 from storage_node.cluster.replication.replica import HeldWrite, from_wire, to_wire
 from storage_node.cluster.replication.replica_client import Nodes, close_all, outcome
-from storage_node.cluster.replication.replica_set import Candidates, Target, TooFewCopies
+from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet, TooFewCopies
+from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
 from storage_node.node import Node
 from storage_node.store.drive.preconditions import Condition, condition_of
 from storage_node.store.errors import InvalidRequest, ObjectNotFound, StoreError
@@ -51,12 +56,12 @@ class Replication:
         self._membership = membership
         self.channels = self._channels = Channels()
         self._nodes = Nodes(node, self._channels)
-        self._ahead = Ahead()
-        self._commits = Commits(self._nodes, self._ahead)
-        self._deletions = Deletions(self._nodes, self._ahead, self._commits)
+        self._clock_skips = VersionClockSkips()
+        self._commits = CommitProtocol(self._nodes, self._clock_skips)
+        self._deletions = Deletions(self._nodes, self._clock_skips, self._commits)
 
     @property
-    def gate(self) -> CommitGate:
+    def commit_barrier(self) -> CommitBarrier:
         return self._commits.gate
 
     async def settle(self) -> None:
@@ -64,12 +69,12 @@ class Replication:
         await self._commits.settle()
 
     async def close(self) -> None:
-        """Commits that have begun are finished first."""
+        """CommitProtocol that have begun are finished first."""
         await self._commits.settle()
-        await self._nodes.telling.close()
+        await self._nodes.invalidations.close()
         await self._channels.close()
 
-    def target(self, bucket: str) -> Target | None:
+    def replica_set(self, bucket: str) -> ReplicaSet | None:
         """Where writes into this bucket go; None when it is no bucket of a cluster.
 
         Raises TooFewCopies when this node has been taken out of the map.
@@ -77,32 +82,32 @@ class Replication:
         view = self._membership.view
         return self._in(view, view.buckets.get(bucket)) if view is not None else None
 
-    def target_to_read(self, bucket: str) -> Target | None:
-        """As `target`, of a snapshot too."""
+    def replica_set_to_read(self, bucket: str) -> ReplicaSet | None:
+        """As `replica_set`, of a snapshot too."""
         view = self._membership.view
         return self._in(view, view.to_read(bucket)) if view is not None else None
 
-    def _in(self, view: ClusterView, bucket: cluster_pb.MapBucket | None) -> Target | None:
+    def _in(self, view: ClusterView, bucket: cluster_pb.MapBucket | None) -> ReplicaSet | None:
         if bucket is None:
             return None
         position = view.position.get(self._membership.node_uuid)
         if position is None:
             raise TooFewCopies("this node is no longer part of the cluster; ask another one")
-        return Target(view, bucket, position)
+        return ReplicaSet(view, bucket, position)
 
     async def not_deleted(self, bucket: str, found: Listed) -> Listed:
         """Of the objects that this node has, those that it may list."""
         try:
-            target = self.target(bucket)  # of a snapshot nobody lists what is not his
+            replica_set = self.replica_set(bucket)  # of a snapshot nobody lists what is not his
         except TooFewCopies:
             return found
-        return found if target is None else await not_deleted(self._nodes, target, found)
+        return found if replica_set is None else await not_deleted(self._nodes, replica_set, found)
 
     # -- one object
 
     async def put(
         self,
-        target: Target,
+        replica_set: ReplicaSet,
         header: pb.PutHeader,
         messages: AsyncIterator[pb.PutRequest],
         held: HeldWrite | None = None,
@@ -112,12 +117,15 @@ class Replication:
         `held`: takes this node's own copy in, if it is an owner.
         """
         check_object_name(header.name)
-        staged = Staged(target, header.name, target.rankings([header.name])[0])
+        staged = PendingWrite(replica_set, header.name, replica_set.rankings([header.name])[0])
         staged.metadata = checked_metadata(dict(header.metadata))
         staged.condition = condition_of(header)
-        if staged.condition is not None and (done := await self._decided(target, header, staged.condition)) is not None:
+        if (
+            staged.condition is not None
+            and (done := await self._decided(replica_set, header, staged.condition)) is not None
+        ):
             return done
-        copies: list[Copy] = []
+        copies: list[ReplicaStream] = []
         try:
             await self._open(staged, header, copies, held)
             async for message in messages:
@@ -139,51 +147,55 @@ class Replication:
             raise result
         return result
 
-    async def _decided(self, target: Target, header: pb.PutHeader, condition: Condition) -> pb.ObjectInfo | None:
+    async def _decided(
+        self, replica_set: ReplicaSet, header: pb.PutHeader, condition: Condition
+    ) -> pb.ObjectInfo | None:
         """Look beforehand, where many bytes may come in vain; what an earlier try has stored. Raises StoreError."""
-        if (misfit := misplaced(self._nodes, target, header.name)) is not None:
+        if (misfit := misplaced(self._nodes, replica_set, header.name)) is not None:
             raise misfit
         if header.HasField("size_bytes") and header.size_bytes < _LOOK_BEFORE_BYTES:
             return None
-        decided = (await decide(self._nodes, target, [(header.name, condition)]))[0]
+        decided = (await decide(self._nodes, replica_set, [(header.name, condition)]))[0]
         if isinstance(decided, StoreError):
             raise decided
-        return landed_info(target, header.name, decided.landed) if decided.landed is not None else None
+        return committed_info(replica_set, header.name, decided.landed) if decided.landed is not None else None
 
-    async def _open(self, staged: Staged, header: pb.PutHeader, copies: list[Copy], held: HeldWrite | None) -> None:
+    async def _open(
+        self, staged: PendingWrite, header: pb.PutHeader, copies: list[ReplicaStream], held: HeldWrite | None
+    ) -> None:
         """Find nodes that take the object on, the next ones in place of those that do not; all land in `copies`."""
-        target = staged.target
-        request = wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=target.bucket.uuid))
+        replica_set = staged.replica_set
+        request = wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=replica_set.bucket.uuid))
 
         async def ask(node: int) -> None:
-            copy = self._nodes.copy(target, node, held)
+            copy = self._nodes.copy(replica_set, node, held)
             copies.append(copy)
             answer = await outcome(copy.begin(request))
-            if isinstance(answer, CopyLost):
+            if isinstance(answer, ReplicaLost):
                 staged.lose(answer)
             elif answer.HasField("staged"):
-                staged.lose(refused(target.endpoint(node), answer.staged.object[0].error))
+                staged.lose(refused(replica_set.endpoint(node), answer.staged.object[0].error))
             else:
                 staged.taking.append(node)
                 staged.copies.append((copy, 0))
 
-        while nodes := staged.next_nodes(self._nodes.avoided(target)):
+        while nodes := staged.next_nodes(self._nodes.avoided(replica_set)):
             await asyncio.gather(*(ask(node) for node in nodes))
         staged.require()
 
-    async def _forward(self, staged: Staged, request: wire.WriteRequest) -> None:
+    async def _forward(self, staged: PendingWrite, request: wire.WriteRequest) -> None:
         """A node that is lost now has no successor: the bytes that went by are gone. Repair makes its copy."""
         before, staged.copies, staged.taking = staged.copies, [], []
         sent = await asyncio.gather(*(outcome(copy.send(request, STEP_TIMEOUT_S)) for copy, _ in before))
         for (copy, place), result in zip(before, sent, strict=True):
-            if isinstance(result, CopyLost):
+            if isinstance(result, ReplicaLost):
                 staged.lose(result)
             else:
                 staged.copies.append((copy, place))
                 staged.taking.append(copy.node)
         staged.require()
 
-    async def _end(self, staged: Staged, end: pb.PutEnd) -> None:
+    async def _end(self, staged: PendingWrite, end: pb.PutEnd) -> None:
         before, staged.copies, staged.taking = staged.copies, [], []
         request = wire.WriteRequest(end=end)
         answers = await asyncio.gather(*(outcome(copy.ask(request, STEP_TIMEOUT_S)) for copy, _ in before))
@@ -197,40 +209,46 @@ class Replication:
         self, request: pb.PutManyRequest, put_here: Callable[[pb.PutManyRequest], Awaitable[pb.PutManyResponse]]
     ) -> pb.PutManyResponse:
         """Store a group; `put_here` takes what belongs to no bucket of the cluster."""
-        found: dict[str, Target | None] = {}
+        found: dict[str, ReplicaSet | None] = {}
         try:
             for name in {small.bucket for small in request.object}:
-                found[name] = self.target(name)
+                found[name] = self.replica_set(name)
         except TooFewCopies as error:
             return pb.PutManyResponse(result=[_result(error) for _ in request.object])
-        targets = [found[small.bucket] for small in request.object]
-        there = [(small, target) for small, target in zip(request.object, targets, strict=True) if target is not None]
+        replica_sets = [found[small.bucket] for small in request.object]
+        there = [
+            (small, replica_set)
+            for small, replica_set in zip(request.object, replica_sets, strict=True)
+            if replica_set is not None
+        ]
         if not there:
             return await put_here(request)
-        stored = iter(await self._put_group([small for small, _ in there], [target for _, target in there]))
-        here = [small for small, target in zip(request.object, targets, strict=True) if target is None]
+        stored = iter(await self._put_group([small for small, _ in there], [replica_set for _, replica_set in there]))
+        here = [small for small, replica_set in zip(request.object, replica_sets, strict=True) if replica_set is None]
         kept = iter((await put_here(pb.PutManyRequest(object=here))).result if here else [])
         return pb.PutManyResponse(
-            result=[next(kept) if target is None else _result(next(stored)) for target in targets]
+            result=[next(kept) if replica_set is None else _result(next(stored)) for replica_set in replica_sets]
         )
 
-    async def _put_group(self, objects: Sequence[pb.SmallObject], targets: Sequence[Target]) -> list[Result]:
+    async def _put_group(self, objects: Sequence[pb.SmallObject], replica_sets: Sequence[ReplicaSet]) -> list[Result]:
         """Store small objects with one message to each node; one result each, in order."""
-        entries = [Staged(target, small.name, []) for target, small in zip(targets, objects, strict=True)]
+        entries = [
+            PendingWrite(replica_set, small.name, []) for replica_set, small in zip(replica_sets, objects, strict=True)
+        ]
         for entry, small in zip(entries, objects, strict=True):
             try:
                 check_object_name(small.name)
                 entry.metadata = checked_metadata(dict(small.metadata))
                 entry.condition = condition_of(small)
                 if entry.condition is not None:
-                    entry.fault = misplaced(self._nodes, entry.target, small.name)
+                    entry.fault = misplaced(self._nodes, entry.replica_set, small.name)
             except StoreError as error:
                 entry.fault = error
-        for target in {id(target): target for target in targets}.values():
-            mine = [entry for entry in entries if entry.target is target and entry.fault is None]
-            for entry, ranking in zip(mine, target.rankings([entry.name for entry in mine]), strict=True):
+        for replica_set in {id(replica_set): replica_set for replica_set in replica_sets}.values():
+            mine = [entry for entry in entries if entry.replica_set is replica_set and entry.fault is None]
+            for entry, ranking in zip(mine, replica_set.rankings([entry.name for entry in mine]), strict=True):
                 entry.ranking = ranking
-        copies: list[Copy] = []
+        copies: list[ReplicaStream] = []
         try:
             while await self._stage_round(entries, objects, copies):
                 pass  # those that found too few nodes ask the next ones
@@ -240,20 +258,20 @@ class Replication:
         return await self._commits.commit(entries, copies)
 
     async def _stage_round(
-        self, entries: Sequence[Staged], objects: Sequence[pb.SmallObject], copies: list[Copy]
+        self, entries: Sequence[PendingWrite], objects: Sequence[pb.SmallObject], copies: list[ReplicaStream]
     ) -> bool:
         """Ask the next nodes for whatever lacks copies; False when there was nothing to ask."""
         wanted: dict[int, list[int]] = {}
         for at, entry in enumerate(entries):
-            for node in entry.next_nodes(self._nodes.avoided(entry.target)):
+            for node in entry.next_nodes(self._nodes.avoided(entry.replica_set)):
                 wanted.setdefault(node, []).append(at)
 
         async def stage(node: int, positions: list[int]) -> None:
             group = wire.WriteGroup(object=[objects[at] for at in positions])
             for at in positions:
-                bucket = entries[at].target.bucket
+                bucket = entries[at].replica_set.bucket
                 group.bucket_uuid[bucket.name] = bucket.uuid
-            copy = self._nodes.copy(entries[positions[0]].target, node)
+            copy = self._nodes.copy(entries[positions[0]].replica_set, node)
             copy.objects = len(positions)
             copies.append(copy)
             answer = await outcome(copy.begin(wire.WriteRequest(group=group)))
@@ -265,48 +283,48 @@ class Replication:
 
     # -- deleting
 
-    async def delete(self, target: Target, name: str, condition: Condition | None = None) -> None:
+    async def delete(self, replica_set: ReplicaSet, name: str, condition: Condition | None = None) -> None:
         """Leave a tombstone on all owners. Raises ObjectNotFound when it is sure that there is no such object,
         VersionConflict."""
         if object_name_fault(name):
-            raise ObjectNotFound(not_found_message(target.bucket.name, name))
-        in_use = self._membership.in_use
-        in_use.hold(target.epoch)
+            raise ObjectNotFound(not_found_message(replica_set.bucket.name, name))
+        lease = self._membership.lease
+        lease.hold(replica_set.epoch)
         try:
-            async with self._commits.names.hold([(target.bucket.uuid, name)]):
+            async with self._commits.names.hold([(replica_set.bucket.uuid, name)]):
                 not_above: Version | None = None
                 if condition is not None:
-                    decided = (await decide(self._nodes, target, [(name, condition)]))[0]
+                    decided = (await decide(self._nodes, replica_set, [(name, condition)]))[0]
                     if isinstance(decided, StoreError):
                         raise decided
                     not_above = decided.there.version
-                await self._delete(target, name, not_above)
+                await self._delete(replica_set, name, not_above)
         finally:
-            in_use.end(target.epoch)
+            lease.end(replica_set.epoch)
 
-    async def _delete(self, target: Target, name: str, not_above: Version | None) -> None:
-        asked = Candidates(target, name, target.rankings([name])[0])
+    async def _delete(self, replica_set: ReplicaSet, name: str, not_above: Version | None) -> None:
+        asked = ReplicaSelection(replica_set, name, replica_set.rankings([name])[0])
         found: dict[int, wire.ObjectState] = {}
         clock = 0
 
         async def ask(node: int) -> bool:
             nonlocal clock
-            answer = await outcome(self._nodes.newest(target, node, [name]))
-            if isinstance(answer, CopyLost):
+            answer = await outcome(self._nodes.newest(replica_set, node, [name]))
+            if isinstance(answer, ReplicaLost):
                 asked.lose(answer)
                 return False
             found[node], clock = answer.object[0], max(clock, answer.clock)
             return True
 
-        while nodes := asked.next_nodes(self._nodes.avoided(target)):
+        while nodes := asked.next_nodes(self._nodes.avoided(replica_set)):
             answered = await asyncio.gather(*(ask(node) for node in nodes))
             asked.taking += [node for node, there in zip(nodes, answered, strict=True) if there]
         asked.require()
-        await asyncio.gather(*(ask(node) for node in target.former(name) if node not in found))
+        await asyncio.gather(*(ask(node) for node in replica_set.former(name) if node not in found))
         states = [state for state in found.values() if state.HasField("version")]
         newest = max(states, key=lambda state: from_wire(state.version), default=None)
         existed = not_above is not None or (newest is not None and not newest.is_tombstone)
-        absent = not existed and target.nobody_has(name, found)
+        absent = not existed and replica_set.nobody_has(name, found)
         # A node that could not be asked may have the object: it finds the tombstone when it comes back.
         if not absent or not all(node in found for node in asked.owners):
             having = [node for node, state in found.items() if node in asked.taking or state.HasField("version")]
@@ -314,15 +332,15 @@ class Replication:
             seen = [from_wire(state.version) for state in states] + ([not_above] if not_above is not None else [])
             await self._bury(asked, having, rest, seen, clock, not_above)
         if absent:
-            raise ObjectNotFound(not_found_message(target.bucket.name, name))
+            raise ObjectNotFound(not_found_message(replica_set.bucket.name, name))
 
-    async def delete_many(self, target: Target, names: Sequence[str]) -> list[StoreError | None]:
+    async def delete_many(self, replica_set: ReplicaSet, names: Sequence[str]) -> list[StoreError | None]:
         """As `delete` of each; None, or why it is not deleted, in order."""
-        return await self._deletions.delete(target, names)
+        return await self._deletions.delete(replica_set, names)
 
     async def _bury(
         self,
-        asked: Candidates,
+        asked: ReplicaSelection,
         nodes: Sequence[int],
         rest: Sequence[int],
         seen: list[Version],
@@ -331,53 +349,53 @@ class Replication:
     ) -> None:
         """Leave tombstones on these nodes; the `rest`, which owned the object once, have nothing that needs one.
 
-        `not_above`: see `Staged.not_above`.
+        `not_above`: see `PendingWrite.not_above`.
         """
-        target = asked.target
+        replica_set = asked.replica_set
         store = self._node.store
 
         async def bury(node: int, version: wire.ObjectVersion, limit: wire.ObjectVersion | None = None) -> int | None:
-            result = await outcome(self._nodes.bury(target, node, asked.name, version, limit))
-            if isinstance(result, CopyLost):
+            result = await outcome(self._nodes.bury(replica_set, node, asked.name, version, limit))
+            if isinstance(result, ReplicaLost):
                 asked.lose(result)
                 return None
             return node
 
         async def bury_all() -> tuple[list[int], bool]:
-            async with self._commits.gate.passing([target.bucket.uuid]):
-                above = max(store.clock, clock) + self._ahead.leap([asked])
-                chosen = await self._node.read(store.next_version, target.number, target.epoch, seen, above)
+            async with self._commits.gate.passing([replica_set.bucket.uuid]):
+                above = max(store.clock, clock) + self._clock_skips.skip_for([asked])
+                chosen = await self._node.read(store.next_version, replica_set.number, replica_set.epoch, seen, above)
                 return await bury_with(chosen)
 
         async def bury_with(chosen: Version) -> tuple[list[int], bool]:
             version = to_wire(chosen)
             by_map = map_version(self._nodes)
             told = [*nodes, *rest]
-            telling = (tell_missed(self._nodes, target, node, {asked.name: chosen}) for node in rest)
+            telling = (invalidate_one(self._nodes, replica_set, node, {asked.name: chosen}) for node in rest)
             first: list[int] = []
             if not_above is not None:
-                here = target.position
+                here = replica_set.position
                 if here not in asked.taking or await bury(here, version, to_wire(not_above)) is None:
                     raise asked.without_its_first_owner()
                 first = [here]
             left = [node for node in nodes if node not in first]
-            absent = tell_absent(self._nodes, [asked], [chosen], [told])
+            absent = invalidate_nonparticipants(self._nodes, [asked], [chosen], [told])
             found = await asyncio.gather(*(bury(node, version) for node in left), absent, *telling)
             buried = first + [node for node in found if node is not None]
             there = [*buried, *rest]
-            lost = Candidates(target, asked.name, asked.ranking, taking=told)
+            lost = ReplicaSelection(replica_set, asked.name, asked.ranking, taking=told)
             if not buried:
                 return buried, True
-            return buried, await tell_of_commits(self._nodes, [lost], [chosen], [there], by_map=by_map)
+            return buried, await invalidate_after_commits(self._nodes, [lost], [chosen], [there], by_map=by_map)
 
-        in_use = self._membership.in_use
-        in_use.hold(target.epoch)
+        lease = self._membership.lease
+        lease.hold(replica_set.epoch)
         burying = asyncio.ensure_future(bury_all())
-        burying.add_done_callback(lambda _: in_use.end(target.epoch))
+        burying.add_done_callback(lambda _: lease.end(replica_set.epoch))
         self._commits.track(burying)
         buried, told = await asyncio.shield(burying)
         count = sum(node in asked.taking for node in buried)
-        if count < target.min_copies or not told:
+        if count < replica_set.min_copies or not told:
             raise asked.unfinished(count)
 
 

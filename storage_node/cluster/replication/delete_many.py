@@ -13,13 +13,18 @@ from dataclasses import dataclass, field
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.replication.ahead import Ahead
-from storage_node.cluster.replication.commit import Commits
-from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, CopyLost, refused, reporting
-from storage_node.cluster.replication.fan_out import map_version, tell_absent, tell_missed, tell_of_commits
+from storage_node.cluster.replication.ahead import VersionClockSkips
+from storage_node.cluster.replication.commit import CommitProtocol
+from storage_node.cluster.replication.fan_out import (
+    invalidate_after_commits,
+    invalidate_nonparticipants,
+    invalidate_one,
+    map_version,
+)
 from storage_node.cluster.replication.replica import error_to_wire, from_wire, require_bucket, to_wire
 from storage_node.cluster.replication.replica_client import Nodes, outcome
-from storage_node.cluster.replication.replica_set import Candidates, Target
+from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
+from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, refused, reporting
 from storage_node.store.errors import DriveFailed, ObjectNotFound, StoreError
 from storage_node.store.format import Version
 from storage_node.store.names import object_name_fault
@@ -30,7 +35,7 @@ AT_ONCE = 1000
 
 
 @dataclass(slots=True)
-class _Deletion(Candidates):
+class _Deletion(ReplicaSelection):
     """One object on its way out."""
 
     found: dict[int, wire.ObjectState] = field(default_factory=dict)
@@ -61,12 +66,12 @@ class _Deletion(Candidates):
 
 
 class Deletions:
-    def __init__(self, nodes: Nodes, ahead: Ahead, commits: Commits) -> None:
+    def __init__(self, nodes: Nodes, clock_skips: VersionClockSkips, commits: CommitProtocol) -> None:
         self._nodes = nodes
-        self._ahead = ahead
+        self._clock_skips = clock_skips
         self._commits = commits
 
-    async def delete(self, target: Target, names: Sequence[str]) -> list[StoreError | None]:
+    async def delete(self, replica_set: ReplicaSet, names: Sequence[str]) -> list[StoreError | None]:
         """Leave tombstones on all owners; of each name, in order, None or why it is not deleted.
 
         A repeated name is there only once.
@@ -75,25 +80,27 @@ class Deletions:
         done: dict[str, StoreError | None] = {}
         for first in range(0, len(different), AT_ONCE):
             group = different[first : first + AT_ONCE]
-            async with self._commits.names.hold((target.bucket.uuid, name) for name in group):
-                done.update(zip(group, await self._delete(target, group), strict=True))
-        missing = {name: ObjectNotFound(not_found_message(target.bucket.name, name)) for name in set(names)}
+            async with self._commits.names.hold((replica_set.bucket.uuid, name) for name in group):
+                done.update(zip(group, await self._delete(replica_set, group), strict=True))
+        missing = {name: ObjectNotFound(not_found_message(replica_set.bucket.name, name)) for name in set(names)}
         return [done.pop(name, missing[name]) for name in names]
 
-    async def _delete(self, target: Target, names: Sequence[str]) -> list[StoreError | None]:
-        rankings = target.rankings(names)
-        entries = [_Deletion(target, name, ranking) for name, ranking in zip(names, rankings, strict=True)]
-        while await self._ask_round(target, entries):
+    async def _delete(self, replica_set: ReplicaSet, names: Sequence[str]) -> list[StoreError | None]:
+        rankings = replica_set.rankings(names)
+        entries = [_Deletion(replica_set, name, ranking) for name, ranking in zip(names, rankings, strict=True)]
+        while await self._ask_round(replica_set, entries):
             pass  # names of which too few nodes answered are asked of the next ones
         results: dict[str, StoreError | None] = {entry.name: entry.shortage() for entry in entries}
         going = [entry for entry in entries if results[entry.name] is None]
         former: dict[int, list[_Deletion]] = {}
         for entry in going:
-            for node in target.former(entry.name):
+            for node in replica_set.former(entry.name):
                 if node not in entry.found:
                     former.setdefault(node, []).append(entry)
-        await asyncio.gather(*(self._ask(target, node, mine) for node, mine in former.items()))
-        absent = {entry.name for entry in going if not entry.existed and target.nobody_has(entry.name, entry.found)}
+        await asyncio.gather(*(self._ask(replica_set, node, mine) for node, mine in former.items()))
+        absent = {
+            entry.name for entry in going if not entry.existed and replica_set.nobody_has(entry.name, entry.found)
+        }
         # A node that could not be asked may have the object: it finds the tombstone when it comes back.
         bury = [
             entry
@@ -101,41 +108,47 @@ class Deletions:
             if entry.name not in absent or not all(node in entry.found for node in entry.owners)
         ]
         if bury:
-            results.update(await self._bury(target, bury))
+            results.update(await self._bury(replica_set, bury))
         for entry in going:
             if results[entry.name] is None and entry.name in absent:
-                results[entry.name] = ObjectNotFound(not_found_message(target.bucket.name, entry.name))
+                results[entry.name] = ObjectNotFound(not_found_message(replica_set.bucket.name, entry.name))
         return [results[name] for name in names]
 
-    async def _ask_round(self, target: Target, entries: Sequence[_Deletion]) -> bool:
+    async def _ask_round(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> bool:
         """Ask the next nodes about what lacks some; False when there was nothing to ask."""
         wanted: dict[int, list[_Deletion]] = {}
-        avoided = self._nodes.avoided(target)
+        avoided = self._nodes.avoided(replica_set)
         for entry in entries:
             for node in entry.next_nodes(avoided):
                 wanted.setdefault(node, []).append(entry)
-        await asyncio.gather(*(self._ask(target, node, mine, taking=True) for node, mine in wanted.items()))
+        await asyncio.gather(*(self._ask(replica_set, node, mine, taking=True) for node, mine in wanted.items()))
         return bool(wanted)
 
-    async def _ask(self, target: Target, node: int, entries: Sequence[_Deletion], *, taking: bool = False) -> None:
-        answer = await outcome(self._nodes.newest(target, node, [entry.name for entry in entries], allow_unknown=True))
+    async def _ask(
+        self, replica_set: ReplicaSet, node: int, entries: Sequence[_Deletion], *, taking: bool = False
+    ) -> None:
+        answer = await outcome(
+            self._nodes.newest(replica_set, node, [entry.name for entry in entries], allow_unknown=True)
+        )
         for row, entry in enumerate(entries):
-            if isinstance(answer, CopyLost):
+            if isinstance(answer, ReplicaLost):
                 entry.lose(answer)
             elif answer.object[row].unknown:
-                entry.lose(refused(target.endpoint(node), error_to_wire(DriveFailed("the drive of this name fails"))))
+                entry.lose(
+                    refused(replica_set.endpoint(node), error_to_wire(DriveFailed("the drive of this name fails")))
+                )
             else:
                 entry.found[node], entry.clock = answer.object[row], max(entry.clock, answer.clock)
                 if taking:
                     entry.taking.append(node)
 
-    async def _bury(self, target: Target, entries: Sequence[_Deletion]) -> dict[str, StoreError | None]:
+    async def _bury(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> dict[str, StoreError | None]:
         membership = self._nodes.node.membership
         if membership is not None:
-            membership.in_use.hold(target.epoch)
-        burying = asyncio.ensure_future(self._choose_and_bury(target, entries))
+            membership.lease.hold(replica_set.epoch)
+        burying = asyncio.ensure_future(self._choose_and_bury(replica_set, entries))
         if membership is not None:
-            burying.add_done_callback(lambda _: membership.in_use.end(target.epoch))
+            burying.add_done_callback(lambda _: membership.lease.end(replica_set.epoch))
         self._commits.track(burying)
         try:
             told = await asyncio.shield(burying)
@@ -144,22 +157,24 @@ class Deletions:
         results: dict[str, StoreError | None] = {}
         for entry in entries:
             count = sum(node in entry.taking for node in entry.buried)
-            results[entry.name] = None if told and count >= target.min_copies else entry.unfinished(count)
+            results[entry.name] = None if told and count >= replica_set.min_copies else entry.unfinished(count)
         return results
 
-    async def _choose_and_bury(self, target: Target, entries: Sequence[_Deletion]) -> bool:
+    async def _choose_and_bury(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> bool:
         """Whether all have been told whom it concerns. Raises StoreError, and nothing has been changed."""
-        async with self._commits.gate.passing([target.bucket.uuid]):
-            leap = self._ahead.leap(entries)
-            versions = await self._nodes.node.read(self._choose, target, entries, leap)
-            return await self._bury_all(target, entries, versions)
+        async with self._commits.gate.passing([replica_set.bucket.uuid]):
+            skip = self._clock_skips.skip_for(entries)
+            versions = await self._nodes.node.read(self._choose, replica_set, entries, skip)
+            return await self._bury_all(replica_set, entries, versions)
 
-    def _choose(self, target: Target, entries: Sequence[_Deletion], leap: int) -> list[Version]:
+    def _choose(self, replica_set: ReplicaSet, entries: Sequence[_Deletion], skip: int) -> list[Version]:
         store = self._nodes.node.store
-        clock = max([store.clock, *(entry.clock for entry in entries)]) + leap
-        return [store.next_version(target.number, target.epoch, entry.seen, clock) for entry in entries]
+        clock = max([store.clock, *(entry.clock for entry in entries)]) + skip
+        return [store.next_version(replica_set.number, replica_set.epoch, entry.seen, clock) for entry in entries]
 
-    async def _bury_all(self, target: Target, entries: Sequence[_Deletion], versions: Sequence[Version]) -> bool:
+    async def _bury_all(
+        self, replica_set: ReplicaSet, entries: Sequence[_Deletion], versions: Sequence[Version]
+    ) -> bool:
         """Whether all have been told whom it concerns."""
         by_map = map_version(self._nodes)
         graves: dict[int, list[int]] = {}
@@ -171,7 +186,7 @@ class Deletions:
                 missed.setdefault(node, {})[entry.name] = versions[row]
 
         async def bury(node: int, rows: Sequence[int]) -> None:
-            found = await outcome(self._bury_on(target, node, {entries[row].name: versions[row] for row in rows}))
+            found = await outcome(self._bury_on(replica_set, node, {entries[row].name: versions[row] for row in rows}))
             for row, problem in zip(rows, found if isinstance(found, list) else [found] * len(rows), strict=True):
                 if problem is None:
                     entries[row].buried.append(node)
@@ -179,30 +194,35 @@ class Deletions:
                     entries[row].lose(problem)
 
         await asyncio.gather(
-            tell_absent(self._nodes, entries, versions, [list(entry.found) for entry in entries]),
-            *(tell_missed(self._nodes, target, node, names) for node, names in missed.items()),
+            invalidate_nonparticipants(self._nodes, entries, versions, [list(entry.found) for entry in entries]),
+            *(invalidate_one(self._nodes, replica_set, node, names) for node, names in missed.items()),
             *(bury(node, rows) for node, rows in graves.items()),
         )
-        lost = [Candidates(target, entry.name, entry.ranking, taking=[*entry.having, *entry.rest]) for entry in entries]
+        lost = [
+            ReplicaSelection(replica_set, entry.name, entry.ranking, taking=[*entry.having, *entry.rest])
+            for entry in entries
+        ]
         there = [[*entry.buried, *entry.rest] if entry.buried else [] for entry in entries]
-        return not any(there) or await tell_of_commits(self._nodes, lost, versions, there, by_map=by_map)
+        return not any(there) or await invalidate_after_commits(self._nodes, lost, versions, there, by_map=by_map)
 
-    async def _bury_on(self, target: Target, node: int, graves: Mapping[str, Version]) -> list[CopyLost | None]:
-        """Have one node keep tombstones; of each, None or why it has none. Raises CopyLost."""
-        bucket = wire.BucketRef(name=target.bucket.name, uuid=target.bucket.uuid)
+    async def _bury_on(
+        self, replica_set: ReplicaSet, node: int, graves: Mapping[str, Version]
+    ) -> list[ReplicaLost | None]:
+        """Have one node keep tombstones; of each, None or why it has none. Raises ReplicaLost."""
+        bucket = wire.BucketRef(name=replica_set.bucket.name, uuid=replica_set.bucket.uuid)
         request = contents.BuryManyRequest(bucket=bucket, name=list(graves), version=map(to_wire, graves.values()))
-        endpoint = target.endpoint(node)
-        if node == target.position:
+        endpoint = replica_set.endpoint(node)
+        if node == replica_set.position:
             try:
                 answer = await self._nodes.node.read(bury_many, self._nodes.node.store, request)
             except StoreError as error:
-                raise CopyLost(f"this node: {error}", error) from error
+                raise ReplicaLost(f"this node: {error}", error) from error
         else:
             stub = ais_contents_pb2_grpc.ContentsReplicaStub(self._nodes.channels.to(endpoint))
             with reporting(self._nodes.channels, endpoint):
                 answer = await stub.BuryMany(request, timeout=STEP_TIMEOUT_S)
             self._nodes.heard_of_map(endpoint, answer.map_version)
-        results: list[CopyLost | None] = [None] * len(graves)
+        results: list[ReplicaLost | None] = [None] * len(graves)
         for failure in answer.failure:
             results[failure.position] = refused(endpoint, failure.error)
         return results

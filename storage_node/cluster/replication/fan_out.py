@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.replication.replica_set import Candidates, Target, TooFewCopies
+from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet, TooFewCopies
 from storage_node.store.errors import StoreError
 from storage_node.store.format import Version
 
@@ -30,13 +30,15 @@ if TYPE_CHECKING:
     from storage_node.cluster.replication.replica_client import Nodes
 
 
-def concerned(nodes: Nodes, target: Target, names: Sequence[str]) -> tuple[ClusterView, pb.MapBucket, list[list[int]]]:
+def concerned(
+    nodes: Nodes, replica_set: ReplicaSet, names: Sequence[str]
+) -> tuple[ClusterView, pb.MapBucket, list[list[int]]]:
     """By the newest map, where the bucket is still in it: the write may have begun under an older one."""
     membership = nodes.node.membership
     view = membership.view if membership is not None else None
-    bucket = view.buckets.get(target.bucket.name) if view is not None else None
-    if view is None or bucket is None or bucket.uuid != target.bucket.uuid:
-        view, bucket = target.view, target.bucket
+    bucket = view.buckets.get(replica_set.bucket.name) if view is not None else None
+    if view is None or bucket is None or bucket.uuid != replica_set.bucket.uuid:
+        view, bucket = replica_set.view, replica_set.bucket
     return view, bucket, view.concerned(bucket, names)
 
 
@@ -45,8 +47,8 @@ def map_version(nodes: Nodes) -> int:
     return 0 if membership is None or membership.view is None else membership.view.version
 
 
-async def tell_absent(
-    nodes: Nodes, entries: Sequence[Candidates], versions: Sequence[Version], taking: Sequence[Collection[int]]
+async def invalidate_nonparticipants(
+    nodes: Nodes, entries: Sequence[ReplicaSelection], versions: Sequence[Version], taking: Sequence[Collection[int]]
 ) -> None:
     """Tell those that should have copies of these entries, and get none, that what they have is about to be old.
 
@@ -54,24 +56,26 @@ async def tell_absent(
         taking: the nodes that do get one, of each entry.
     """
     missed: dict[tuple[str, Bucket], dict[str, Version]] = {}
-    for target, rows in _by_target(entries):
-        view, bucket, found = concerned(nodes, target, [entries[row].name for row in rows])
+    for replica_set, rows in _by_replica_set(entries):
+        view, bucket, found = concerned(nodes, replica_set, [entries[row].name for row in rows])
         for row, positions in zip(rows, found, strict=True):
-            there = {target.view.nodes[node].uuid for node in taking[row]}
+            there = {replica_set.view.nodes[node].uuid for node in taking[row]}
             for node in (view.nodes[at] for at in positions):
                 if node.uuid in there:
                     continue
-                if node.uuid == target.view.nodes[target.position].uuid:
+                if node.uuid == replica_set.view.nodes[replica_set.position].uuid:
                     nodes.node.store.doubts.doubt_names(bucket.uuid, {entries[row].name: versions[row]})
                 else:
                     names = missed.setdefault((node.endpoint, (bucket.name, bucket.uuid)), {})
                     names[entries[row].name] = max(versions[row], names.get(entries[row].name, versions[row]))
-    await asyncio.gather(*(nodes.telling.tell(endpoint, of, names) for (endpoint, of), names in missed.items()))
+    await asyncio.gather(
+        *(nodes.invalidations.invalidate(endpoint, of, names) for (endpoint, of), names in missed.items())
+    )
 
 
-async def tell_of_commits(
+async def invalidate_after_commits(
     nodes: Nodes,
-    entries: Sequence[Candidates],
+    entries: Sequence[ReplicaSelection],
     versions: Sequence[Version],
     committed: Sequence[Collection[int]],
     *,
@@ -93,34 +97,34 @@ async def tell_of_commits(
         if told_by == (told_by := map_version(nodes)) and not lost:
             return True
         lost = False
-        await tell_absent(nodes, entries, versions, committed)
+        await invalidate_nonparticipants(nodes, entries, versions, committed)
     return False
 
 
-async def tell_missed(nodes: Nodes, target: Target, node: int, versions: Mapping[str, Version]) -> None:
+async def invalidate_one(nodes: Nodes, replica_set: ReplicaSet, node: int, versions: Mapping[str, Version]) -> None:
     """Tell one node that it has no part in these versions of objects, by name, should older ones come to it."""
-    bucket = target.bucket
-    if node == target.position:
+    bucket = replica_set.bucket
+    if node == replica_set.position:
         nodes.node.store.doubts.doubt_names(bucket.uuid, versions)
     else:
-        await nodes.telling.tell(target.endpoint(node), (bucket.name, bucket.uuid), versions)
+        await nodes.invalidations.invalidate(replica_set.endpoint(node), (bucket.name, bucket.uuid), versions)
 
 
-def outdated(nodes: Nodes, entry: Candidates) -> StoreError | None:
+def outdated(nodes: Nodes, entry: ReplicaSelection) -> StoreError | None:
     """What is wrong with a write whose nodes all have stopped being owners since it began: they may be about to go."""
-    target, name, membership = entry.target, entry.name, nodes.node.membership
-    if membership is None or membership.view is None or membership.view.version == target.view.version:
+    replica_set, name, membership = entry.replica_set, entry.name, nodes.node.membership
+    if membership is None or membership.view is None or membership.view.version == replica_set.view.version:
         return None
-    view, bucket, _ = concerned(nodes, target, [])
+    view, bucket, _ = concerned(nodes, replica_set, [])
     owners = {view.nodes[at].uuid for at in view.owners(bucket, name)}
-    if owners.isdisjoint(target.view.nodes[node].uuid for node in entry.taking):
+    if owners.isdisjoint(replica_set.view.nodes[node].uuid for node in entry.taking):
         return TooFewCopies(f"{bucket.name}/{name}: its owners have changed meanwhile; try again, nothing was changed")
     return None
 
 
-def _by_target(entries: Sequence[Candidates]) -> Iterable[tuple[Target, list[int]]]:
+def _by_replica_set(entries: Sequence[ReplicaSelection]) -> Iterable[tuple[ReplicaSet, list[int]]]:
     """Which entries, by their places, belong to each."""
-    found: dict[int, tuple[Target, list[int]]] = {}
+    found: dict[int, tuple[ReplicaSet, list[int]]] = {}
     for row, entry in enumerate(entries):
-        found.setdefault(id(entry.target), (entry.target, []))[1].append(row)
+        found.setdefault(id(entry.replica_set), (entry.replica_set, []))[1].append(row)
     return found.values()

@@ -23,8 +23,8 @@ import grpc.aio
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.channels import Channels
-from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S
 from storage_node.cluster.replication.replica import to_wire
+from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S
 from storage_node.store.format import Version
 
 CONNECT_S = 0.3
@@ -77,7 +77,7 @@ class _Line:
         return not any(name in known and known[name] >= version for name, version in versions.items())
 
 
-class Telling:
+class InvalidationOutbox:
     """`close` when the node stops."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Telling:
         self._teach = teach
         self._lines: dict[str, _Line] = {}
 
-    async def tell(self, endpoint: str, bucket: Bucket, versions: Mapping[str, Version]) -> None:
+    async def invalidate(self, endpoint: str, bucket: Bucket, versions: Mapping[str, Version]) -> None:
         """That these versions are about to be committed without the node; returns as said above."""
         line = self._lines.get(endpoint)
         if line is None:

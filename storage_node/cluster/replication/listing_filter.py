@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import asyncio
 
-from storage_node.cluster.replication.copy_stream import CopyLost
 from storage_node.cluster.replication.replica import from_wire
 from storage_node.cluster.replication.replica_client import Nodes, outcome
-from storage_node.cluster.replication.replica_set import Target
+from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.store.format import Record, Version
 
 Listed = list[tuple[str, Record]]
 
 
-async def not_deleted(nodes: Nodes, target: Target, found: Listed) -> Listed:
+async def not_deleted(nodes: Nodes, replica_set: ReplicaSet, found: Listed) -> Listed:
     """Without those of which an owner says that they have been deleted since."""
     if not found:
         return found
-    holders = await nodes.node.read(target.view.holders, target.bucket, [name for name, _ in found])
+    holders = await nodes.node.read(replica_set.view.holders, replica_set.bucket, [name for name, _ in found])
     asked: dict[int, list[str]] = {}
     for (name, _), having in zip(found, holders, strict=True):
-        if target.position not in having:
+        if replica_set.position not in having:
             for node in having:
                 asked.setdefault(node, []).append(name)
     answers = await asyncio.gather(
-        *(outcome(nodes.newest(target, node, names, allow_unknown=True)) for node, names in asked.items())
+        *(outcome(nodes.newest(replica_set, node, names, allow_unknown=True)) for node, names in asked.items())
     )
     graves: dict[str, Version] = {}
     for answer, names in zip(answers, asked.values(), strict=True):
-        if isinstance(answer, CopyLost):
+        if isinstance(answer, ReplicaLost):
             continue  # another owner knows, or nobody
         for name, state in zip(names, answer.object, strict=True):
             if state.is_tombstone:

@@ -14,17 +14,17 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.sync import newer_map
 from storage_node.cluster.replication import replica
-from storage_node.cluster.replication.copy_stream import (
+from storage_node.cluster.replication.invalidation import Bucket, InvalidationOutbox
+from storage_node.cluster.replication.replica import HeldWrite
+from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replica_stream import (
     STEP_TIMEOUT_S,
-    Copy,
-    CopyLost,
-    LocalCopy,
-    RemoteCopy,
+    LocalReplicaStream,
+    RemoteReplicaStream,
+    ReplicaLost,
+    ReplicaStream,
     reporting,
 )
-from storage_node.cluster.replication.invalidation import Bucket, Telling
-from storage_node.cluster.replication.replica import HeldWrite
-from storage_node.cluster.replication.replica_set import Target
 from storage_node.node import Node
 from storage_node.store.errors import StoreError
 
@@ -33,14 +33,14 @@ _FEW_NAMES = 128
 """To look them up takes a node no time worth speaking of."""
 
 
-async def outcome(step: Awaitable[R]) -> R | CopyLost:
+async def outcome(step: Awaitable[R]) -> R | ReplicaLost:
     try:
         return await step
-    except CopyLost as lost:
+    except ReplicaLost as lost:
         return lost
 
 
-async def close_all(copies: Iterable[Copy]) -> None:
+async def close_all(copies: Iterable[ReplicaStream]) -> None:
     # Shielded: a call that is cancelled now, at its end, must not leave copies open.
     await asyncio.shield(asyncio.gather(*(copy.close() for copy in copies)))
 
@@ -49,7 +49,7 @@ class Nodes:
     def __init__(self, node: Node, channels: Channels) -> None:
         self.node = node
         self.channels = channels
-        self.telling = Telling(channels, self._is_member, self.heard_of_map, self.teach)
+        self.invalidations = InvalidationOutbox(channels, self._is_member, self.heard_of_map, self.teach)
         self._newest_map = "", 0
 
     def _is_member(self, endpoint: str) -> bool:
@@ -89,23 +89,23 @@ class Nodes:
                 return True
         return False
 
-    def copy(self, target: Target, node: int, held: HeldWrite | None = None) -> Copy:
+    def copy(self, replica_set: ReplicaSet, node: int, held: HeldWrite | None = None) -> ReplicaStream:
         """`held`: what takes the copy in where it is this node's own."""
-        if node == target.position:
-            return LocalCopy(node, self.node, held)
-        return RemoteCopy(node, target.endpoint(node), self.channels, self.node.config.reach_timeout_s)
+        if node == replica_set.position:
+            return LocalReplicaStream(node, self.node, held)
+        return RemoteReplicaStream(node, replica_set.endpoint(node), self.channels, self.node.config.reach_timeout_s)
 
-    def avoided(self, target: Target) -> Callable[[int], bool]:
-        return lambda node: node != target.position and self.channels.avoided(target.endpoint(node))
+    def avoided(self, replica_set: ReplicaSet) -> Callable[[int], bool]:
+        return lambda node: node != replica_set.position and self.channels.avoided(replica_set.endpoint(node))
 
     async def newest(
-        self, target: Target, node: int, names: Sequence[str], *, allow_unknown: bool = False
+        self, replica_set: ReplicaSet, node: int, names: Sequence[str], *, allow_unknown: bool = False
     ) -> wire.NewestResponse:
-        """What the node has of these names. Raises CopyLost."""
-        request = wire.NewestRequest(bucket=_ref(target), name=names, allow_unknown=allow_unknown)
-        if node == target.position:
+        """What the node has of these names. Raises ReplicaLost."""
+        request = wire.NewestRequest(bucket=_ref(replica_set), name=names, allow_unknown=allow_unknown)
+        if node == replica_set.position:
             return await self._here(replica.newest, request)
-        endpoint = target.endpoint(node)
+        endpoint = replica_set.endpoint(node)
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
         timeout_s = self.node.config.reach_timeout_s if len(names) <= _FEW_NAMES else STEP_TIMEOUT_S
         with reporting(self.channels, endpoint):
@@ -115,17 +115,17 @@ class Nodes:
 
     async def bury(
         self,
-        target: Target,
+        replica_set: ReplicaSet,
         node: int,
         name: str,
         version: wire.ObjectVersion,
         not_above: wire.ObjectVersion | None = None,
     ) -> wire.BuryResponse:
-        """Have the node keep a tombstone, if it has nothing newer than `not_above`. Raises CopyLost."""
-        request = wire.BuryRequest(bucket=_ref(target), name=name, version=version, not_above=not_above)
-        if node == target.position:
+        """Have the node keep a tombstone, if it has nothing newer than `not_above`. Raises ReplicaLost."""
+        request = wire.BuryRequest(bucket=_ref(replica_set), name=name, version=version, not_above=not_above)
+        if node == replica_set.position:
             return await self._here(replica.bury, request)
-        endpoint = target.endpoint(node)
+        endpoint = replica_set.endpoint(node)
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
             done: wire.BuryResponse = await stub.Bury(request, timeout=STEP_TIMEOUT_S)
@@ -136,8 +136,8 @@ class Nodes:
         try:
             return await self.node.read(function, self.node.store, request)
         except StoreError as error:
-            raise CopyLost(f"this node: {error}", error) from error
+            raise ReplicaLost(f"this node: {error}", error) from error
 
 
-def _ref(target: Target) -> wire.BucketRef:
-    return wire.BucketRef(name=target.bucket.name, uuid=target.bucket.uuid)
+def _ref(replica_set: ReplicaSet) -> wire.BucketRef:
+    return wire.BucketRef(name=replica_set.bucket.name, uuid=replica_set.bucket.uuid)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.replication.copy_stream import CopyLost
+from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.store.errors import (
     ContentMismatch,
     InvalidName,
@@ -29,7 +29,7 @@ _OF_THE_REQUEST = (InvalidName, InvalidRequest, ContentMismatch, SourceChanged, 
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReplicaSet:
     """A bucket of the map, and this node's part in it."""
 
     view: ClusterView
@@ -79,10 +79,10 @@ class Target:
 
 
 @dataclass(slots=True)
-class Candidates:
+class ReplicaSelection:
     """The nodes that may take part in one write, and what came of asking them."""
 
-    target: Target
+    replica_set: ReplicaSet
     name: str
     ranking: list[int]
     """One node of each host, best first."""
@@ -105,9 +105,9 @@ class Candidates:
             return []
         left = [node for node in self.ranking if node not in self.tried]
         likely = [node for node in left if not avoided(node)]
-        short = self.target.min_copies - len(self.taking) - len(likely)
+        short = self.replica_set.min_copies - len(self.taking) - len(likely)
         unlikely = [node for node in left if avoided(node)][: max(0, short)]
-        missing = max(0, self.target.bucket.copies - len(self.taking))
+        missing = max(0, self.replica_set.bucket.copies - len(self.taking))
         asked = (likely + unlikely)[:missing]
         self.tried.update(asked)
         return asked
@@ -115,9 +115,9 @@ class Candidates:
     @property
     def owners(self) -> list[int]:
         """Those whom it belongs to, whether they answer or not."""
-        return self.ranking[: self.target.bucket.copies]
+        return self.ranking[: self.replica_set.bucket.copies]
 
-    def lose(self, problem: CopyLost) -> None:
+    def lose(self, problem: ReplicaLost) -> None:
         """A node takes no part, or not any more."""
         self.problems.append(str(problem))
         self.unreachable |= problem.refusal is None
@@ -127,7 +127,7 @@ class Candidates:
 
     def shortage(self) -> StoreError | None:
         """Why the write cannot go on; None when it can."""
-        if self.fault is not None or len(self.taking) >= self.target.min_copies:
+        if self.fault is not None or len(self.taking) >= self.replica_set.min_copies:
             return self.fault
         message = f"{self._sentence(len(self.taking))}; nothing was changed"
         if self.refusal is not None and not self.unreachable:
@@ -138,7 +138,7 @@ class Candidates:
         """Why a write on a condition cannot go on, which this node decides about and has no part in."""
         kind = type(self.refusal) if self.refusal is not None else TooFewCopies
         why = "; ".join(dict.fromkeys(self.problems))
-        return kind(f"{self.target.bucket.name}/{self.name}: its first owner cannot take it now ({why})")
+        return kind(f"{self.replica_set.bucket.name}/{self.name}: its first owner cannot take it now ({why})")
 
     def unfinished(self, count: int) -> StoreError:
         """What a client is told when too few nodes of those that took part have said that they are done."""
@@ -146,8 +146,8 @@ class Candidates:
 
     def _sentence(self, count: int) -> str:
         why = "; ".join(dict.fromkeys(self.problems)) or "the map has no more hosts"
-        label = f"{self.target.bucket.name}/{self.name}"
-        return f"{label}: {count} copies can be written now, {self.target.min_copies} at least are needed ({why})"
+        label = f"{self.replica_set.bucket.name}/{self.name}"
+        return f"{label}: {count} copies can be written now, {self.replica_set.min_copies} at least are needed ({why})"
 
     def require(self) -> None:
         """Raises StoreError when the write cannot go on."""

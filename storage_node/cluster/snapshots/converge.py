@@ -18,8 +18,8 @@ from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.peers import state_of
 from storage_node.cluster.repair.plan import Answer, State, owners_of
 from storage_node.cluster.repair.transfers import Transfers, bucket_ref
-from storage_node.cluster.replication.copy_stream import STEP_TIMEOUT_S, CopyLost, reporting
 from storage_node.cluster.replication.replica import to_wire
+from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.snapshots.plan import Unsettled, compare_seen, count_first, end_of
 from storage_node.node import Node
 from storage_node.store.errors import BucketNotFound, ObjectNotFound, SnapshotNotFound, StoreError
@@ -119,7 +119,7 @@ class Settling:
                 found: pb.SeenResponse = await rpc.SnapshotCopiesStub(self._channels.to(endpoint)).Seen(
                     request, timeout=STEP_TIMEOUT_S
                 )
-        except CopyLost as lost:
+        except ReplicaLost as lost:
             log.info("what a snapshot sees at %s: %s", endpoint, lost)
             return {}, 0
         return {state.name: state_of(state) for state in found.object}, found.map_version
@@ -143,14 +143,14 @@ class Settling:
                         if state is not None and state.version >= found[name].record.version:
                             del found[name]
                 await asyncio.gather(*(self._keep(endpoint, bucket, cut, name, one) for name, one in found.items()))
-            except (CopyLost, StoreError) as error:
+            except (ReplicaLost, StoreError) as error:
                 problems.append(f"{endpoint}: {error}")
 
         await asyncio.gather(*(push(node, names) for node, names in unsettled.push.items()))
         return problems[-1] if problems else ""
 
     async def _keep(self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, name: str, version: Seen) -> None:
-        """Have the node retain one version. Raises CopyLost, StoreError."""
+        """Have the node retain one version. Raises ReplicaLost, StoreError."""
         async with self._slots:
             try:
                 messages = self._messages(bucket, cut, name, version)
@@ -160,7 +160,7 @@ class Settling:
                         await stub.Keep(messages, timeout=KEEP_TIMEOUT_S)
             except ObjectNotFound:
                 return  # it has ended here meanwhile: the next round finds it where it is now
-            except CopyLost as lost:
+            except ReplicaLost as lost:
                 if not isinstance(lost.refusal, NewerFirst):
                     raise
                 await self._transfers.push(endpoint, bucket, [name])

@@ -33,9 +33,9 @@ from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.mutations import unchanged
 from storage_node.cluster.repair.peers import reach
 from storage_node.cluster.repair.transfers import bucket_ref
-from storage_node.cluster.replication.commit_gate import DRAIN_S, HOLD_S
-from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S, STEP_TIMEOUT_S, CopyLost, reporting
+from storage_node.cluster.replication.commit_barrier import DRAIN_S, HOLD_S
 from storage_node.cluster.replication.replica_set import TooFewCopies
+from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.snapshots.converge import KEEP_TIMEOUT_S
 from storage_node.store.errors import BucketNotFound, SnapshotNotFound, SnapshotReadOnly, StoreError
 from storage_node.store.failpoints import failpoint
@@ -277,7 +277,7 @@ async def _all_needed(answer: Awaitable[T]) -> T:
     """Raises what the node said, with its endpoint, or TooFewCopies."""
     try:
         return await answer
-    except CopyLost as lost:
+    except ReplicaLost as lost:
         refusal = type(lost.refusal) if lost.refusal is not None else StoreError
         kind = TooFewCopies if refusal is StoreError else refusal
         raise kind(f"a snapshot is made by all nodes of the cluster together: {lost}") from lost

@@ -75,12 +75,12 @@ class RetainedRepair:
 
     async def _release(self, view: ClusterView, gone: Sequence[RetainedHere]) -> bool:
         """Whether there was nothing to let go of."""
-        if not gone or not self._membership.in_use.begin(view):
+        if not gone or not self._membership.lease.begin(view):
             return not gone
         try:
             await self._node.read(release, gone)
         except StoreError as error:
             log.info("what other nodes retain is not let go of for now: %s", error)
         finally:
-            self._membership.in_use.end(view.version)
+            self._membership.lease.end(view.version)
         return False

@@ -17,7 +17,7 @@ from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.snapshot_mutations import abandon_snapshot
-from storage_node.cluster.replication.copy_stream import REACH_TIMEOUT_S, CopyLost, reporting
+from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.snapshots.coordinator import CHANGE_TIMEOUT_S, ClusterSnapshots
 from storage_node.node import Node
 from storage_node.store.errors import StoreError
@@ -65,7 +65,7 @@ class SnapshotCare:
                     pb.MakingRequest(bucket_uuid=bucket_uuid, name=one.name, created_ns=one.created_ns),
                     timeout=REACH_TIMEOUT_S,
                 )
-        except CopyLost:
+        except ReplicaLost:
             since_s = self._silent_since_s.setdefault(key, time.monotonic())
             return time.monotonic() - since_s > SILENT_S
         self._silent_since_s.pop(key, None)

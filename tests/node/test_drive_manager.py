@@ -115,8 +115,8 @@ def test_a_drive_that_was_given_up_is_filled_again_from_other_nodes(tmp_path: Pa
         assert cluster.states(1) == ["ACTIVE"]
         eventually(lambda: cluster.in_place(TWO, set(OBJECTS)), TIMEOUT_S, interval_s=0.1)
         assert lost <= on_drive(cluster, 1, 1, TWO)
-        assert cluster.nodes[1].repair.counts.names_fetched + sum(
-            node.repair.counts.objects_pushed for node in cluster.nodes
+        assert cluster.nodes[1].repair.metrics.names_fetched + sum(
+            node.repair.metrics.objects_pushed for node in cluster.nodes
         ) >= len(lost)
         read_all(bucket)
         with pytest.raises(ClusterError, match="empty the folder"):
@@ -218,7 +218,7 @@ def test_a_change_of_the_map_waits_for_a_drive_only_until_it_is_given_up(tmp_pat
         cluster.map.node[2].state = pb.MapNode.LEAVING
         for node in cluster.nodes:
             node.membership.learn(cluster.map)
-        eventually(lambda: cluster.nodes[2].repair.counts.passes > 2, TIMEOUT_S)
+        eventually(lambda: cluster.nodes[2].repair.metrics.passes > 2, TIMEOUT_S)
         view = cluster.nodes[0].membership.view
         assert view is not None and view.version == cluster.map.version, "node 1 may lack what node 2 has"
         orders.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=True)

@@ -15,7 +15,7 @@ from ais_loader import connect, errors
 from ais_loader.testing import FaultyLink, eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.cluster.replication.commit import Commits
+from storage_node.cluster.replication.commit import CommitProtocol
 from storage_node.cluster.replication.name_locks import NameLocks
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
@@ -182,11 +182,11 @@ def test_a_former_first_owner_hears_of_the_map_before_another_one_decides(tmp_pa
         name = next(name for name, owners in old.items() if owners == [2] and cluster.owners(name) == [1])
         cluster.nodes[1].membership.learn(cluster.map)
         with Writer(cluster.nodes[1].url) as writer, Writer(cluster.nodes[2].url) as former:
-            in_use = cluster.nodes[2].membership.in_use
-            in_use.hold(1)  # as if it were about to commit
+            lease = cluster.nodes[2].membership.lease
+            lease.hold(1)  # as if it were about to commit
             kind, said = refused(lambda: writer.put(name, b"1", condition=ABSENT))
             assert (kind, "older map" in said) == ("node-unavailable", True)
-            in_use.end(1)
+            lease.end(1)
             info = writer.put(name, b"1", condition=ABSENT)
             assert refused(lambda: former.put(name, b"2", condition=ABSENT))[0] == "stale-map"
             assert copies_of(cluster, name)[1] == (info.version, b"1")
@@ -252,10 +252,10 @@ def test_an_answer_that_is_lost_is_no_conflict(tmp_path: Path, monkeypatch: pyte
 
 def test_an_answer_that_is_lost_in_a_cluster_is_no_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[str] = []
-    real = Commits.commit
+    real = CommitProtocol.commit
     with LocalCluster(tmp_path, 3, copies=2, linked=True, reach_timeout_s=20.0) as cluster:
 
-        async def commit(self: Commits, *arguments: Any) -> Any:
+        async def commit(self: CommitProtocol, *arguments: Any) -> Any:
             done = await real(self, *arguments)
             if not lost:
                 lost.append("put")
@@ -263,7 +263,7 @@ def test_an_answer_that_is_lost_in_a_cluster_is_no_conflict(tmp_path: Path, monk
                     link.cut()
             return done
 
-        monkeypatch.setattr(Commits, "commit", commit)
+        monkeypatch.setattr(CommitProtocol, "commit", commit)
         with connect(",".join(link.url for link in cluster.links), retry_s=60.0) as client:
             bucket = client.bucket(BUCKET)
             info = bucket.put("a", b"mine", if_absent=True)

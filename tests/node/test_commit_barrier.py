@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from loop_kit import run, settle
 
-from storage_node.cluster.replication import commit_gate
-from storage_node.cluster.replication.commit_gate import CommitGate
+from storage_node.cluster.replication import commit_barrier
+from storage_node.cluster.replication.commit_barrier import CommitBarrier
 from storage_node.cluster.replication.replica_set import TooFewCopies
 
 B, OTHER, FIRST, SECOND = b"b" * 16, b"o" * 16, b"1" * 16, b"2" * 16
@@ -17,12 +17,12 @@ B, OTHER, FIRST, SECOND = b"b" * 16, b"o" * 16, b"1" * 16, b"2" * 16
 class Write:
     """One that passes until `end` is called."""
 
-    def __init__(self, gate: CommitGate, *buckets: bytes) -> None:
+    def __init__(self, gate: CommitBarrier, *buckets: bytes) -> None:
         self.passing = False
         self._ended = asyncio.Event()
         self._task = asyncio.create_task(self._run(gate, buckets))
 
-    async def _run(self, gate: CommitGate, buckets: tuple[bytes, ...]) -> None:
+    async def _run(self, gate: CommitBarrier, buckets: tuple[bytes, ...]) -> None:
         async with gate.passing(buckets):
             self.passing = True
             await self._ended.wait()
@@ -34,7 +34,7 @@ class Write:
 
 def test_a_hold_waits_for_the_writes_that_pass_and_the_others_for_its_release() -> None:
     async def test() -> None:
-        gate = CommitGate()
+        gate = CommitBarrier()
         before, elsewhere = Write(gate, B, OTHER), Write(gate, OTHER)
         await settle()
         holding = asyncio.create_task(gate.hold(B, FIRST))
@@ -62,8 +62,8 @@ def test_a_hold_waits_for_the_writes_that_pass_and_the_others_for_its_release() 
 
 def test_a_hold_ends_by_itself_and_gives_up_on_writes_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        gate = CommitGate()
-        monkeypatch.setattr(commit_gate, "DRAIN_S", 0.02)
+        gate = CommitBarrier()
+        monkeypatch.setattr(commit_barrier, "DRAIN_S", 0.02)
         slow = Write(gate, B)
         await settle()
         with pytest.raises(TooFewCopies, match=r"under way for 0\.02 s"):
@@ -73,7 +73,7 @@ def test_a_hold_ends_by_itself_and_gives_up_on_writes_that_take_too_long(monkeyp
         assert next_one.passing
         await slow.end()
         await next_one.end()
-        monkeypatch.setattr(commit_gate, "HOLD_S", 0.02)
+        monkeypatch.setattr(commit_barrier, "HOLD_S", 0.02)
         await gate.hold(B, FIRST)
         waiting = Write(gate, B)
         await waiting.end()

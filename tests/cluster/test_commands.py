@@ -31,7 +31,7 @@ from storage_node.ops.node_discovery import Found, NodeDrives, make_nodes
 from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ports import free_port
 from storage_node.ops.ray_actors import Host, Started
-from storage_node.ops.ray_head import ClusterError, Head
+from storage_node.ops.ray_head import ClusterError, RayHead
 
 
 def hosts(*found: Found) -> list[Host]:
@@ -203,8 +203,8 @@ def test_ending_a_ray_never_ends_another_session_of_that_number(tmp_path: Path) 
         for ticks, life in ((1, boot), (1, "another-life")):
             folder = tmp_path / heads.FOLDER_NAME
             folder.mkdir(exist_ok=True)
-            head = Head("127.0.0.1:1", "", str(tmp_path / "temporary"), other.pid, ticks, life)
-            fields = {name: getattr(head, name) for name in Head.__dataclass_fields__}
+            head = RayHead("127.0.0.1:1", "", str(tmp_path / "temporary"), other.pid, ticks, life)
+            fields = {name: getattr(head, name) for name in RayHead.__dataclass_fields__}
             (folder / "ray.json").write_text(json.dumps(fields))
             assert heads.remembered(tmp_path) == head
             assert heads.end(tmp_path) == 0
@@ -234,8 +234,8 @@ def test_a_ray_does_not_answer_where_another_process_listens(tmp_path: Path) -> 
         assert other.stdout is not None and other.stdout.readline() == b"on\n"
         ticks = int(Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19])
 
-        def head(port: int) -> Head:
-            return Head(f"127.0.0.1:{port}", "", str(tmp_path), other.pid, ticks, boot)
+        def head(port: int) -> RayHead:
+            return RayHead(f"127.0.0.1:{port}", "", str(tmp_path), other.pid, ticks, boot)
 
         assert head(port).answers()
         assert not head(ours.getsockname()[1]).answers()

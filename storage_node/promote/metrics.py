@@ -10,7 +10,7 @@ from storage_node.store.errors import InvalidName, SourceChanged, SourceRefused,
 from storage_node.store.files.clone_or_copy import Taken
 
 
-class PromoteCounts:
+class PromoteMetrics:
     """Written on the node's event loop only."""
 
     def __init__(self) -> None:

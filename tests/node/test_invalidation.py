@@ -101,7 +101,7 @@ def test_a_write_by_an_older_map_is_told_to_those_whom_the_newer_one_adds(
     async def nothing(self: object, *_: object) -> bool:
         return False
 
-    monkeypatch.setattr("storage_node.cluster.map.sync.Follower._ask", nothing)  # it hears of it from the write alone
+    monkeypatch.setattr("storage_node.cluster.map.sync.MapSync._ask", nothing)  # it hears of it from the write alone
     with quick(tmp_path, 4) as cluster, Writer(cluster.nodes[0].url) as writer:
         hold_fetching(cluster, monkeypatch)
         newcomer = cluster.map.node[3]

@@ -14,12 +14,12 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import ERROR_KIND_KEY
-from storage_node.metric_counters import NodeCounts, count
+from storage_node.metric_counters import NodeMetrics, count
 
 
 class _Counting(Protocol):
     @property
-    def counts(self) -> NodeCounts: ...
+    def metrics(self) -> NodeMetrics: ...
 
 
 class _HasNode(Protocol):
@@ -38,7 +38,7 @@ def counted(operation: str) -> Callable[[Callable[[S, Q, Any], Awaitable[R]]], C
     def decorate(method: Callable[[S, Q, Any], Awaitable[R]]) -> Callable[[S, Q, Any], Awaitable[R]]:
         @functools.wraps(method)
         async def call(self: S, request: Q, context: Any) -> R:
-            with _Call(self._node.counts, operation, context) as watched:
+            with _Call(self._node.metrics, operation, context) as watched:
                 response = await method(self, request, watched)
                 watched.take(response)
                 return response
@@ -56,7 +56,7 @@ def counted_stream(
     def decorate(method: Callable[[S, Q, Any], AsyncIterator[R]]) -> Callable[[S, Q, Any], AsyncIterator[R]]:
         @functools.wraps(method)
         async def call(self: S, request: Q, context: Any) -> AsyncIterator[R]:
-            with _Call(self._node.counts, operation, context) as watched:
+            with _Call(self._node.metrics, operation, context) as watched:
                 responses: Any = method(self, request, watched)
                 async with aclosing(responses):
                     async for response in responses:
@@ -68,7 +68,7 @@ def counted_stream(
     return decorate
 
 
-def count_each(counts: NodeCounts, operation: str, kinds: Iterable[str]) -> None:
+def count_each(counts: NodeMetrics, operation: str, kinds: Iterable[str]) -> None:
     """Count an operation on many objects as one on each: `kinds` has the kind of each one's error, "" for none."""
     for kind in kinds:
         count(counts.requests, operation)
@@ -79,7 +79,7 @@ def count_each(counts: NodeCounts, operation: str, kinds: Iterable[str]) -> None
 class _Call:
     """One call; stands in for gRPC's context, to see how the call is aborted."""
 
-    def __init__(self, counts: NodeCounts, operation: str, context: Any) -> None:
+    def __init__(self, counts: NodeMetrics, operation: str, context: Any) -> None:
         self._counts = counts
         self._operation = operation
         self._context = context

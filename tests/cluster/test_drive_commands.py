@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from ais_loader import connect
 from ais_loader.cli.main import main
 from ais_loader.testing import eventually
-from storage_node.ops.status import condition
+from storage_node.ops.status import cluster_status
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
 
 OBJECTS = {f"k{at}": b"%d " % at * 50 for at in range(60)}
@@ -68,7 +68,7 @@ def test_drives_are_listed_added_retired_disabled_enabled_and_replaced(cluster: 
 
     assert "disabled by hand" in done(cluster, "disable", "drive-1", "--node", "node-1")
     assert listed(cluster, 1) == {"drive-0": "active", "drive-1": "disabled"}
-    (degraded,) = [node for node in condition(cluster.root)["nodes"] if node["name"] == "node-1"]
+    (degraded,) = [node for node in cluster_status(cluster.root)["nodes"] if node["name"] == "node-1"]
     assert degraded["state"] == "degraded" and "drive-1: disabled by hand" in degraded["problem"]
     assert CliRunner().invoke(main, ["cluster", "status", "--root", str(cluster.root)]).exit_code == 1
     readable(cluster)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ais_loader.testing import eventually
-from ais_loader.transport.fork_safety import ForkGate
+from ais_loader.transport.fork_safety import ForkBarrier
 
 DEADLINE_S = 20.0
 
@@ -21,19 +21,19 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def go_in(gate: ForkGate) -> str:
+def go_in(gate: ForkBarrier) -> str:
     with gate.call():
         return "been in"
 
 
-def waits(gate: ForkGate, task: Future[Any]) -> bool:
+def waits(gate: ForkBarrier, task: Future[Any]) -> bool:
     """Whether the task has come to wait at the gate, and stays there."""
     eventually(lambda: task.running() and gate._changed._waiters)  # type: ignore[attr-defined]
     return not task.done()
 
 
 def test_nobody_goes_in_before_the_fork_is_over(pool: ThreadPoolExecutor) -> None:
-    gate = ForkGate()
+    gate = ForkBarrier()
     gate.close()
     entering = pool.submit(go_in, gate)
     assert waits(gate, entering)
@@ -43,7 +43,7 @@ def test_nobody_goes_in_before_the_fork_is_over(pool: ThreadPoolExecutor) -> Non
 
 
 def test_a_fork_waits_for_who_is_inside_who_may_go_in_again(pool: ThreadPoolExecutor) -> None:
-    gate, inside, again, out = ForkGate(), threading.Event(), threading.Event(), threading.Event()
+    gate, inside, again, out = ForkBarrier(), threading.Event(), threading.Event(), threading.Event()
 
     def stay() -> str:
         with gate.call():
@@ -64,7 +64,7 @@ def test_a_fork_waits_for_who_is_inside_who_may_go_in_again(pool: ThreadPoolExec
 
 
 def test_the_thread_that_forks_goes_in_and_is_not_waited_for() -> None:
-    gate = ForkGate()
+    gate = ForkBarrier()
     with gate.call():
         gate.close()
         assert go_in(gate) == "been in"
@@ -74,7 +74,7 @@ def test_the_thread_that_forks_goes_in_and_is_not_waited_for() -> None:
 
 
 def test_forks_of_two_threads_come_one_after_the_other(pool: ThreadPoolExecutor) -> None:
-    gate, forks, go_on = ForkGate(), threading.Event(), threading.Event()
+    gate, forks, go_on = ForkBarrier(), threading.Event(), threading.Event()
 
     def fork() -> None:
         gate.close()
@@ -96,7 +96,7 @@ def test_forks_of_two_threads_come_one_after_the_other(pool: ThreadPoolExecutor)
 
 
 def test_a_fork_in_a_handler_of_a_signal_during_a_fork_does_not_open_the_gate(pool: ThreadPoolExecutor) -> None:
-    gate = ForkGate()
+    gate = ForkBarrier()
     gate.close()
     gate.close()
     gate.open()
@@ -107,7 +107,7 @@ def test_a_fork_in_a_handler_of_a_signal_during_a_fork_does_not_open_the_gate(po
 
 
 def test_a_child_that_was_forked_inside_finds_the_gate_open_and_whole(pool: ThreadPoolExecutor) -> None:
-    gate = ForkGate()
+    gate = ForkBarrier()
     with gate.call():
         gate.close()
         gate.open_in_child()

@@ -78,26 +78,26 @@ def a_view(version: int, cluster_uuid: bytes = b"c" * 16) -> ClusterView:
 def test_what_is_under_way_by_an_older_map_is_what_others_are_told() -> None:
     assert version_told(7, []) == 7
     membership = Membership(uuid.UUID(int=1).bytes)
-    in_use = membership.in_use
-    assert in_use.version == 0
+    lease = membership.lease
+    assert lease.version == 0
     membership.learn(a_view(3).map)
     view = membership.view
-    assert view is not None and in_use.begin(view) and in_use.begin(view)
-    in_use.hold(2)
+    assert view is not None and lease.begin(view) and lease.begin(view)
+    lease.hold(2)
     membership.learn(a_view(4).map)
-    assert in_use.version == 2
-    in_use.end(2)
-    assert in_use.version == 3 and not in_use.begin(view)
-    in_use.end(3)
-    assert in_use.version == 3
-    in_use.end(3)
-    assert in_use.version == 4
+    assert lease.version == 2
+    lease.end(2)
+    assert lease.version == 3 and not lease.begin(view)
+    lease.end(3)
+    assert lease.version == 3
+    lease.end(3)
+    assert lease.version == 4
 
 
 def test_a_map_learnt_at_any_moment_is_not_told_before_what_began_by_the_older_one_is_over() -> None:
     """Two threads: one begins and ends things by the map that it sees, one learns maps; what is told never lies."""
     membership = Membership(uuid.UUID(int=1).bytes, a_view(1))
-    in_use, stopping = membership.in_use, threading.Event()
+    lease, stopping = membership.lease, threading.Event()
     newest = 2_000
 
     def learn() -> None:
@@ -111,10 +111,10 @@ def test_a_map_learnt_at_any_moment_is_not_told_before_what_began_by_the_older_o
     while not stopping.is_set():
         view = membership.view
         assert view is not None
-        if in_use.begin(view):
+        if lease.begin(view):
             begun += 1
-            assert in_use.version == view.version
-            in_use.end(view.version)
-            assert in_use.version >= view.version
+            assert lease.version == view.version
+            lease.end(view.version)
+            assert lease.version >= view.version
     learner.join(TIMEOUT_S)
-    assert begun and in_use.version == newest
+    assert begun and lease.version == newest

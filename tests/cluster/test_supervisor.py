@@ -26,14 +26,14 @@ from storage_node.ops import crash_backoff as lives
 from storage_node.ops import drive_commands as drive_orders
 from storage_node.ops import node_file, node_log
 from storage_node.ops import settings_store as settings_file
-from storage_node.ops import supervisor as caretaker
+from storage_node.ops import supervisor as supervisor
 from storage_node.ops.actor import StorageNodeActor
 from storage_node.ops.ask_nodes import ask_node
 from storage_node.ops.node_discovery import NodeDrives, make_nodes
 from storage_node.ops.ports import free_port
 from storage_node.ops.settings_store import KeptSettings
-from storage_node.ops.status import condition
-from storage_node.ops.supervisor import Caretaker
+from storage_node.ops.status import cluster_status
+from storage_node.ops.supervisor import Supervisor
 from storage_node.store.store import Store
 
 HOST = "127.0.0.1"
@@ -52,26 +52,26 @@ def node(root: Path) -> NodeDrives:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caretaker, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(caretaker, "LONGEST_PAUSE_S", 0.05)
-    monkeypatch.setattr(caretaker, "LOOK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(supervisor, "LOOK_INTERVAL_S", 0.05)
 
 
 @pytest.fixture
-def kept(root: Path, node: NodeDrives) -> Iterator[Caretaker]:
+def kept(root: Path, node: NodeDrives) -> Iterator[Supervisor]:
     """Not started."""
-    kept = Caretaker(root, node.uuid, HOST)
+    kept = Supervisor(root, node.uuid, HOST)
     yield kept
     kept.stop(0.0)
 
 
-def serving(kept: Caretaker) -> dict[str, Any]:
+def serving(kept: Supervisor) -> dict[str, Any]:
     eventually(lambda: kept.status()["state"] == "serving")
     return kept.status()
 
 
 def test_a_node_serves_its_drives_and_keeps_its_port_in_its_next_life(
-    root: Path, node: NodeDrives, kept: Caretaker
+    root: Path, node: NodeDrives, kept: Supervisor
 ) -> None:
     assert kept.status()["state"] == "starting"
     kept.start()
@@ -81,7 +81,7 @@ def test_a_node_serves_its_drives_and_keeps_its_port_in_its_next_life(
         client.create_bucket("b").put("x", b"there")
     kept.stop()
     assert kept.status()["state"] == "stopped"
-    again = Caretaker(root, node.uuid, HOST)
+    again = Supervisor(root, node.uuid, HOST)
     again.start()
     try:
         assert serving(again)["endpoint"] == first["endpoint"]
@@ -91,7 +91,7 @@ def test_a_node_serves_its_drives_and_keeps_its_port_in_its_next_life(
         again.stop()
 
 
-def test_drives_that_somebody_holds_are_waited_for(node: NodeDrives, kept: Caretaker) -> None:
+def test_drives_that_somebody_holds_are_waited_for(node: NodeDrives, kept: Supervisor) -> None:
     with Store.open(node.drives, mode="a"):
         kept.start()
         waiting = eventually(lambda: kept.status() if kept.status()["tries"] > 1 else None)
@@ -114,20 +114,20 @@ def test_an_actor_comes_up_without_its_drives_and_serves_when_they_appear(root: 
         actor.stop()
 
 
-def test_what_a_node_waits_for_is_shown_by_status(root: Path, node: NodeDrives, kept: Caretaker) -> None:
+def test_what_a_node_waits_for_is_shown_by_status(root: Path, node: NodeDrives, kept: Supervisor) -> None:
     node_file.write(node.folder, node_file.NodeFile(node.uuid, f"{HOST}:{free_port(HOST)}"))
     with Store.open(node.drives, mode="a"):
         kept.start()
-        (shown,) = eventually(lambda: [one for one in condition(root)["nodes"] if "it said: " in one["problem"]])
+        (shown,) = eventually(lambda: [one for one in cluster_status(root)["nodes"] if "it said: " in one["problem"]])
         assert shown["state"] == "down" and "open" in shown["problem"].partition("it said: ")[2]
     serving(kept)
-    (shown,) = condition(root)["nodes"]
+    (shown,) = cluster_status(root)["nodes"]
     assert (shown["state"], shown["problem"]) == ("serving", "")
     said = node_file.read(node.folder)
     assert said is not None and said.problem == ""
 
 
-def test_a_drive_that_appears_later_is_taken_in(node: NodeDrives, root: Path, kept: Caretaker) -> None:
+def test_a_drive_that_appears_later_is_taken_in(node: NodeDrives, root: Path, kept: Supervisor) -> None:
     away = root / ".away"
     node.drives[1].rename(away)
     kept.start()
@@ -139,7 +139,9 @@ def test_a_drive_that_appears_later_is_taken_in(node: NodeDrives, root: Path, ke
         assert [drive["state"] for drive in drives] == ["ok", "ok"]
 
 
-def test_a_drive_that_is_added_does_not_have_the_node_start_anew(node: NodeDrives, root: Path, kept: Caretaker) -> None:
+def test_a_drive_that_is_added_does_not_have_the_node_start_anew(
+    node: NodeDrives, root: Path, kept: Supervisor
+) -> None:
     kept.start()
     endpoint = serving(kept)["endpoint"]
     server = kept._server
@@ -148,11 +150,11 @@ def test_a_drive_that_is_added_does_not_have_the_node_start_anew(node: NodeDrive
     assert str(new) in [drive.path for drive in after.drive]
     eventually(lambda: str(new) in kept.status()["drives"])
     assert kept._server is server
-    (told,) = condition(root)["nodes"]
+    (told,) = cluster_status(root)["nodes"]
     assert (told["state"], [drive["state"] for drive in told["drives"]]) == ("serving", ["active"] * 3)
 
 
-def test_a_node_never_starts_on_drives_of_another(root: Path, node: NodeDrives, kept: Caretaker) -> None:
+def test_a_node_never_starts_on_drives_of_another(root: Path, node: NodeDrives, kept: Supervisor) -> None:
     other = make_nodes(root, 1, 1)[0]
     shutil.rmtree(node.folder)
     other.folder.rename(node.folder)
@@ -162,9 +164,9 @@ def test_a_node_never_starts_on_drives_of_another(root: Path, node: NodeDrives, 
 
 
 def test_a_taken_port_is_waited_for_and_then_another_is_used(
-    node: NodeDrives, kept: Caretaker, monkeypatch: pytest.MonkeyPatch
+    node: NodeDrives, kept: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caretaker, "PORT_PATIENCE_S", 0.2)
+    monkeypatch.setattr(supervisor, "PORT_PATIENCE_S", 0.2)
     with socket.create_server((HOST, 0)) as listening:
         port = listening.getsockname()[1]
         node_file.write(node.folder, node_file.NodeFile(node.uuid, f"{HOST}:{port}"))
@@ -176,16 +178,16 @@ def test_a_taken_port_is_waited_for_and_then_another_is_used(
 
 
 def test_a_node_that_had_to_move_has_the_map_say_so(
-    root: Path, node: NodeDrives, kept: Caretaker, monkeypatch: pytest.MonkeyPatch
+    root: Path, node: NodeDrives, kept: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caretaker, "PORT_PATIENCE_S", 0.0)
+    monkeypatch.setattr(supervisor, "PORT_PATIENCE_S", 0.0)
     kept.start()
     before = serving(kept)["endpoint"]
     member = pb.MapNode(uuid=bytes.fromhex(node.uuid), host="here", endpoint=before)
     assert change_map([before], create_cluster([member])).version == 1
     kept.stop()
     with socket.create_server((HOST, int(before.rpartition(":")[2]))):
-        again = Caretaker(root, node.uuid, HOST)
+        again = Supervisor(root, node.uuid, HOST)
         again.start()
         try:
             after = serving(again)["endpoint"]
@@ -200,14 +202,14 @@ def test_a_node_that_had_to_move_has_the_map_say_so(
 # -- settings
 
 
-def limits(kept: Caretaker) -> dict[str, Any]:
+def limits(kept: Supervisor) -> dict[str, Any]:
     with connect(f"grpc://{serving(kept)['endpoint']}") as client:
         found: Any = client.describe()["limits"]
         return dict(found)
 
 
 def test_a_node_serves_with_the_settings_that_are_kept_and_takes_changed_ones_over(
-    root: Path, node: NodeDrives, kept: Caretaker
+    root: Path, node: NodeDrives, kept: Supervisor
 ) -> None:
     common = {"max_active_batches": 3, "tenant_weights": {"asr-team": 2.0}}
     settings_file.write(root, KeptSettings(1, common | {"nodes": {node.name: {"read_threads": 2}}}))
@@ -224,11 +226,11 @@ def test_a_node_serves_with_the_settings_that_are_kept_and_takes_changed_ones_ov
     shown = limits(kept)
     assert (shown["max_active_batches"], shown["read_threads"], shown["tenant_weights"]) == ("4", "4", "")
     assert serving(kept)["endpoint"] == before["endpoint"]
-    (said,) = condition(root)["nodes"]
+    (said,) = cluster_status(root)["nodes"]
     assert said["changed_limits"] == {"max_active_batches": "4"}
 
 
-def test_settings_that_make_no_sense_are_waited_for_and_said(root: Path, node: NodeDrives, kept: Caretaker) -> None:
+def test_settings_that_make_no_sense_are_waited_for_and_said(root: Path, node: NodeDrives, kept: Supervisor) -> None:
     settings_file.write(root, KeptSettings(1, {"memory_gone": 3}))
     kept.start()
     eventually(lambda: "memory_gone: no such setting" in kept.status()["problem"])
@@ -239,7 +241,7 @@ def test_settings_that_make_no_sense_are_waited_for_and_said(root: Path, node: N
 
 
 def test_metrics_are_served_at_a_free_port_from_the_one_that_is_set(
-    root: Path, node: NodeDrives, kept: Caretaker
+    root: Path, node: NodeDrives, kept: Supervisor
 ) -> None:
     with socket.create_server((HOST, 0)) as taken:
         first = taken.getsockname()[1]
@@ -247,13 +249,13 @@ def test_metrics_are_served_at_a_free_port_from_the_one_that_is_set(
         kept.start()
         url = serving(kept)["metrics_url"]
         port = int(url.removeprefix(f"http://{HOST}:").removesuffix("/metrics"))
-        assert first < port < first + caretaker.METRICS_PORTS
+        assert first < port < first + supervisor.METRICS_PORTS
         with urllib.request.urlopen(url, timeout=20) as answer:
             assert b"ais_loader_node_info" in answer.read()
-        (shown,) = condition(root)["nodes"]
+        (shown,) = cluster_status(root)["nodes"]
         assert shown["metrics_url"] == url
     kept.stop()
-    again = Caretaker(root, node.uuid, HOST)
+    again = Supervisor(root, node.uuid, HOST)
     again.start()
     try:
         assert serving(again)["metrics_url"] == url
@@ -262,7 +264,7 @@ def test_metrics_are_served_at_a_free_port_from_the_one_that_is_set(
 
 
 def test_the_map_names_the_address_that_is_advertised_and_the_node_keeps_its_port(
-    root: Path, node: NodeDrives, kept: Caretaker
+    root: Path, node: NodeDrives, kept: Supervisor
 ) -> None:
     kept.start()
     first = serving(kept)["endpoint"]
@@ -277,12 +279,12 @@ def test_the_map_names_the_address_that_is_advertised_and_the_node_keeps_its_por
         said = node_file.read(node.folder)
         assert said is not None
         assert (said.endpoint, said.listening, f"{HOST}:{said.port}") == (outer, first, first)
-        (shown,) = condition(root)["nodes"]
+        (shown,) = cluster_status(root)["nodes"]
         assert (shown["endpoint"], shown["state"]) == (outer, "serving")
         with connect(f"grpc://{outer}") as client:
             assert client.create_bucket("b").put("x", b"there").size_bytes == 5
     # Its machine gets to it also where the outer address leads nowhere.
-    (shown,) = condition(root)["nodes"]
+    (shown,) = cluster_status(root)["nodes"]
     assert (shown["endpoint"], shown["state"]) == (outer, "serving")
 
 
@@ -290,7 +292,7 @@ def test_the_map_names_the_address_that_is_advertised_and_the_node_keeps_its_por
 
 
 def test_a_node_whose_processes_die_young_is_tried_less_and_less_and_says_so(
-    root: Path, node: NodeDrives, kept: Caretaker, monkeypatch: pytest.MonkeyPatch
+    root: Path, node: NodeDrives, kept: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     born = node_file.NodeFile(node.uuid, f"{HOST}:{free_port(HOST)}", born_s=1.0, short_lives=lives.FREE_TRIES + 2)
     node_file.write(node.folder, born)
@@ -298,7 +300,7 @@ def test_a_node_whose_processes_die_young_is_tried_less_and_less_and_says_so(
     eventually(lambda: "its process has ended 6 times within 30 s of its start" in kept.status()["problem"])
     status = kept.status()
     assert status["state"] == "waiting" and str(node_log.path_of(root, node.uuid)) in status["problem"]
-    (shown,) = eventually(lambda: [one for one in condition(root)["nodes"] if "ended 6 times" in one["problem"]])
+    (shown,) = eventually(lambda: [one for one in cluster_status(root)["nodes"] if "ended 6 times" in one["problem"]])
     assert shown["state"] == "down"
     kept.hurry()
     serving(kept)
@@ -314,7 +316,7 @@ def test_rests_between_tries_grow_and_stay_below_some_minutes() -> None:
     assert rests == sorted(rests) and rests[-1] == 300.0
 
 
-def test_a_life_that_ends_in_order_is_not_a_short_one(root: Path, node: NodeDrives, kept: Caretaker) -> None:
+def test_a_life_that_ends_in_order_is_not_a_short_one(root: Path, node: NodeDrives, kept: Supervisor) -> None:
     node_file.write(node.folder, node_file.NodeFile(node.uuid, born_s=1.0, short_lives=1))
     kept.start()
     serving(kept)
@@ -341,7 +343,7 @@ def test_a_process_that_crashes_whenever_it_begins_rests_and_leaves_its_stack_in
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
             assert process.wait(timeout=60) == -signal.SIGSEGV
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        eventually(lambda: "ended 3 times" in (condition(root)["nodes"] or [{"problem": ""}])[0]["problem"])
+        eventually(lambda: "ended 3 times" in (cluster_status(root)["nodes"] or [{"problem": ""}])[0]["problem"])
         assert process.poll() is None
         process.communicate(timeout=60)
     told = "\n".join(node_log.tail(root, node.uuid, 1000))

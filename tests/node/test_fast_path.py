@@ -12,7 +12,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Response, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.batch.fast_path import MAX_BYTES, MAX_ENTRIES, answer_small
+from storage_node.batch.fast_path import MAX_BYTES, MAX_ENTRIES, answer_inline
 from storage_node.cluster.map.membership import Membership
 from storage_node.store.read.batch import StoreBatch, digest
 from storage_node.store.store import Store
@@ -31,7 +31,7 @@ def filled(store: Store, sizes: list[int]) -> list[str]:
 
 
 def answer(store: Store, wanted: list[str], **fields: object) -> Response | None:
-    found = answer_small(store, batch_of(wanted, bucket=BUCKET, **fields), 77)
+    found = answer_inline(store, batch_of(wanted, bucket=BUCKET, **fields), 77)
     return None if found is None else decode_response(found[0])
 
 
@@ -92,7 +92,7 @@ def test_a_node_answers_only_for_what_the_newest_map_gives_it(tmp_path: Path) ->
         StoreBatch(store, batch_of(names))
 
         def few(wanted: list[str], **fields: object) -> bool:
-            return answer_small(store, batch_of(wanted, **fields), 1, node.membership) is not None
+            return answer_inline(store, batch_of(wanted, **fields), 1, node.membership) is not None
 
         assert few(names)
         view = learn(node.membership, 3, store.record.buckets["b"].uuid_bytes)

@@ -32,7 +32,7 @@ STEP_TIMEOUT_S = 10.0
 """For everything after that: taking a piece of an object in, staging a group, committing."""
 
 
-class CopyLost(Exception):
+class ReplicaLost(Exception):
     """A node takes no part in a write, or not any more. `refusal` is its reason, None when it did not answer."""
 
     def __init__(self, message: str, refusal: StoreError | None = None) -> None:
@@ -45,11 +45,11 @@ _BY_KIND = {
 }
 
 
-def refused(who: str, error: pb.Error) -> CopyLost:
-    return CopyLost(f"{who}: {error.message}", _BY_KIND.get(error.kind, StoreError)(error.message))
+def refused(who: str, error: pb.Error) -> ReplicaLost:
+    return ReplicaLost(f"{who}: {error.message}", _BY_KIND.get(error.kind, StoreError)(error.message))
 
 
-class Copy(ABC):
+class ReplicaStream(ABC):
     """Belongs to one task at a time."""
 
     def __init__(self, node: int) -> None:
@@ -60,15 +60,15 @@ class Copy(ABC):
 
     @abstractmethod
     async def begin(self, request: wire.WriteRequest) -> wire.WriteResponse:
-        """Send the first message; its answer. Raises CopyLost, soon when the node is not there."""
+        """Send the first message; its answer. Raises ReplicaLost, soon when the node is not there."""
 
     @abstractmethod
     async def send(self, request: wire.WriteRequest, timeout_s: float) -> None:
-        """Raises CopyLost."""
+        """Raises ReplicaLost."""
 
     @abstractmethod
     async def receive(self, timeout_s: float) -> wire.WriteResponse:
-        """The next answer. Raises CopyLost."""
+        """The next answer. Raises ReplicaLost."""
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -78,7 +78,7 @@ class Copy(ABC):
         return await self.receive(timeout_s)
 
 
-class LocalCopy(Copy):
+class LocalReplicaStream(ReplicaStream):
     """On this node. A drive has no deadline: it answers, or fails."""
 
     def __init__(self, node: int, here: Node, held: HeldWrite | None = None) -> None:
@@ -94,7 +94,7 @@ class LocalCopy(Copy):
         try:
             answer = await self._here.read(self._held.take, request)
         except StoreError as error:
-            raise CopyLost(f"this node: {error}", error) from error
+            raise ReplicaLost(f"this node: {error}", error) from error
         if answer is not None:
             self._answers.append(answer)
 
@@ -105,7 +105,7 @@ class LocalCopy(Copy):
         await asyncio.shield(self._here.read(self._held.abort))  # cancelled before it runs, it would never run
 
 
-class RemoteCopy(Copy):
+class RemoteReplicaStream(ReplicaStream):
     """On another node, for as long as the stream lasts."""
 
     def __init__(self, node: int, endpoint: str, channels: Channels, reach_timeout_s: float = REACH_TIMEOUT_S) -> None:
@@ -132,7 +132,7 @@ class RemoteCopy(Copy):
             async with asyncio.timeout(timeout_s):
                 answer = await self._call.read()
             if answer is grpc.aio.EOF:
-                raise CopyLost(f"{self._endpoint}: it ended the write ({await self._call.details()})")
+                raise ReplicaLost(f"{self._endpoint}: it ended the write ({await self._call.details()})")
         self._channels.answered(self._endpoint)
         found: wire.WriteResponse = answer
         return found
@@ -146,26 +146,26 @@ class RemoteCopy(Copy):
 
 @contextlib.contextmanager
 def reporting(channels: Channels, endpoint: str) -> Iterator[None]:
-    """Turns what gRPC raises for a node that does not answer into CopyLost, and remembers the node for it."""
+    """Turns what gRPC raises for a node that does not answer into ReplicaLost, and remembers the node for it."""
     try:
         yield
     except TimeoutError as error:
         channels.failed(endpoint, silent=True)
-        raise CopyLost(f"{endpoint}: no answer in time") from error
+        raise ReplicaLost(f"{endpoint}: no answer in time") from error
     except grpc.aio.AioRpcError as error:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             channels.failed(endpoint, silent=error.code() == grpc.StatusCode.DEADLINE_EXCEEDED)
         for key, kind in error.trailing_metadata() or ():
             if key == ERROR_KIND_KEY:
                 raise refused(endpoint, pb.Error(kind=str(kind), message=error.details())) from error
-        raise CopyLost(f"{endpoint}: {error.details()}") from error
+        raise ReplicaLost(f"{endpoint}: {error.details()}") from error
     except asyncio.CancelledError as error:
         # gRPC raises it also when the other node ended the call so, which is not this task's end.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         channels.failed(endpoint)
-        raise CopyLost(f"{endpoint}: it is stopping") from error
+        raise ReplicaLost(f"{endpoint}: it is stopping") from error
     except asyncio.InvalidStateError as error:  # writing on a call that has ended
         channels.failed(endpoint)
-        raise CopyLost(f"{endpoint}: the connection broke") from error
+        raise ReplicaLost(f"{endpoint}: the connection broke") from error

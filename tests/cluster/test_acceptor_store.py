@@ -9,7 +9,7 @@ from agreement_kit import endpoints_of, known_map, make_cluster, node_at, nodes_
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.acceptor import Refused
-from storage_node.cluster.consensus.acceptor_store import Keeper
+from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_bucket
@@ -45,117 +45,117 @@ def fail_on(monkeypatch: pytest.MonkeyPatch, *broken: Path | None) -> None:
 
 
 def test_a_promise_is_on_every_drive_before_it_is_given(roots: list[Path | None]) -> None:
-    assert Keeper(STORE, roots).prepare(ask(7)).promised
+    assert AcceptorStore(STORE, roots).prepare(ask(7)).promised
     for root in roots:
-        again = Keeper(STORE, [root, None, None])
+        again = AcceptorStore(STORE, [root, None, None])
         assert again.state.promise == ask(7).ballot
-    assert not Keeper(STORE, roots).prepare(ask(6)).promised
+    assert not AcceptorStore(STORE, roots).prepare(ask(6)).promised
 
 
 def test_a_promise_that_too_few_drives_have_is_not_given(
     roots: list[Path | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = Keeper(STORE, roots)
-    assert keeper.prepare(ask(1)).promised
+    acceptor_store = AcceptorStore(STORE, roots)
+    assert acceptor_store.prepare(ask(1)).promised
     with monkeypatch.context() as patch:
         fail_on(patch, *roots[1:])
         with pytest.raises(DriveFailed):
-            keeper.prepare(ask(2))
-        assert keeper.state.promise == ask(1).ballot
+            acceptor_store.prepare(ask(2))
+        assert acceptor_store.state.promise == ask(1).ballot
         patch.undo()
         fail_on(patch, roots[1])
-        assert keeper.prepare(ask(3)).promised, "two of three are a majority"
-    assert Keeper(STORE, [None, *roots[1:]]).state.promise == ask(3).ballot
-    assert Keeper(STORE, [roots[0], roots[1], None]).state.promise == ask(3).ballot
+        assert acceptor_store.prepare(ask(3)).promised, "two of three are a majority"
+    assert AcceptorStore(STORE, [None, *roots[1:]]).state.promise == ask(3).ballot
+    assert AcceptorStore(STORE, [roots[0], roots[1], None]).state.promise == ask(3).ballot
 
 
 def test_a_drive_that_missed_a_promise_does_not_lower_it(
     roots: list[Path | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = Keeper(STORE, roots)
-    keeper.prepare(ask(1))
+    acceptor_store = AcceptorStore(STORE, roots)
+    acceptor_store.prepare(ask(1))
     with monkeypatch.context() as patch:
         fail_on(patch, roots[0])
-        keeper.prepare(ask(5))
-    assert not Keeper(STORE, roots).prepare(ask(4)).promised
+        acceptor_store.prepare(ask(5))
+    assert not AcceptorStore(STORE, roots).prepare(ask(4)).promised
     contents = {(root / CLUSTER_FILE_NAME).read_bytes() for root in roots if root is not None}
     assert len(contents) == 1, "brought up to date at the start"
 
 
 def test_too_few_drives_to_know_what_was_promised_do_not_vote(roots: list[Path | None]) -> None:
-    keeper = Keeper(STORE, roots)
-    keeper.prepare(ask(5))
-    few = Keeper(STORE, [roots[0], None, None])
+    acceptor_store = AcceptorStore(STORE, roots)
+    acceptor_store.prepare(ask(5))
+    few = AcceptorStore(STORE, [roots[0], None, None])
     assert not few.may_vote
     with pytest.raises(DriveFailed, match="does not vote"):
         few.prepare(ask(9))
-    assert Keeper(STORE, [roots[0], roots[1], None]).may_vote
+    assert AcceptorStore(STORE, [roots[0], roots[1], None]).may_vote
 
 
 def test_what_is_meant_for_another_node_is_refused(roots: list[Path | None]) -> None:
-    keeper = Keeper(STORE, roots)
+    acceptor_store = AcceptorStore(STORE, roots)
     with pytest.raises(Refused, match="66666666"):
-        keeper.prepare(ask(5, node_uuid=b"f" * 16))
-    assert keeper.prepare(ask(5, node_uuid=bytes.fromhex(STORE))).promised
+        acceptor_store.prepare(ask(5, node_uuid=b"f" * 16))
+    assert acceptor_store.prepare(ask(5, node_uuid=bytes.fromhex(STORE))).promised
 
 
 def test_a_committed_map_is_learned_with_one_drive_left_but_nothing_is_promised(
     roots: list[Path | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = Keeper(STORE, roots)
-    keeper.prepare(ask(1))
+    acceptor_store = AcceptorStore(STORE, roots)
+    acceptor_store.prepare(ask(1))
     map_ = pb.ClusterMap(cluster_uuid=b"c" * 16, version=3, ballot=ask(1).ballot)
     fail_on(monkeypatch, *roots[:2])
-    keeper.learn(map_)
-    assert keeper.state.committed == map_
+    acceptor_store.learn(map_)
+    assert acceptor_store.state.committed == map_
     with pytest.raises(DriveFailed):
-        keeper.prepare(pb.PrepareRequest(ballot=ask(9).ballot, cluster_uuid=map_.cluster_uuid))
+        acceptor_store.prepare(pb.PrepareRequest(ballot=ask(9).ballot, cluster_uuid=map_.cluster_uuid))
 
 
 def test_a_drive_that_joins_has_what_was_promised_before_it_counts(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
-    keeper = Keeper(STORE, [one])
-    keeper.prepare(ask(5))
-    keeper.change_drives(two.mkdir, lambda: [one, two])
-    assert not Keeper(STORE, [two, None]).prepare(ask(4)).promised
-    assert keeper.prepare(ask(6)).promised
-    assert Keeper(STORE, [None, two]).state.promise == ask(6).ballot
+    acceptor_store = AcceptorStore(STORE, [one])
+    acceptor_store.prepare(ask(5))
+    acceptor_store.change_drives(two.mkdir, lambda: [one, two])
+    assert not AcceptorStore(STORE, [two, None]).prepare(ask(4)).promised
+    assert acceptor_store.prepare(ask(6)).promised
+    assert AcceptorStore(STORE, [None, two]).state.promise == ask(6).ballot
 
 
 def test_no_drive_goes_while_another_cannot_be_told_what_was_promised(
     roots: list[Path | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = Keeper(STORE, roots)
-    keeper.prepare(ask(1))
+    acceptor_store = AcceptorStore(STORE, roots)
+    acceptor_store.prepare(ask(1))
     fail_on(monkeypatch, roots[1])
-    assert keeper.prepare(ask(5)).promised, "two of three are a majority"
+    assert acceptor_store.prepare(ask(5)).promised, "two of three are a majority"
     gone: list[bool] = []
     with pytest.raises(DriveFailed):
-        keeper.change_drives(lambda: gone.append(True), lambda: roots[1:])
+        acceptor_store.change_drives(lambda: gone.append(True), lambda: roots[1:])
     assert not gone
     monkeypatch.undo()
-    keeper.change_drives(lambda: gone.append(True), lambda: roots[1:])
+    acceptor_store.change_drives(lambda: gone.append(True), lambda: roots[1:])
     for left in ([roots[1], None], [None, roots[2]]):
-        assert not Keeper(STORE, left).prepare(ask(4)).promised
+        assert not AcceptorStore(STORE, left).prepare(ask(4)).promised
 
 
 def test_a_promise_counts_when_most_of_the_drives_that_stay_have_it(
     roots: list[Path | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = Keeper(STORE, roots)
+    acceptor_store = AcceptorStore(STORE, roots)
     assert roots[0] is not None
-    keeper.follow(roots, leaving=[roots[0]])
+    acceptor_store.follow(roots, leaving=[roots[0]])
     with monkeypatch.context() as patch:
         fail_on(patch, roots[1])
         with pytest.raises(DriveFailed):
-            keeper.prepare(ask(5))
-    assert keeper.prepare(ask(6)).promised
+            acceptor_store.prepare(ask(5))
+    assert acceptor_store.prepare(ask(6)).promised
 
 
 def test_a_drive_that_comes_back_says_what_was_promised_and_the_node_votes_again(roots: list[Path | None]) -> None:
-    Keeper(STORE, roots).prepare(ask(5))
-    few = Keeper(STORE, [roots[0], None, None])
+    AcceptorStore(STORE, roots).prepare(ask(5))
+    few = AcceptorStore(STORE, [roots[0], None, None])
     assert not few.may_vote
     few.follow([roots[0], roots[1], None])
     assert not few.prepare(ask(4)).promised

@@ -9,7 +9,7 @@ import pytest
 
 from ais_loader.wire.generated.ais_replica_pb2 import ProgressResponse
 from storage_node.ops import ray_actors as launch
-from storage_node.ops import rolling_settings as retune
+from storage_node.ops import rolling_settings
 from storage_node.ops.ask_nodes import Answer
 from storage_node.ops.node_discovery import Found, NodeDrives
 from storage_node.ops.ray_actors import Host, Started
@@ -37,25 +37,29 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, KeptSettings]:
 def test_the_newest_settings_go_to_hosts_that_were_away(kept: dict[str, KeptSettings]) -> None:
     old, new = KeptSettings(1, {"read_threads": 2}), KeptSettings(2, {"read_threads": 3})
     damaged = KeptSettings(problem="damaged")
-    assert retune.settle(ROOT, [host(1, old), host(2, new), host(3, damaged)], None, instead=False) == new
+    assert rolling_settings.settle(ROOT, [host(1, old), host(2, new), host(3, damaged)], None, instead=False) == new
     assert kept == {"10.0.0.1": new, "10.0.0.3": new}
 
 
 def test_a_change_is_a_new_version_and_no_change_is_none(kept: dict[str, KeptSettings]) -> None:
     before = KeptSettings(4, {"read_threads": 2, "nodes": {"node-9": {"read_threads": 1}}})
     hosts = [host(1, before), host(2, before, answers=False)]
-    same = retune.settle(ROOT, hosts, read_assignments(["read_threads=2"]), instead=False)
+    same = rolling_settings.settle(ROOT, hosts, read_assignments(["read_threads=2"]), instead=False)
     assert same == before and not kept
-    changed = retune.settle(ROOT, hosts, read_assignments(["nodes.node-9.read_threads=default"]), instead=False)
+    changed = rolling_settings.settle(
+        ROOT, hosts, read_assignments(["nodes.node-9.read_threads=default"]), instead=False
+    )
     assert changed == KeptSettings(5, {"read_threads": 2})
     assert kept == {"10.0.0.1": changed}
-    assert retune.settle(ROOT, hosts, read_assignments(["memory_bytes=7"]), instead=True).values == {"memory_bytes": 7}
+    assert rolling_settings.settle(ROOT, hosts, read_assignments(["memory_bytes=7"]), instead=True).values == {
+        "memory_bytes": 7
+    }
     with pytest.raises(WrongSetting, match=r"nodes\.node-8: no such node"):
-        retune.settle(ROOT, hosts, read_assignments(["nodes.node-8.memory_bytes=7"]), instead=False)
+        rolling_settings.settle(ROOT, hosts, read_assignments(["nodes.node-8.memory_bytes=7"]), instead=False)
 
 
 def test_nobody_keeps_anything_where_nothing_was_ever_set(kept: dict[str, KeptSettings]) -> None:
-    assert retune.settle(ROOT, [host(1, KeptSettings())], None, instead=False) == KeptSettings()
+    assert rolling_settings.settle(ROOT, [host(1, KeptSettings())], None, instead=False) == KeptSettings()
     assert not kept
 
 
@@ -67,7 +71,7 @@ class Nodes:
         self._failing = failing
         monkeypatch.setattr(launch, "renew", lambda one: self.log.append(f"renew {one.node.name}"))
         monkeypatch.setattr(launch, "wait_serving", self._wait)
-        monkeypatch.setattr(retune, "ask_node", self._ask)
+        monkeypatch.setattr(rolling_settings, "ask_node", self._ask)
         self._asked: dict[str, int] = {}
 
     def statuses(self, **settings: Any) -> list[dict[str, Any]]:
@@ -108,7 +112,7 @@ def test_nodes_take_settings_over_one_after_the_other_when_the_one_before_is_tru
     nodes = Nodes(monkeypatch)
     statuses = nodes.statuses(read_threads=2)
     statuses[1]["settings"] = {"read_threads": 9}  # it has just been started with them
-    now = retune.take_over(STARTED, statuses, KeptSettings(1, {"read_threads": 9}), 20.0, lambda _: None)
+    now = rolling_settings.take_over(STARTED, statuses, KeptSettings(1, {"read_threads": 9}), 20.0, lambda _: None)
     assert nodes.log == [
         "renew node-1",
         "node-1 compares",
@@ -123,7 +127,7 @@ def test_nodes_take_settings_over_one_after_the_other_when_the_one_before_is_tru
 def test_settings_with_which_a_node_cannot_serve_stop_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, told = Nodes(monkeypatch, failing="node-1"), list[str]()
     settings = KeptSettings(1, {"read_threads": 9})
-    now = retune.take_over(STARTED, nodes.statuses(read_threads=2), settings, 20.0, told.append)
+    now = rolling_settings.take_over(STARTED, nodes.statuses(read_threads=2), settings, 20.0, told.append)
     assert nodes.log == ["renew node-1"]
     assert [status["state"] for status in now] == ["waiting", "serving", "serving"]
     assert told[-1].startswith("node-1 does not serve with its new settings: no such library.")
