@@ -174,7 +174,7 @@ class Connection:
 
 
 def let_go_of_orphans(*, cut: bool = False) -> None:
-    """Close what clients have left that were dropped without being closed. To be called inside the barrier for forks."""
+    """Close what clients have left that were dropped without being closed. To be called inside the fork barrier."""
     for connection in list(_OPEN):
         if connection.is_orphan:
             connection.let_go(cut=cut)

@@ -33,8 +33,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.gather.failures import MAY_BE_BETTER_ELSEWHERE, Failures
 from storage_node.batch.gather.hedging import LaneWatch
-from storage_node.batch.gather.lanes import Lane, LaneMemory
-from storage_node.batch.gather.own_lane import own_frames
+from storage_node.batch.gather.lanes import Lane, LaneMemory, own_frames
 from storage_node.batch.gather.resumed import Resumed
 from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerLane, PeerRefused, PeerUnavailable

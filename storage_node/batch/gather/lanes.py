@@ -1,20 +1,24 @@
 """The lanes of a gathered batch, and the memory that is counted for them.
 
-`BatchService.assembly` counts bytes that have come and bytes that may come, which is the credit granted to the senders.
+`BatchResources.assembly` counts bytes that have come and bytes that may come, which is the credit granted to the
+senders.
 What comes beyond the credit is counted when it comes: a sender may overdraw by a frame.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
-from storage_node.batch.admission import MemoryBudget
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.batch.admission import Credit, MemoryBudget
+from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import clock_s
+from storage_node.store.read.batch import StoreBatch
 
 _LET_GO_BYTES = 64 << 10
 """Credit for one frame: the last one that it pays for may be larger."""
@@ -135,3 +139,22 @@ class LaneMemory:
             lane.heard_s = clock_s()
         lane.credit_bytes += size_bytes
         lane.grant(size_bytes)
+
+
+async def own_frames(
+    resources: BatchResources, tenant: str, part: pb.BatchRequest, credit: Credit
+) -> AsyncGenerator[Frame, None]:
+    """The frames of a part, each when there is credit for it and it is the tenant's turn. Close it."""
+    batch = await resources.node.read(StoreBatch, resources.node.store, part)
+    try:
+        for span in batch.spans():
+            await credit.spend(span.payload_bytes)
+            slot = await resources.turn(tenant, 0)  # paid for when it is sent
+            try:
+                frame = await resources.node.read(batch.read, span)
+            finally:
+                slot.release()
+            credit.add(span.payload_bytes - len(frame.payload))
+            yield frame
+    finally:
+        batch.close()

@@ -101,7 +101,10 @@ class Transfers:
         self._going.difference_update((bucket.uuid, name) for name in names)
 
     async def push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
-        """Have the node take over what this one has of these names; how many it has now. Raises ReplicaLost, StoreError.
+        """Have the node take over what this one has of these names; how many it has now.
+
+        Raises ReplicaLost, StoreError.
+
 
         Raises when the node or this one's bucket is gone; a single name that fails is counted, and left for later.
         """

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.replication.ahead import VersionClockSkips
 from storage_node.cluster.replication.commit_barrier import CommitBarrier
 from storage_node.cluster.replication.conditional import decide
 from storage_node.cluster.replication.fan_out import (
@@ -30,6 +29,36 @@ from storage_node.store.format import Record, Version
 
 Result: TypeAlias = pb.ObjectInfo | StoreError
 """What became of one object."""
+
+
+VERSION_SKIP = 1 << 17
+"""So many writes the owners of one object would have to be apart."""
+
+
+class VersionClockSkips:
+    """Versions above what nobody could be asked about. Belongs to the event loop.
+
+    An owner that does not answer may have a version that no other node has heard of: of a write whose coordinator died
+    after one commit. The first write that has to do without an owner therefore skips far ahead, and all that this node
+    coordinates later goes on from there. Without this, an acknowledged write could lose against that half-done one when
+    the owner comes back.
+    """
+
+    def __init__(self) -> None:
+        self._missing: set[str] = set()  # endpoints that were skipped for since they last took part
+
+    def skip_for(self, writes: Iterable[ReplicaSelection]) -> int:
+        """How far the versions of these writes have to be above the clock of this node."""
+        skip = 0
+        for write in writes:
+            for node in write.owners:
+                endpoint = write.replica_set.endpoint(node)
+                if node in write.taking:
+                    self._missing.discard(endpoint)
+                elif endpoint not in self._missing:
+                    self._missing.add(endpoint)
+                    skip = VERSION_SKIP
+        return skip
 
 
 @dataclass(slots=True)

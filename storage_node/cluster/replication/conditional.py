@@ -92,7 +92,8 @@ def misplaced(nodes: Nodes, replica_set: ReplicaSet, name: str) -> StoreError | 
     if first != [replica_set.position]:
         where = replica_set.endpoint(first[0]) if first else "nobody"
         return StaleMap(
-            f"{replica_set.bucket.name}/{name}: by map {replica_set.view.version} {where} decides about writes on conditions"
+            f"{replica_set.bucket.name}/{name}: by map {replica_set.view.version} {where} decides about writes on "
+            "conditions"
         )
     return None
 

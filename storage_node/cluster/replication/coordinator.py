@@ -20,8 +20,13 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.membership import Membership
-from storage_node.cluster.replication.ahead import VersionClockSkips
-from storage_node.cluster.replication.commit import CommitProtocol, PendingWrite, Result, committed_info
+from storage_node.cluster.replication.commit import (
+    CommitProtocol,
+    PendingWrite,
+    Result,
+    VersionClockSkips,
+    committed_info,
+)
 from storage_node.cluster.replication.commit_barrier import CommitBarrier
 from storage_node.cluster.replication.conditional import decide, misplaced
 from storage_node.cluster.replication.delete_many import Deletions

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.replication.ahead import VersionClockSkips
-from storage_node.cluster.replication.commit import CommitProtocol
+from storage_node.cluster.replication.commit import CommitProtocol, VersionClockSkips
 from storage_node.cluster.replication.fan_out import (
     invalidate_after_commits,
     invalidate_nonparticipants,
