@@ -7,13 +7,14 @@ STAMP := $(VENV)/.ais-loader-ready
 # Tests that kill, freeze and cut on a busy machine: three of a whole run may fail once, which is shown with its stack.
 RERUN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
 
-.PHONY: help setup demo test test-slow check protos clean
+.PHONY: help setup demo test test-slow check docs protos clean
 
 help:
 	@echo "make demo       set up, then train a small speech model through GetBatch on real data"
 	@echo "make test       set up, then run the tests"
 	@echo "make test-slow  set up, then run the long tests"
-	@echo "make check      set up, then lint, type-check, and compare the generated protobuf modules"
+	@echo "make check      set up, then lint, type-check, compare the generated protobuf modules, and build the documentation"
+	@echo "make docs       set up, then write the API reference and all pages as HTML to build/docs"
 	@echo "make protos     write the generated protobuf modules anew"
 	@echo "VENV=DIR uses an environment elsewhere, PYTHON=... another interpreter (3.11 or newer)"
 
@@ -43,6 +44,11 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m protos.generate --check
+	$(BIN)/python -m docs.build build/docs
+
+# Warnings of the generator, and links of pages that lead nowhere, are errors.
+docs: setup
+	$(BIN)/python -m docs.build build/docs
 
 protos: setup
 	$(BIN)/python -m protos.generate

@@ -112,6 +112,7 @@ class Client:
 
     @property
     def url(self) -> str:
+        """What `connect` was given, or found in the environment."""
         return self._transport.url
 
     def __repr__(self) -> str:

@@ -123,9 +123,11 @@ class Item:
 
     @property
     def ok(self) -> bool:
+        """Whether it came with its data."""
         return self.error is None
 
     def tobytes(self) -> bytes:
+        """A copy of the data, which keeps no frame alive."""
         return bytes(self.data)
 
     def __reduce__(self) -> tuple[Any, ...]:

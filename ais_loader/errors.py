@@ -32,18 +32,26 @@ class LoaderError(Exception):
 
 
 class NotFound(LoaderError, LookupError):
+    """The name is wrong, or what it meant is gone."""
+
     kind = "not-found"
 
 
 class BucketNotFound(NotFound):
+    """There is no bucket of this name; `create_bucket` makes one."""
+
     kind = "bucket-not-found"
 
 
 class SnapshotNotFound(BucketNotFound):
+    """The bucket has no snapshot of this name."""
+
     kind = "snapshot-not-found"
 
 
 class ObjectNotFound(NotFound):
+    """There is no object of this name, or it does not have the version asked for any more."""
+
     kind = "object-not-found"
 
 
@@ -54,42 +62,62 @@ class ObjectDeleted(ObjectNotFound):
 
 
 class MemberNotFound(NotFound):
+    """The archive is there and has no member of this name."""
+
     kind = "member-not-found"
 
 
 class InvalidRequest(LoaderError, ValueError):
+    """The call is wrong, and would be wrong again: nothing was changed."""
+
     kind = "invalid-request"
 
 
 class InvalidName(InvalidRequest):
+    """A name that no bucket, object or snapshot may have; the message says why."""
+
     kind = "invalid-name"
 
 
 class RangeError(InvalidRequest):
+    """A range that begins or ends outside its object. Nothing is ever silently shorter."""
+
     kind = "range"
 
 
 class ItemTooLarge(InvalidRequest):
+    """An entry too large for an item in memory: read it in ranges, or as a file."""
+
     kind = "item-too-large"
 
 
 class Unsupported(InvalidRequest):
+    """What this store, or this version of a node, cannot do."""
+
     kind = "unsupported"
 
 
 class BucketExists(InvalidRequest):
+    """There is a bucket of this name already; see `exist_ok`."""
+
     kind = "bucket-exists"
 
 
 class BucketNotEmpty(InvalidRequest):
+    """A bucket with objects is deleted only with `force`."""
+
     kind = "bucket-not-empty"
 
 
 class BucketHasSnapshots(BucketNotEmpty):
+    """A bucket with snapshots is not deleted, not by force either: a run may be reading them."""
+
     kind = "bucket-has-snapshots"
 
 
 class SnapshotExists(InvalidRequest):
+    """The bucket has a snapshot of this name already."""
+
     kind = "snapshot-exists"
 
 
@@ -118,6 +146,8 @@ class VersionConflict(LoaderError):
 
 
 class CorruptObject(LoaderError):
+    """The stored bytes are not those that were put; `ais-loader doctor` says more."""
+
     kind = "corrupt-object"
 
 
@@ -164,10 +194,14 @@ class LibraryMissing(ArchiveError):
 
 
 class ArchiveIndexError(ArchiveError):
+    """The archive's index of members is damaged; it is made anew when a member is next asked for."""
+
     kind = "archive-index-damaged"
 
 
 class ArchiveIndexStale(ArchiveError):
+    """The index of members is of another object than the archive that is there; it is made anew."""
+
     kind = "archive-index-stale"
 
 
@@ -196,30 +230,44 @@ class PromoteIncomplete(LoaderError):
 
 
 class StoreError(LoaderError):
+    """The store, or a drive of it, needs an operator."""
+
     kind = "store"
 
 
 class StoreNotFound(StoreError, LookupError):
+    """There is no store at this path."""
+
     kind = "store-not-found"
 
 
 class StoreLocked(StoreError):
+    """Another process has the store open for writing; mode="r" reads beside it."""
+
     kind = "store-locked"
 
 
 class StoreReadOnly(StoreError):
+    """The store was opened for reading."""
+
     kind = "store-read-only"
 
 
 class StoreFormatError(StoreError):
+    """What stands on a drive is damaged, or was written by a later version."""
+
     kind = "store-format"
 
 
 class DriveFull(StoreError):
+    """The drive that owns the name has no room for it."""
+
     kind = "drive-full"
 
 
 class DriveFailed(StoreError):
+    """The drive that owns the name is missing, disabled or broken."""
+
     kind = "drive-failed"
 
 
@@ -230,6 +278,8 @@ class Closed(LoaderError):
 
 
 class NodeUnavailable(LoaderError, ConnectionError):
+    """Nobody answers, or too few nodes to do it. A write may have been done all the same."""
+
     kind = "node-unavailable"
     retryable = True
     reached = True
@@ -237,6 +287,8 @@ class NodeUnavailable(LoaderError, ConnectionError):
 
 
 class Overloaded(LoaderError):
+    """The node asked to come back later, for as long as the client tried."""
+
     kind = "overloaded"
     retryable = True
 
@@ -262,11 +314,15 @@ class WriteTooLate(LoaderError):
 
 
 class SilenceTimeout(LoaderError, TimeoutError):
+    """Nothing arrived for `timeout_s`. A write may have been done all the same."""
+
     kind = "timeout"
     retryable = True
 
 
 class EntryFailed(LoaderError):
+    """An entry of a batch failed in a way that has no class of its own."""
+
     kind = "entry-failed"
 
 

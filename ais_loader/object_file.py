@@ -80,6 +80,7 @@ class _ObjectStream(io.BufferedIOBase):
             return filled
 
     def readinto1(self, buffer: Buffer, /) -> int:
+        """As `readinto`."""
         return self.readinto(buffer)
 
     def _parts(self, length: int) -> Iterator[memoryview]:

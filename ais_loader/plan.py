@@ -88,6 +88,7 @@ class ShufflePlan:
         return self.__dict__ | {"_order": None}  # cheaper computed than sent
 
     def steps(self, epoch: int) -> int:
+        """How many batches an epoch has, the same for all; a last one that is not full counts unless `drop_last`."""
         whole, rest = divmod(len(self.entries), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 

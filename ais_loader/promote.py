@@ -49,6 +49,8 @@ class PromoteResult:
 
 @dataclass(slots=True)
 class PromoteSummary:
+    """What came of a promotion: numbers of files, the bytes of those that were promoted, and the first failures."""
+
     promoted: int = 0
     skipped: int = 0
     """Were there already."""
@@ -58,6 +60,7 @@ class PromoteSummary:
     """The first MAX_FAILURES of them."""
 
     def add(self, result: PromoteResult) -> None:
+        """Count one result."""
         if result.status == "promoted":
             self.promoted += 1
             self.promoted_bytes += result.info.size_bytes if result.info is not None else 0

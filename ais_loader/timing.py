@@ -32,6 +32,7 @@ class BatchTiming:
     decode_s: float
     """The same where it is this library's time: copying by tobytes() or packed(), and a dataset's decode()."""
     payload_bytes: int
+    """Bytes of the entries that arrived."""
     entries: int
     """That arrived, failed ones too; fewer than were asked for when the batch was not consumed."""
     failures: int
@@ -43,6 +44,7 @@ class BatchTiming:
 
     @property
     def total_s(self) -> float:
+        """The batch's life: the sum of the five."""
         return self.queue_s + self.ahead_s + self.wire_s + self.consumer_s + self.decode_s
 
 

@@ -178,6 +178,7 @@ class ServerConfig:
 
     @property
     def shard_limits(self) -> ShardLimits:
+        """What archives may hold of each drive, as one value."""
         return ShardLimits(self.open_shards, self.shard_copy_bytes)
 
     def limits(self) -> dict[str, str]:

@@ -102,6 +102,7 @@ class NodeServer:
 
     @property
     def url(self) -> str:
+        """Where it listens, for `ais_loader.connect` on this machine."""
         return f"grpc://{self.config.host}:{self.port}"
 
     def start(self) -> NodeServer:

@@ -51,6 +51,7 @@ class FaultyLink:
 
     @property
     def url(self) -> str:
+        """What a client connects to instead of the node."""
         return f"grpc://127.0.0.1:{self.port}"
 
     @property
@@ -103,6 +104,7 @@ class FaultyLink:
         self._refusing = False
 
     def close(self) -> None:
+        """Cut all connections and stop listening; may be called again."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_CONTROL_TIMEOUT_S)

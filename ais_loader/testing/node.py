@@ -72,10 +72,12 @@ class NodeProcess:
 
     @property
     def pid(self) -> int:
+        """Of its process. Raises RuntimeError when it is not running."""
         return self._running.pid
 
     @property
     def alive(self) -> bool:
+        """Whether its process runs, be it frozen."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -162,6 +164,7 @@ class NodeProcess:
         self._running.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Let it go on after `pause`."""
         self._running.send_signal(signal.SIGCONT)
 
     def restart(self) -> None:
@@ -172,12 +175,15 @@ class NodeProcess:
     # -- what it costs
 
     def rss_bytes(self) -> int:
+        """Its resident memory now."""
         return rss_bytes(self.pid)
 
     def peak_rss_bytes(self) -> int:
+        """The most that it has been, since its start or `reset_peak_rss`."""
         return peak_rss_bytes(self.pid)
 
     def reset_peak_rss(self) -> None:
+        """Have `peak_rss_bytes` begin anew."""
         reset_peak_rss(self.pid)
 
     def numbers(self) -> dict[str, float]:

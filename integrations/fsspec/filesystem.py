@@ -271,6 +271,7 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             callback.relative_update(stored.size_bytes)
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        """Copy an object, metadata included; the store does it. Raises FileNotFoundError."""
         source, name = self._object(path1)
         target, new_name = self._object(path2)
         if (source.name, name) != (target.name, new_name):
