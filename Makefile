@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ais-loader-ready
 # Tests that kill, freeze and cut on a busy machine: three of a whole run may fail once, which is shown with its stack.
 RERUN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
+# Processes that run tests, each with nodes of its own: neighbours stay together, and whoever is done takes from the rest.
+WORKERS ?= 2
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: help setup demo test test-slow check docs protos clean
 
@@ -16,6 +19,7 @@ help:
 	@echo "make check      set up, then lint, type-check, compare the generated protobuf modules, and build the documentation"
 	@echo "make docs       set up, then write the API reference and all pages as HTML to build/docs"
 	@echo "make protos     write the generated protobuf modules anew"
+	@echo "WORKERS=N runs tests in N processes side by side instead of 2"
 	@echo "VENV=DIR uses an environment elsewhere, PYTHON=... another interpreter (3.11 or newer)"
 
 setup: $(STAMP)
@@ -34,10 +38,10 @@ demo: setup
 	$(BIN)/python -m examples.speech.train
 
 test: setup
-	$(BIN)/python -m pytest $(RERUN) -m "not slow"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(RERUN) -m "not slow"
 
 test-slow: setup
-	$(BIN)/python -m pytest $(RERUN) --timeout 300 -m slow
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(RERUN) --timeout 300 -o faulthandler_timeout=280 -m slow
 
 check: setup
 	$(BIN)/ruff format --check .

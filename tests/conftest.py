@@ -1,4 +1,5 @@
-"""Fixtures for every folder of tests (see ais_loader/testing/fixtures.py), and tests with a process of their own.
+"""Fixtures for every folder of tests (see ais_loader/testing/fixtures.py), tests with a process of their own, and which
+cases of a test for every transport are slow.
 
 A test that forks needs a process in which nothing else runs: gRPC's threads, which other tests leave behind, do not
 survive a fork. Marked `fresh_process`, it is run by a pytest of its own.
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Hashable
 
 import hypothesis
 import pytest
@@ -17,6 +20,9 @@ import pytest
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 pytest_plugins = ["ais_loader.testing.fixtures"]
+# The suite starts some hundred interpreters, each of which would compile all that it imports: 0.7 s of a node's 1.1.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 _INSIDE = "AIS_LOADER_TEST_FRESH_PROCESS"
 
@@ -37,3 +43,35 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if done.returncode != 0:
         pytest.fail(f"in a process of its own:\n{done.stdout}{done.stderr}", pytrace=False)
     return True
+
+
+@pytest.hookimpl(tryfirst=True)  # before the slow ones are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what the quick set leaves out of cases times transports (parameters of the fixture `url`).
+
+    It has every case on the first transport, and each of the others in turn: every case meets another transport too,
+    and every test meets every transport.
+    """
+    tests: dict[Hashable, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and "url" in getattr(getattr(item, "callspec", None), "params", ()):
+            tests[item.path, item.cls, item.originalname].append(item)
+    for cases_by_url in tests.values():
+        _mark_uncovered(cases_by_url)
+
+
+def _mark_uncovered(items: list[pytest.Function]) -> None:
+    places = [(item.callspec.params["url"], _case(item)) for item in items]
+    first, *others = dict.fromkeys(url for url, _ in places)
+    cases = list(dict.fromkeys(case for _, case in places))
+    covered = {(first, case) for case in cases}
+    for turn in range(max(len(cases), len(others)) if others else 0):
+        covered.add((others[turn % len(others)], cases[turn % len(cases)]))
+    for item, place in zip(items, places, strict=True):
+        if place not in covered:
+            item.add_marker(pytest.mark.slow)
+
+
+def _case(item: pytest.Function) -> Hashable:
+    """All parameters but the transport: values themselves may have no hash, and be equal to others."""
+    return tuple(id(value) for name, value in item.callspec.params.items() if name != "url")

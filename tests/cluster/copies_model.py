@@ -127,19 +127,17 @@ class Model:
     def _asking(self, nodes: Nodes, at: int, node: Node) -> Pass:
         return Pass(node.knows, node.has, tuple(Said() for _ in self._asked(node.knows, node.has, at, nodes)))
 
-    def _asked(self, map_: int, has: int, here: int, nodes: Nodes) -> list[int]:
-        """As the product's `questions`."""
-        page = Page(["k"], [_state(has)], [list(self.owners[map_])], [self._may_be_forgotten(has)])
-        return sorted(questions(page, here, len(nodes)))
+    def _asked(self, map_: int, has: int, here: int, nodes: Nodes) -> tuple[int, ...]:
+        return asked(here, len(nodes), self.owners[map_], has, self._may_be_forgotten(has))
 
     def _goes_on(self, nodes: Nodes, at: int, node: Node, now: Pass) -> Iterator[Node]:
         if now.step == "asks":
-            asked = self._asked(now.map, now.has, at, nodes)
-            for which, (other, said) in enumerate(zip(asked, now.said, strict=True)):
-                notes = self._told(nodes[other]) if said.version is None else said.version
-                looks = nodes[other].has if said.has is None else said.has
+            others = self._asked(now.map, now.has, at, nodes)
+            for which, (other, said) in enumerate(zip(others, now.said, strict=True)):
                 if None not in said:
                     continue
+                notes = self._told(nodes[other]) if said.version is None else said.version
+                looks = nodes[other].has if said.has is None else said.has
                 if (said.has is None) == (said.version is None):  # the first of the two
                     heard = Said(None, looks) if self.slip == "looks before it notes" else Said(notes, None)
                 else:
@@ -147,7 +145,7 @@ class Model:
                 after = (*now.said[:which], heard, *now.said[which + 1 :])
                 yield node._replace(under_way=now._replace(said=after))
             if not any(None in said for said in now.said):
-                answers = tuple((other, *said) for other, said in zip(asked, now.said, strict=True))
+                answers = tuple((other, *said) for other, said in zip(others, now.said, strict=True))
                 sure, ripe = self.slip == "asks by any map", self._may_be_forgotten(now.has)
                 goes = decides(at, len(nodes), self.owners[now.map], now.map, now.has, ripe, answers, sure)
                 decided = now._replace(said=(), step="decided")
@@ -173,6 +171,12 @@ class Model:
 
 def _with(nodes: Nodes, at: int, node: Node) -> Nodes:
     return (*nodes[:at], node, *nodes[at + 1 :])
+
+
+@functools.cache
+def asked(here: int, nodes: int, owners: tuple[int, ...], has: int, ripe: bool) -> tuple[int, ...]:
+    """Whom the product would ask about what it has."""
+    return tuple(sorted(questions(Page(["k"], [_state(has)], [list(owners)], [ripe]), here, nodes)))
 
 
 @functools.cache
