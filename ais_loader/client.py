@@ -91,14 +91,15 @@ def connect(
             f"{text!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port"
         )
     with GATE.call():
-        from ais_loader.transport.embedded import EmbeddedTransport
+        from ais_loader.transport.embedded import EmbeddedTransport, drive_paths
 
-    paths = [part.removeprefix("file://") for part in text.split(",")]
-    if not all(paths):
-        raise errors.InvalidRequest(f"{text!r} names an empty path")
     return Client(
         EmbeddedTransport(
-            paths, mode=mode, durability=durability, open_shards=open_shards, shard_copy_bytes=shard_copy_bytes
+            drive_paths(text),
+            mode=mode,
+            durability=durability,
+            open_shards=open_shards,
+            shard_copy_bytes=shard_copy_bytes,
         )
     )
 

@@ -42,7 +42,8 @@ ais_loader.integrations
 """
 NODE = f"""
 {WIRE}
-storage_node.store.checked_json storage_node.store.checksum storage_node.store.failpoints storage_node.store.names
+storage_node.store.checked_json storage_node.store.checksum storage_node.store.commit_mark storage_node.store.failpoints
+storage_node.store.names
 storage_node.store.format
 storage_node.store.files
 storage_node.store.archives

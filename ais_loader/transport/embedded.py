@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 from ais_loader import errors
 from ais_loader.content import Buffer, Source
@@ -31,6 +32,9 @@ from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 if TYPE_CHECKING:
     from storage_node.store.store import Store
     from storage_node.store.store_record import BucketRecord
+
+_writers: WeakValueDictionary[frozenset[str], EmbeddedTransport] = WeakValueDictionary()
+"""By their drives, those of this process that were opened for writing last."""
 
 
 class EmbeddedTransport(NoLongBatches):
@@ -55,6 +59,8 @@ class EmbeddedTransport(NoLongBatches):
         self._helpers: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
         self._closed = False
+        self.on_wanted: Callable[[], object] | None = None
+        """Of a writer: called when another one is about to be opened in this process; may close this one."""
         self._store_here()  # a wrong path or a held lock is told at once
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,11 +84,20 @@ class EmbeddedTransport(NoLongBatches):
             raise errors.InvalidRequest(str(error)) from None
         with self._lock:
             if self._store is None:
+                if self._mode == "a" and (other := writer_here(self._paths)) is not None and other.on_wanted:
+                    other.on_wanted()
                 with translated():
                     self._store = Store.open(
                         self._paths, mode=self._mode, durability=self._durability, shard_limits=limits
                     )
+                if self._mode == "a":
+                    _writers[_drives(self._paths)] = self
             return self._store
+
+    @property
+    def writes_here(self) -> bool:
+        """Whether it holds the store for writing, in this process."""
+        return self._mode == "a" and self._store is not None and self._pid == os.getpid()
 
     # -- buckets
 
@@ -291,6 +306,24 @@ class EmbeddedTransport(NoLongBatches):
         if self._store is not None and self._pid == os.getpid():
             self._store.close()
         self._store = None
+
+
+def drive_paths(url: str) -> list[str]:
+    """The folders that a URL of an embedded store names. Raises InvalidRequest."""
+    paths = [part.removeprefix("file://") for part in url.split(",")]
+    if not all(paths):
+        raise errors.InvalidRequest(f"{url!r} names an empty path")
+    return paths
+
+
+def writer_here(paths: Iterable[str]) -> EmbeddedTransport | None:
+    """The transport of this process that holds the store on these drives for writing."""
+    found = _writers.get(_drives(paths))
+    return found if found is not None and found.writes_here else None
+
+
+def _drives(paths: Iterable[str]) -> frozenset[str]:
+    return frozenset(map(os.path.realpath, paths))
 
 
 def _reader(paths: list[str], open_shards: int, shard_copy_bytes: int) -> EmbeddedTransport:

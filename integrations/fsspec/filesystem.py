@@ -2,7 +2,8 @@
 
 Found by fsspec through its entry point, so `fsspec.open("ais://bucket/name")` and `pandas.read_parquet("ais://…")` need
 nothing but the installed package, and the store: `storage_options={"store": …}` or AIS_LOADER_URL. Many files, or many
-ranges, are one GetBatch. Folders are what names have in common: they come and go with their objects.
+ranges, are one GetBatch. Folders are what names have in common: they come and go with their objects. Reading locks
+nothing; see shared_store for what writing does to an embedded store.
 
 Interface: https://filesystem-spec.readthedocs.io/en/latest/api.html#fsspec.spec.AbstractFileSystem
 """
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,31 +23,56 @@ from fsspec.spec import AbstractFileSystem
 from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
 from ais_loader.object_file import READ_AHEAD_BYTES
 
-from .clients import shared_client
 from .listing import Row, file_row, folder_row, rows_below
-from .naming import missing, no_writing, split
+from .naming import as_files, no_writing, split
+from .shared_store import shared_store
 from .writing import ObjectWriter
 
 
 class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no annotations
     """Args:
     store: its URL, as `ais_loader.connect` takes it; None: AIS_LOADER_URL.
-    connect_options: further arguments of `connect`: mode, retry_s, tenant, … Without a mode, an embedded store that
-        somebody else writes to, this process perhaps, is opened for reading alone.
+    connect_options: further arguments of `connect`: mode, retry_s, tenant, … With mode="a" an embedded store is held
+        for writing as long as the process lives, with mode="r" it is never written to.
 
-    Errors are those of files where there is one: FileNotFoundError, FileExistsError, IsADirectoryError; else
-    `ais_loader.errors`.
+    Without a mode an embedded store is read beside whoever writes to it, and locked for writing from the first write
+    (a file that is opened for writing counts until it is closed) until a second after the last one; `release_lock` lets
+    go of it at once. While another process writes, a write here raises PermissionError, which says who that is, and
+    the next write asks again. The first write makes a store that is not there. This process reads what it has written
+    at once, others within a second.
+
+    Errors are those of files where there is one: FileNotFoundError, FileExistsError, IsADirectoryError,
+    PermissionError; else `ais_loader.errors`.
     """
 
     protocol = "ais"
     root_marker = ""
 
     def __init__(
-        self, store: str | None = None, *, connect_options: dict[str, Any] | None = None, **storage_options: Any
+        self,
+        store: str | os.PathLike[str] | None = None,
+        *,
+        connect_options: dict[str, Any] | None = None,
+        **storage_options: Any,
     ) -> None:
         super().__init__(**storage_options)
-        self._url = store or os.environ.get("AIS_LOADER_URL")
-        self._client: Client = shared_client(self._url, connect_options or {})
+        self._url = os.fspath(store) if store else os.environ.get("AIS_LOADER_URL")
+        self._store = shared_store(self._url, connect_options or {})
+
+    @property
+    def _client(self) -> Client:
+        """For reading."""
+        return self._store.reader()
+
+    @contextmanager
+    def _writing(self, path: str) -> Iterator[Client]:
+        """A client for writing; in here, errors are those of files."""
+        with as_files(path), self._store.writer() as client:
+            yield client
+
+    def release_lock(self) -> None:
+        """Let others write to an embedded store now, unless something is being written through `ais://` here."""
+        self._store.release()
 
     @property
     def fsid(self) -> str:
@@ -58,17 +86,18 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         path = os.fspath(path)
         return path.removeprefix("ais://").strip("/")
 
-    def _place(self, path: str) -> tuple[Bucket, str]:
+    def _object(self, path: str) -> tuple[str, str]:
+        """The names of bucket and object."""
         bucket, name = split(self._strip_protocol(path))
         if not bucket:
             raise IsADirectoryError("the store itself: name a bucket")
-        return self._client.bucket(bucket), name
-
-    def _object(self, path: str) -> tuple[Bucket, str]:
-        bucket, name = self._place(path)
         if not name:
             raise IsADirectoryError(f"{path} is a bucket")
         return bucket, name
+
+    def _bucket(self, name: str) -> Bucket:
+        """For reading; to be used where errors become those of files."""
+        return self._client.bucket(name)
 
     # -- what is there
 
@@ -80,9 +109,10 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     def _rows(self, path: str) -> list[Row]:
         bucket_name, name = split(path)
         if not bucket_name:
-            return [folder_row(bucket.name) for bucket in self._client.buckets()]
-        bucket = self._client.bucket(bucket_name)
-        with missing(path):
+            with as_files(path):
+                return [folder_row(bucket.name) for bucket in self._client.buckets()]
+        with as_files(path):
+            bucket = self._bucket(bucket_name)
             rows = list(rows_below(bucket.objects(f"{name}/" if name else ""), path))
             if rows or not name:
                 return rows
@@ -96,14 +126,14 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         bucket_name, name = split(path)
         if maxdepth is not None or withdirs or not bucket_name:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
-        bucket = self._client.bucket(bucket_name)
         found: dict[str, Row] = {}
         prefix = kwargs.get("prefix", "")
         try:
+            bucket = self._bucket(bucket_name)
             infos: list[ObjectInfo] = list(bucket.objects(f"{name}/{prefix}" if name else prefix))
             if name and not prefix and not infos:
                 infos = [bucket.head(name)]
-        except errors.NotFound:
+        except (errors.NotFound, errors.StoreNotFound):
             infos = []
         for info in infos:
             row = file_row(info)
@@ -115,8 +145,8 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         bucket_name, name = split(path)
         if not bucket_name:
             return folder_row("")
-        bucket = self._client.bucket(bucket_name)
-        with missing(path):
+        with as_files(path):
+            bucket = self._bucket(bucket_name)
             if not name:
                 bucket.info()
                 return folder_row(path)
@@ -144,12 +174,19 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **kwargs: Any) -> Any:
         bucket, name = self._object(path)
         if mode == "rb":
-            with missing(path):
-                return bucket.open(name, read_ahead_bytes=READ_AHEAD_BYTES if block_size is None else 4 * block_size)
+            read_ahead_bytes = READ_AHEAD_BYTES if block_size is None else 4 * block_size
+            with as_files(path):
+                return self._bucket(bucket).open(name, read_ahead_bytes=read_ahead_bytes)
         if mode in ("wb", "xb"):
             if mode == "xb" and self.exists(path):
                 raise FileExistsError(path)
-            return ObjectWriter(bucket, name, autocommit=kwargs.get("autocommit", True), if_absent=mode == "xb")
+            return ObjectWriter(
+                partial(self._writing, path),
+                bucket,
+                name,
+                autocommit=kwargs.get("autocommit", True),
+                if_absent=mode == "xb",
+            )
         raise no_writing(path, mode)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
@@ -189,7 +226,9 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             raise ValueError(f"{len(paths)} paths, {len(starts)} starts, {len(ends)} ends")
         entries = [self._entry(path, start, end) for path, start, end in zip(paths, starts, ends, strict=True)]
         found: list[bytes | Exception] = []
-        for item in self._client.get_batch(entries, on_error="placeholder"):
+        with as_files(self.fsid):
+            items = self._client.get_batch(entries, on_error="placeholder")
+        for item in items:
             result: bytes | Exception = item.tobytes()
             if isinstance(item.error, errors.RangeError):  # a range passes the end
                 result = self._clamped(item.entry)
@@ -209,11 +248,11 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             size = int(self.info(path)["size"])
             first = max(0, size + first) if first < 0 else first
             stop = size + stop if stop is not None and stop < 0 else stop
-        return Entry(bucket.name, name, start=first, length=None if stop is None else max(0, stop - first))
+        return Entry(bucket, name, start=first, length=None if stop is None else max(0, stop - first))
 
     def _clamped(self, entry: Entry) -> bytes | Exception:
-        bucket = self._client.bucket(entry.bucket)
         try:
+            bucket = self._bucket(entry.bucket)
             size = bucket.head(entry.name).size_bytes
             start = min(entry.start, size)
             length = size - start if entry.length is None else min(entry.length, size - start)
@@ -226,7 +265,7 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             os.makedirs(lpath, exist_ok=True)
             return
         bucket, name = self._object(rpath)
-        with missing(rpath), bucket.reader(name) as reader:
+        with as_files(rpath), self._bucket(bucket).reader(name) as reader:
             if callback is not None:
                 callback.set_size(reader.info.size_bytes)
             target: BinaryIO = outfile if outfile is not None else open(lpath, "wb")  # noqa: SIM115 - closed below
@@ -243,8 +282,8 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         bucket, name = self._object(path)
-        with missing(path):
-            bucket.put(name, value, if_absent=mode == "create")
+        with self._writing(path) as client:
+            client.bucket(bucket).put(name, value, if_absent=mode == "create")
 
     def pipe(self, path: Any, value: bytes | None = None, **kwargs: Any) -> None:
         """One request for many objects of a bucket."""
@@ -253,10 +292,10 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         by_bucket: dict[str, list[tuple[str, bytes]]] = {}
         for one, data in path.items():
             bucket, name = self._object(one)
-            by_bucket.setdefault(bucket.name, []).append((name, data))
+            by_bucket.setdefault(bucket, []).append((name, data))
         for bucket_name, pairs in by_bucket.items():
-            with missing(bucket_name):
-                for _ in self._client.bucket(bucket_name).put_many(pairs):
+            with self._writing(bucket_name) as client:
+                for _ in client.bucket(bucket_name).put_many(pairs):
                     pass
         return None
 
@@ -264,8 +303,8 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         if os.path.isdir(lpath):
             return
         bucket, name = self._object(rpath)
-        with missing(rpath):
-            stored = bucket.put(name, Path(lpath), if_absent=mode == "create")
+        with self._writing(rpath) as client:
+            stored = client.bucket(bucket).put(name, Path(lpath), if_absent=mode == "create")
         if callback is not None:
             callback.set_size(stored.size_bytes)
             callback.relative_update(stored.size_bytes)
@@ -274,14 +313,14 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         """Copy an object, metadata included; the store does it. Raises FileNotFoundError."""
         source, name = self._object(path1)
         target, new_name = self._object(path2)
-        if (source.name, name) != (target.name, new_name):
-            with missing(path1):
-                source.copy(name, new_name, to_bucket=target.name)
+        if (source, name) != (target, new_name):
+            with self._writing(path1) as client:
+                client.bucket(source).copy(name, new_name, to_bucket=target)
 
     def rm_file(self, path: str) -> None:
         bucket, name = self._object(path)
-        with missing(path):
-            bucket.delete(name)
+        with self._writing(path) as client:
+            client.bucket(bucket).delete(name)
 
     def _rm(self, path: str) -> None:
         self.rm_file(path)
@@ -294,8 +333,8 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             if not name:
                 if not recursive:
                     raise IsADirectoryError(f"{one} is a bucket: recursive=True removes it with its objects")
-                with missing(one):
-                    self._client.delete_bucket(bucket_name, force=True)
+                with self._writing(one) as client:
+                    client.delete_bucket(bucket_name, force=True)
                 continue
             files: Sequence[str] = self.expand_path(one, recursive=recursive, maxdepth=maxdepth)
             for file in files:
@@ -308,27 +347,20 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         """Makes the bucket. Folders are there when there is something in them."""
         bucket_name, name = split(self._strip_protocol(path))
         if name and not create_parents:
-            with missing(bucket_name):
-                self._client.bucket(bucket_name).info()
+            with as_files(bucket_name):
+                self._bucket(bucket_name).info()
             return
-        try:
-            self._client.create_bucket(bucket_name, exist_ok=bool(name))
-        except errors.BucketExists:
-            raise FileExistsError(path) from None
+        with self._writing(path) as client:
+            client.create_bucket(bucket_name, exist_ok=bool(name))
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         bucket_name, name = split(self._strip_protocol(path))
-        try:
-            self._client.create_bucket(bucket_name, exist_ok=exist_ok or bool(name))
-        except errors.BucketExists:
-            raise FileExistsError(path) from None
+        with self._writing(path) as client:
+            client.create_bucket(bucket_name, exist_ok=exist_ok or bool(name))
 
     def rmdir(self, path: str) -> None:
         bucket_name, name = split(self._strip_protocol(path))
         if name:
             return  # it goes with its last object
-        with missing(path):
-            try:
-                self._client.delete_bucket(bucket_name)
-            except errors.BucketNotEmpty as error:
-                raise OSError(f"{error}") from error
+        with self._writing(path) as client:
+            client.delete_bucket(bucket_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +17,18 @@ def split(path: str) -> tuple[str, str]:
 
 
 @contextmanager
-def missing(path: str) -> Iterator[None]:
-    """In here, what is not there is a FileNotFoundError, and what was to be made and is there a FileExistsError."""
+def as_files(path: str) -> Iterator[None]:
+    """In here, errors that files have too are those of files."""
     try:
         yield
-    except errors.NotFound as error:
+    except (errors.NotFound, errors.StoreNotFound) as error:
         raise FileNotFoundError(f"{path}: {error}") from error
-    except errors.VersionConflict as error:
+    except (errors.VersionConflict, errors.BucketExists) as error:
         raise FileExistsError(f"{path}: {error}") from error
+    except (errors.StoreLocked, errors.StoreReadOnly, errors.SnapshotReadOnly) as error:
+        raise PermissionError(f"{path} cannot be written: {error}") from error
+    except errors.BucketNotEmpty as error:
+        raise OSError(errno.ENOTEMPTY, str(error), path) from error
 
 
 def no_writing(path: str, mode: str) -> Exception:

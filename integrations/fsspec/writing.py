@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING
 
-from ais_loader import Bucket, errors
+from ais_loader import Client
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -18,18 +20,35 @@ MEMORY_BYTES = 64 << 20
 class ObjectWriter(io.BufferedIOBase):
     """Sequential. Leaving its `with` block by an exception writes nothing."""
 
-    def __init__(self, bucket: Bucket, name: str, *, autocommit: bool = True, if_absent: bool = False) -> None:
-        """With autocommit=False it is `commit` that writes, after `close`: fsspec's transactions.
-
-        With if_absent it writes nothing if the object is there by then: FileExistsError.
+    def __init__(
+        self,
+        writing: Callable[[], AbstractContextManager[Client]],
+        bucket: str,
+        name: str,
+        *,
+        autocommit: bool = True,
+        if_absent: bool = False,
+    ) -> None:
         """
-        self.name = f"ais://{bucket.name}/{name}"
+        Args:
+            writing: gives a client for writing, and keeps other writers away. Entered here, so that who may not write
+                is told before there is anything to write.
+            autocommit: False: it is `commit` that writes, after `close`: fsspec's transactions.
+            if_absent: write nothing if the object is there by then: FileExistsError.
+
+        Raises what `writing` raises.
+        """
+        self.name = f"ais://{bucket}/{name}"
+        self._writing = writing
         self._bucket = bucket
         self._object_name = name
         self._autocommit = autocommit
         self._if_absent = if_absent
-        self._failed = False
+        self._failed = True  # until all of it is here
         self._spool = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - closed by commit and discard
+        self._held = ExitStack()
+        self._held.enter_context(writing())
+        self._failed = False
 
     def writable(self) -> bool:
         return True
@@ -43,7 +62,7 @@ class ObjectWriter(io.BufferedIOBase):
         return self._spool.write(data)
 
     def close(self) -> None:
-        """Stores the object, unless the `with` block failed. Raises what `Bucket.put` raises."""
+        """Stores the object, unless the `with` block failed. Raises what `Bucket.put` raises, or an error of files."""
         if self.closed:
             return
         super().close()
@@ -55,14 +74,14 @@ class ObjectWriter(io.BufferedIOBase):
     def commit(self) -> None:
         try:
             self._spool.seek(0)
-            self._bucket.put(self._object_name, self._spool, if_absent=self._if_absent)
-        except errors.VersionConflict as error:
-            raise FileExistsError(f"{self.name}: {error}") from error
+            with self._writing() as client:
+                client.bucket(self._bucket).put(self._object_name, self._spool, if_absent=self._if_absent)
         finally:
-            self._spool.close()
+            self.discard()
 
     def discard(self) -> None:
         self._spool.close()
+        self._held.close()
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._failed = kind is not None

@@ -1,6 +1,7 @@
 """The store's record in memory and on its drives: buckets, and the one moment at which a change of it counts.
 
-A reader beside a writer reads it again once a second, and before it says that something is not there.
+A reader beside a writer reads it again once a second, before it says that something is not there, and when a writer in
+its own process has changed it.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Recorded(DriveChanges):
         self._record = record
         self.writable = writable
         self._record_read_at = time.monotonic()
+        self._record_marks: list[object] = []
+        """Of a reader: those of its drives when it was read last."""
         self._closed = False
 
     @abstractmethod
@@ -111,15 +114,15 @@ class Recorded(DriveChanges):
         return dict(self._record.buckets)
 
     def _refresh_record(self, *, only_if_stale: bool) -> None:
-        now = time.monotonic()
-        if only_if_stale and now - self._record_read_at < READER_STALENESS_S:
+        now, marks = time.monotonic(), [drive.record_mark.latest for drive in self._live()]
+        if only_if_stale and marks == self._record_marks and now - self._record_read_at < READER_STALENESS_S:
             return
         with contextlib.suppress(FormatError):  # no drive can be read now: what is known stays true of the past
             newest = newest_record({drive.root: drive.identity for drive in self._live()})
             with self._record_lock:
                 if newest.order > self._record.order:
                     self._follow(newest)
-        self._record_read_at = now
+        self._record_read_at, self._record_marks = now, marks
 
     def _follow_writer(self) -> None:
         """What was not found may have moved to a drive that the writer has added since."""

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from storage_node.store.checked_json import seal, unseal
+from storage_node.store.commit_mark import commit_mark
 from storage_node.store.errors import FormatError
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.segment_format import SEGMENT_FORMAT
@@ -263,6 +264,7 @@ def decode(data: bytes, source: Path) -> ClusterRecord:
 def write(folder: Path, record: ClusterRecord) -> None:
     """Replace the record of one drive; whole and lasting on return. Raises OSError."""
     write_atomically(folder / FILE_NAME, encode(record), before_rename=lambda: failpoint("record.staged"))
+    commit_mark(folder).committed()
     failpoint("record.one_drive")
 
 

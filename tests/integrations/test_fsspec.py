@@ -15,8 +15,6 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
-import ais_loader
-from ais_loader import errors
 from ais_loader.integrations.fsspec import AISFileSystem
 from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
 
@@ -223,19 +221,3 @@ def test_pyarrow_reads_columns_and_folders_of_parquet(files: AISFileSystem) -> N
     dataset = pa.dataset.dataset("b/parts", filesystem=files, format="parquet")
     assert dataset.count_rows() == 600_000
     assert dataset.to_table(columns=["a"]).num_rows == 600_000
-
-
-def test_a_store_that_this_process_writes_to_is_read_beside_it(tmp_path: Path) -> None:
-    AISFileSystem.clear_instance_cache()
-    with ais_loader.connect(tmp_path / "store") as client:
-        bucket = client.create_bucket("t")
-        bucket.put("a.csv", b"x\n1\n")
-        options = {"store": str(tmp_path / "store")}
-        assert pd.read_csv("ais://t/a.csv", storage_options=options)["x"].tolist() == [1]
-        bucket.put("b.csv", b"x\n2\n")
-        assert pd.read_csv("ais://t/b.csv", storage_options=options)["x"].tolist() == [2]
-        with pytest.raises(errors.StoreReadOnly):
-            fsspec.filesystem("ais", **options).pipe("t/c", b"")
-        with pytest.raises(errors.StoreLocked):
-            AISFileSystem(**options, connect_options={"mode": "a"})
-        AISFileSystem.clear_instance_cache()

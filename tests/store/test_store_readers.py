@@ -107,6 +107,26 @@ def test_a_reader_outlives_its_writer_and_follows_the_next_ones(tmp_path: Path) 
             assert len(names(reader)) == 1 + 50 * number
 
 
+@pytest.mark.parametrize("how", ["flush", "close"])
+def test_what_a_reader_has_read_of_the_log_does_not_hide_what_was_flushed_since(tmp_path: Path, how: str) -> None:
+    writer = Store.open([tmp_path / "drive"])
+    writer.create_bucket(BUCKET)
+    put(writer, "a", b"")
+    with Store.open([tmp_path / "drive"], mode="r") as reader:
+        for number in range(1, 10):
+            put(writer, "a", b"old")
+            drive_of(reader).catch_up()
+            assert read(reader, "a") == b"old"
+            put(writer, "a", b"%d" % number)
+            drive_of(writer).catalog.flush()
+            if how == "close":
+                writer.close()
+                writer = Store.open([tmp_path / "drive"])
+            drive_of(reader).catch_up()
+            assert read(reader, "a") == b"%d" % number
+    writer.close()
+
+
 def test_a_reader_keeps_up_with_a_catalog_that_is_flushed_and_compacted(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as writer, Store.open([tmp_path / "drive"], mode="r") as reader:
         for number in range(400):

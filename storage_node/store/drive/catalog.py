@@ -23,6 +23,7 @@ from typing import NoReturn
 
 from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, WriteBatch, WriteOptions
 
+from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive.locking import lock_holder
 from storage_node.store.errors import DriveFailed, DriveFull, FormatError, StoreClosed, StoreError, StoreLocked
 from storage_node.store.files.error_counters import Faults
@@ -101,6 +102,7 @@ class Catalog:
             self._db: Rdict = self._open()
         except Exception as error:
             raise self._open_error(error) from error
+        self.mark = commit_mark(path)
         self._synced = WriteOptions()
         self._synced.sync = True
         _open_catalogs.add(self)
@@ -207,9 +209,12 @@ class Catalog:
         with self._catch_up_lock:
             try:
                 if os.stat(self.path).st_ino == self._folder_inode:
-                    before = self._db.latest_sequence_number()
+                    before, logs = self._db.latest_sequence_number(), self._first_log()
                     self._db.try_catch_up_with_primary()
-                    return bool(self._db.latest_sequence_number() != before)
+                    # When the writer has flushed, a secondary goes on answering from what it had read of the log: an
+                    # old value hides the flushed one. A new handle has read nothing yet.
+                    if self._first_log() == logs:
+                        return bool(self._db.latest_sequence_number() != before)
             except (StoreError, DbClosedError) as error:
                 raise self._error(error, "following the writer") from error
             except Exception:  # noqa: BLE001 - the writer dropped a log that was not read yet: begin again
@@ -220,6 +225,10 @@ class Catalog:
             except Exception as error:
                 raise self._error(error, "following the writer") from error
             return True
+
+    def _first_log(self) -> object:
+        """The oldest log that is still needed; a flush makes it a later one."""
+        return self._db.property_int_value("rocksdb.min-log-number-to-keep")
 
     def estimated_keys(self) -> int:
         try:
@@ -242,6 +251,7 @@ class Catalog:
                 self._db.write(batch)
         except Exception as error:
             raise self._error(error, "committing to the catalog") from error
+        self.mark.committed()
 
     def flush(self) -> None:
         """Bring everything into checksummed tables. Raises what `write` raises."""

@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 from storage_node.store import format as fmt
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.open_archives import Shards
+from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive import clean_shutdown as session
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.catalog import REBUILD_HINT, Catalog
@@ -47,7 +48,8 @@ from storage_node.store.store_record import sync_folder
 Durability: TypeAlias = Literal["process", "power"]
 
 READER_STALENESS_S = 1.0
-"""A reader beside a writer sees a commit after at most this time; a miss is always looked up anew."""
+"""A reader beside a writer in another process sees a commit after at most this time, one beside a writer in its own at
+once; a miss is always looked up anew."""
 
 
 class Drive:
@@ -90,6 +92,9 @@ class Drive:
         self._cache = RecordCache()
         self._garbage = Garbage(self.files, self.catalog, grace_s, self.shards.forget)
         self._staging_names = itertools.count()
+        self.record_mark = commit_mark(root)
+        self._seen: object = None
+        """Of a reader: the mark at its last catch-up."""
         self._caught_up_at = time.monotonic()
         if writable:
             try:
@@ -144,7 +149,7 @@ class Drive:
         """What the catalog has of each name, None for a tombstone too; a reader beside a writer looks twice first."""
         self._require_open()  # the cache would go on answering
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
-        if not self.writable and time.monotonic() - self._caught_up_at > READER_STALENESS_S:
+        if not self.writable and self._is_behind():
             self.catch_up()
         records = self._cache.get_many(keys)
         unknown = [at for at, record in enumerate(records) if record is None]
@@ -184,10 +189,17 @@ class Drive:
         return self._cache.get_many((fmt.object_key(bucket_uuid, name),))[0] if self.writable else None
 
     def catch_up(self) -> None:
-        """See what the writer in another process has committed; nothing to do for the writer itself."""
+        """See what the writer has committed; nothing to do for the writer itself."""
+        seen = self.catalog.mark.latest
         if self.catalog.catch_up():
             self._cache.forget()
-        self._caught_up_at = time.monotonic()
+        self._seen, self._caught_up_at = seen, time.monotonic()
+
+    def _is_behind(self) -> bool:
+        """Whether a reader has to catch up before it answers with what it has."""
+        if self._seen is not self.catalog.mark.latest:
+            return True
+        return time.monotonic() - self._caught_up_at > READER_STALENESS_S
 
     def newest(self, bucket_uuid: bytes, names: Sequence[str]) -> list[Record | None]:
         """The entry of each name, tombstones too, straight from the catalog."""

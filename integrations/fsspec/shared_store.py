@@ -1,0 +1,172 @@
+"""One store for all file systems of this process that mean it: everybody's reader, and the lock while somebody writes.
+
+fsspec makes a file system for each thread that asks for one, and libraries ask from many. An embedded store has one
+writer at a time, and whoever only reads must not be that one: reading never locks, the first write opens the store for
+writing, and IDLE_S after the end of the last write the store is closed again and others may write to it. It is let go
+of at once by `release`, before a fork (a child could not write to it otherwise), at the end of the process, and when a
+client of this process wants to write to it. If such a client holds it already, fsspec's writes are done by that one.
+
+What is written is read at once by this process: its readers follow the commits of its writers. A storage node has no
+lock, and one client does both.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import ais_loader
+from ais_loader import Client, errors
+
+if TYPE_CHECKING:
+    from ais_loader.transport.embedded import EmbeddedTransport
+
+IDLE_S = 1.0
+"""How long the lock is kept after a write, as the next one follows often: opening and closing takes a twentieth of a
+second, a write a thousandth."""
+
+_stores: WeakValueDictionary[str, SharedStore] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def shared_store(url: str | None, connect_options: Mapping[str, Any]) -> SharedStore:
+    """The store at this URL with these options, the same for everybody in this process.
+
+    Raises what `connect` raises, but where there is no store yet: the first write makes it.
+    """
+    key = f"{_normal(url)!r} {sorted(connect_options.items())!r}"
+    with _lock:
+        store = _stores.get(key)
+        if store is None:
+            store = _stores[key] = SharedStore(url, connect_options)
+        return store
+
+
+def _normal(url: str | None) -> str | None:
+    if url is None or ("://" in url and not url.startswith("file://")):
+        return url
+    return ",".join(os.path.abspath(part.removeprefix("file://")) for part in url.split(","))
+
+
+class SharedStore:
+    """Thread-safe; in a forked child it begins anew."""
+
+    def __init__(self, url: str | None, connect_options: Mapping[str, Any]) -> None:
+        self._url = url
+        self._options = dict(connect_options)
+        self._locks_to_write = "mode" not in self._options and not (url or "").startswith("grpc://")
+        """An embedded store about which nothing else was said."""
+        self._reader: Client | None = None
+        self._start()
+        with suppress(errors.StoreNotFound):
+            self.reader()  # a wrong URL is told at once
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # the collector may end a write anywhere, in here too
+        self._writer: Client | None = None  # guarded by _lock, as all that follows
+        self._writes: set[object] = set()
+        """Under way: they need the writer."""
+        self._last_write_s = 0.0
+        self._timer: threading.Timer | None = None
+
+    def reader(self) -> Client:
+        """Raises what `connect` raises."""
+        with self._lock:
+            return self._reader_now()
+
+    def _reader_now(self) -> Client:
+        if self._reader is None or self._reader.closed:
+            options = self._options | ({"mode": "r"} if self._locks_to_write else {})
+            self._reader = ais_loader.connect(self._url, **options)
+        return self._reader
+
+    @contextmanager
+    def writer(self) -> Iterator[Client]:
+        """A client that may write, until the end of the block. Raises StoreLocked, and what `connect` raises."""
+        write, pid = object(), os.getpid()
+        with self._lock:
+            client = self._writer_now()
+            self._writes.add(write)
+        try:
+            yield client
+        finally:
+            if pid == os.getpid():  # otherwise the parent began it
+                with self._lock:
+                    self._writes.discard(write)
+                    self._last_write_s = time.monotonic()
+                    if self._writer is not None and self._timer is None:
+                        self._wait(IDLE_S)
+
+    def _writer_now(self) -> Client:
+        if not self._locks_to_write:
+            return self._reader_now()
+        if self._writer is None or self._writer.closed:
+            from ais_loader.transport.embedded import drive_paths, writer_here
+
+            paths = drive_paths(self._url or "")
+            own = writer_here(paths)
+            if own is not None and own.on_wanted is None:
+                return Client(own)
+            client = ais_loader.connect(self._url, **self._options, mode="a")
+            opened: EmbeddedTransport | None = writer_here(paths)
+            assert opened is not None
+            opened.on_wanted = self.release
+            self._writer = client
+        return self._writer
+
+    def _wait(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._release_when_idle)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _release_when_idle(self) -> None:
+        with self._lock:
+            self._timer = None
+            left_s = self._last_write_s + IDLE_S - time.monotonic()
+            if self._writer is None or self._writes:
+                return  # the end of that write waits again
+            if left_s > 0:
+                self._wait(left_s)
+            else:
+                self._close_writer()
+
+    def release(self) -> None:
+        """Let go of the lock now, unless something is being written."""
+        with self._lock:
+            if not self._writes:
+                self._close_writer()
+
+    def _close_writer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close()
+
+    def begin_in_child(self) -> None:
+        """After a fork: the writer is the parent's, and the thread that holds _lock may not be here."""
+        self._start()
+
+
+def _release_all() -> None:
+    for store in list(_stores.values()):
+        store.release()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for store in list(_stores.values()):
+        store.begin_in_child()
+
+
+atexit.register(_release_all)
+os.register_at_fork(before=_release_all, after_in_child=_after_fork_in_child)
