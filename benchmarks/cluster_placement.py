@@ -2,10 +2,10 @@
 
 `ais_loader.wire.cluster_map.HostPlacement` itself, over drawn hashes.
 
-HostPlacement sees an object only as 64 bits. `uniformity` shows on real names that those are as good as drawn at random, so
-objects can be drawn. Scoring every host for 10^8 objects would be 10^11 scores (a quarter of an hour of this machine);
-instead a sample is placed, compared host by host with what its weight promises (a chi-square test, which would find
-shares that differ from their promise), and 10^8 objects are then drawn from those shares.
+HostPlacement sees an object only as 64 bits. `uniformity` shows on real names that those are as good as drawn at
+random, so objects can be drawn. Scoring every host for 10^8 objects would be 10^11 scores (a quarter of an hour of this
+machine); instead a sample is placed, compared host by host with what its weight promises (a chi-square test, which
+would find shares that differ from their promise), and 10^8 objects are then drawn from those shares.
 """
 
 from __future__ import annotations

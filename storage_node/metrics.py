@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ais_loader.wire.generated import ais_cluster_pb2
 from storage_node.batch.session import BatchService
-from storage_node.cluster.drives.manager import DriveCare
+from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.transfers import RepairMetrics
 from storage_node.metric_counters import BOUNDS_S, Histogram
@@ -38,7 +38,7 @@ class NodeCollector:
         membership: Membership,
         version: str,
         repair: RepairMetrics,
-        drives: DriveCare,
+        drives: DriveManager,
         promote: PromoteMetrics,
     ) -> None:
         self._batches = batches
@@ -211,7 +211,7 @@ def node_registry(
     membership: Membership,
     version: str,
     repair: RepairMetrics,
-    drives: DriveCare,
+    drives: DriveManager,
     promote: PromoteMetrics,
 ) -> CollectorRegistry:
     """All metrics of one node."""
@@ -239,7 +239,7 @@ def metrics_served(
     membership: Membership,
     version: str,
     repair: RepairMetrics,
-    drives: DriveCare,
+    drives: DriveManager,
     promote: PromoteMetrics,
 ) -> Iterator[int | None]:
     """Serve a node's metrics over HTTP, at /metrics, on threads of their own; yields the port. Raises OSError.

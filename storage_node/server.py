@@ -31,12 +31,12 @@ from ais_loader.wire.generated import (
     ais_snapshots_pb2_grpc,
 )
 from storage_node.batch.session import BatchService
-from storage_node.cluster.drives.manager import DriveCare
+from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.open import open_membership
 from storage_node.cluster.map.sync import MapSync
 from storage_node.cluster.repair.repair import Repair
-from storage_node.cluster.replication.coordinator import Replication
-from storage_node.cluster.snapshots.node import SnapshotsOfNode
+from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.cluster.snapshots.node import NodeSnapshots
 from storage_node.config import ServerConfig
 from storage_node.metrics import metrics_served, require_library
 from storage_node.node import Node
@@ -167,7 +167,7 @@ class NodeServer:
             self.batches = batches = BatchService(node)
             server = grpc.aio.server(options=_OPTIONS)
             ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node), server)
-            writes = Replication(node, self.membership)
+            writes = WriteCoordinator(node, self.membership)
             objects = ObjectsService(node, writes)
             ais_objects_pb2_grpc.add_ObjectsServicer_to_server(objects, server)
             ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(node, writes, objects), server)
@@ -181,11 +181,11 @@ class NodeServer:
             ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), server)
             self.repair = repair = Repair(node, self.membership, writes, lambda: self.endpoint)
             ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), server)
-            snapshots = SnapshotsOfNode(node, self.membership, writes, repair)
+            snapshots = NodeSnapshots(node, self.membership, writes, repair)
             ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), server)
-            copies = SnapshotCopiesService(node, writes.commit_barrier, snapshots.settling, snapshots.snapshots)
+            copies = SnapshotCopiesService(node, writes.commit_barrier, snapshots.convergence, snapshots.snapshots)
             ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, server)
-            self.drives = drives = DriveCare(node, self.membership, self._acceptor_store, repair)
+            self.drives = drives = DriveManager(node, self.membership, self._acceptor_store, repair)
             ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), server)
             repair.prepare()
             server.add_generic_rpc_handlers((_session_handler(batches),))
@@ -204,7 +204,7 @@ class NodeServer:
                 asyncio.create_task(keep_going("removing replaced files", lambda: self._reap(node))),
                 asyncio.create_task(keep_going("measuring the load", node.pressure.watch)),
                 asyncio.create_task(keep_going("following the cluster's map", map_sync.run)),
-                asyncio.create_task(keep_going("taking care of snapshots", snapshots.care.run)),
+                asyncio.create_task(keep_going("taking care of snapshots", snapshots.sweep.run)),
             ]
             repair.start()
             drives.start()

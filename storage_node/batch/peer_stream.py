@@ -49,7 +49,7 @@ class PeerRefused(PeerError):
         self.kind = kind
 
 
-class PeerLane:
+class PeerStream:
     """One sub-request under way: frames in the order of its entries, checked as they come.
 
     Its owner grants credit and takes frames; `cancel` when nobody wants the rest. Frames carry the indexes

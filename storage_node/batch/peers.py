@@ -27,7 +27,7 @@ from ais_loader.wire.channel_options import CHANNEL_OPTIONS, CONNECT_TIMEOUT, wi
 from ais_loader.wire.frame import FrameError, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerLane, PeerSilent, PeerUnavailable
+from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerSilent, PeerStream, PeerUnavailable
 from storage_node.cluster.map.sync import newer_map
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
@@ -53,7 +53,7 @@ class PeerPool:
     def open_sessions(self) -> int:
         return sum(peer.session is not None for peer in self._peers.values())
 
-    def open(self, endpoint: str, request: pb.BatchRequest) -> PeerLane:
+    def open(self, endpoint: str, request: pb.BatchRequest) -> PeerStream:
         """Send a sub-request; connects if need be. Never waits: whether anybody is there, the lane tells.
 
         Raises PeerUnavailable when it is known already that nobody is, or when the pool has been closed.
@@ -63,7 +63,7 @@ class PeerPool:
         peer.wanted_at = time.monotonic()
         if failing_s >= self.timeout_s:
             raise PeerUnavailable(f"{endpoint} has not answered for {failing_s:.0f} s: {peer.last_error}")
-        return PeerLane(peer, request, self.timeout_s)
+        return PeerStream(peer, request, self.timeout_s)
 
     def _peer(self, endpoint: str) -> Peer:
         peer = self._peers.get(endpoint)
@@ -117,7 +117,7 @@ class Peer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._probe: asyncio.Task[None] | None = None
 
-    def begin(self, lane: PeerLane, request: pb.BatchRequest) -> tuple[_Session, int]:
+    def begin(self, lane: PeerStream, request: pb.BatchRequest) -> tuple[_Session, int]:
         """Raises PeerUnavailable when this node is stopping."""
         channel = self._connected()
         if self.session is None or self.session.broken:
@@ -157,7 +157,7 @@ class Peer:
             while self.failing_since is not None and time.monotonic() - self.wanted_at < self._idle_s:
                 await asyncio.sleep(random.uniform(_PROBE_S, 2 * _PROBE_S))
                 with suppress(PeerError):
-                    lane = PeerLane(self, pb.BatchRequest(ordered=True, local=True), self._timeout_s)
+                    lane = PeerStream(self, pb.BatchRequest(ordered=True, local=True), self._timeout_s)
                     try:
                         await lane.next_frame()
                     finally:
@@ -201,7 +201,7 @@ class _Session:
     """One open stream. It has broken once `broken` is set; its lanes know by then."""
 
     def __init__(self, peer: Peer, open_call: Any) -> None:
-        self.lanes: dict[int, PeerLane] = {}
+        self.lanes: dict[int, PeerStream] = {}
         self.broken: PeerError | None = None
         self._peer = peer
         self._closing = False
@@ -215,7 +215,7 @@ class _Session:
         while (message := await self._outgoing.get()) is not None:
             yield message
 
-    def begin(self, lane: PeerLane, request: pb.BatchRequest) -> int:
+    def begin(self, lane: PeerStream, request: pb.BatchRequest) -> int:
         batch_id = next(self._ids)
         self.lanes[batch_id] = lane
         self.send(pb.SessionRequest(batch_id=batch_id, request=request))

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 from ais_loader.wire.generated import ais_promote_pb2_grpc
-from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import HeldWrite, require_bucket
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
@@ -61,7 +61,7 @@ class _HeldFile(HeldWrite):
 class ClusterPromotion:
     """Belongs to the node's event loop."""
 
-    def __init__(self, store: Store, writes: Replication, replica_set: ReplicaSet, job: Job, work: Work) -> None:
+    def __init__(self, store: Store, writes: WriteCoordinator, replica_set: ReplicaSet, job: Job, work: Work) -> None:
         self._store, self._writes, self._job, self._work = store, writes, job, work
         self._replica_set = replica_set
 

@@ -13,8 +13,8 @@ from contextlib import aclosing
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects
-from storage_node.cluster.repair.source_reader import Source, Sources, object_info
-from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.repair.source_reader import Source, SourceReader, object_info
+from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.node import Node
 from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
@@ -28,9 +28,9 @@ PROGRESS_S = 1.0
 
 
 class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
-    def __init__(self, node: Node, writes: Replication, objects_service: ObjectsService) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator, objects_service: ObjectsService) -> None:
         self._node = node
-        self._sources = Sources(node, writes)
+        self._sources = SourceReader(node, writes)
         self._objects = objects_service
 
     @counted_stream("put")
@@ -92,7 +92,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
 class Composing:
     """The messages of the PUT that a request amounts to."""
 
-    def __init__(self, request: pb.ComposeRequest, sources: Sources) -> None:
+    def __init__(self, request: pb.ComposeRequest, sources: SourceReader) -> None:
         self.request = request
         self._sources = sources
         self._checksum = 0

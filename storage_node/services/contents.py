@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page, summary_of
-from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.delete_many import bury_many, failures
 from storage_node.node import Node
 from storage_node.services.call_metrics import count_each
@@ -21,7 +21,7 @@ MAX_NAMES = 10_000
 
 
 class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
-    def __init__(self, node: Node, writes: Replication) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator) -> None:
         self._node = node
         self._store = node.store
         self._writes = writes

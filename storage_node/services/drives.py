@@ -6,13 +6,13 @@ from collections.abc import Awaitable
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
-from storage_node.cluster.drives.manager import DriveCare
+from storage_node.cluster.drives.manager import DriveManager
 from storage_node.services.errors import Context, abort
 from storage_node.store.errors import StoreError
 
 
 class DriveService(ais_cluster_pb2_grpc.DrivesServicer):
-    def __init__(self, care: DriveCare) -> None:
+    def __init__(self, care: DriveManager) -> None:
         self._care = care
 
     async def ListDrives(self, request: pb.ListDrivesRequest, context: Context) -> pb.ListDrivesResponse:

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
-from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.node import Node
 from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
@@ -95,7 +95,7 @@ class BucketsService:
 
 
 class ObjectsService:
-    def __init__(self, node: Node, writes: Replication) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator) -> None:
         self._node = node
         self._store = node.store
         self._writes = writes

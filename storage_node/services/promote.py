@@ -21,7 +21,7 @@ from ais_loader.wire.generated import ais_promote_pb2 as wire
 from ais_loader.wire.generated import ais_promote_pb2_grpc
 from ais_loader.wire.placement import object_hash
 from storage_node.cluster.map.membership import Membership
-from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.node import Node
 from storage_node.promote.beneath import FOLDER, root_of
@@ -45,7 +45,7 @@ class StaleMap(StoreError):
 
 
 class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
-    def __init__(self, node: Node, membership: Membership, writes: Replication) -> None:
+    def __init__(self, node: Node, membership: Membership, writes: WriteCoordinator) -> None:
         self._node, self._membership, self._writes = node, membership, writes
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ais-loader-promote")
         self._stopping = False

@@ -14,8 +14,8 @@ from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc
 from storage_node.cluster.replication.commit_barrier import CommitBarrier
 from storage_node.cluster.replication.replica import from_wire, require_bucket, to_wire
 from storage_node.cluster.replication.replica_stream import ReplicaLost
-from storage_node.cluster.snapshots.converge import PAGE_NAMES, Settling
-from storage_node.cluster.snapshots.coordinator import ClusterSnapshots
+from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
+from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
 from storage_node.store.errors import DriveFailed, InvalidRequest, StoreError, Unsupported
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer):
     def __init__(
-        self, node: Node, commit_barrier: CommitBarrier, settling: Settling, snapshots: ClusterSnapshots
+        self, node: Node, commit_barrier: CommitBarrier, convergence: Convergence, snapshots: SnapshotCoordinator
     ) -> None:
         self._node = node
         self._store = node.store
         self._commit_barrier = commit_barrier
-        self._settling = settling
+        self._convergence = convergence
         self._snapshots = snapshots
 
     async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:
@@ -65,7 +65,9 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
 
     async def Settle(self, request: pb.SettleRequest, context: Context) -> pb.SettleResponse:
         try:
-            return await _answered(self._settling.page(request.bucket.uuid, request.cut, request.start_after), context)
+            return await _answered(
+                self._convergence.page(request.bucket.uuid, request.cut, request.start_after), context
+            )
         except ReplicaLost as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshots_pb2 as pb
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc
-from storage_node.cluster.snapshots.coordinator import ClusterSnapshots
+from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
 from storage_node.store.errors import StoreError
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class SnapshotsService(ais_snapshots_pb2_grpc.SnapshotsServicer):
-    def __init__(self, node: Node, cluster: ClusterSnapshots) -> None:
+    def __init__(self, node: Node, cluster: SnapshotCoordinator) -> None:
         self._node = node
         self._store = node.store
         self._cluster = cluster

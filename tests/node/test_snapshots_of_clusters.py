@@ -90,17 +90,17 @@ def test_copies_that_differ_when_a_snapshot_is_made_are_the_same_in_it(tmp_path:
 def test_what_ends_after_the_cut_and_before_the_copies_are_equal_is_in_it_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = snapshotting.ClusterSnapshots._settle
+    settle = snapshotting.SnapshotCoordinator._settle
     begun, go_on = threading.Event(), threading.Event()
 
-    async def held_up(self: snapshotting.ClusterSnapshots, *arguments: object) -> tuple[int, int]:
+    async def held_up(self: snapshotting.SnapshotCoordinator, *arguments: object) -> tuple[int, int]:
         begun.set()
         while not go_on.is_set():
             await snapshotting.asyncio.sleep(0.01)
         return await settle(self, *arguments)  # type: ignore[arg-type]
 
     with three_nodes(tmp_path) as (cluster, client):
-        monkeypatch.setattr(snapshotting.ClusterSnapshots, "_settle", held_up)
+        monkeypatch.setattr(snapshotting.SnapshotCoordinator, "_settle", held_up)
         bucket = client.bucket(BUCKET)
         cluster.put(dict.fromkeys(NAMES, b"first"))
         newer, deleted = NAMES[:2]

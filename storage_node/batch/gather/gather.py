@@ -36,7 +36,7 @@ from storage_node.batch.gather.hedging import LaneWatch
 from storage_node.batch.gather.lanes import Lane, LaneMemory, own_frames
 from storage_node.batch.gather.resumed import Resumed
 from storage_node.batch.gather.routing import ReplicaRouting
-from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerLane, PeerRefused, PeerUnavailable
+from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerRefused, PeerStream, PeerUnavailable
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import clock_s
 from storage_node.store.errors import ObjectDeleted, StoreError
@@ -176,7 +176,7 @@ class Gather:
                 self._take(lane, frame)
         self._complete(lane)
 
-    async def _receive(self, lane: Lane, peer: PeerLane) -> None:
+    async def _receive(self, lane: Lane, peer: PeerStream) -> None:
         try:
             while (frame := await peer.next_frame()) is not None:
                 self._take(lane, frame)

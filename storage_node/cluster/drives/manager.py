@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class DriveCounts:
+class DriveMetrics:
     """Since the node began; plain numbers, read from anywhere."""
 
     objects_moved: int = 0
@@ -68,7 +68,7 @@ class _Away:
     kept_because: str = ""
 
 
-class DriveCare:
+class DriveManager:
     def __init__(self, node: Node, membership: Membership, acceptor_store: AcceptorStore, repair: Repair) -> None:
         self._node = node
         self._store = node.store
@@ -83,7 +83,7 @@ class DriveCare:
         self._throttle = Throttle(self._config.drive_move_bytes_per_s)
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
-        self.counts = DriveCounts()
+        self.counts = DriveMetrics()
 
     def start(self) -> None:
         self._look()

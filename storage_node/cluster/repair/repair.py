@@ -34,7 +34,7 @@ from storage_node.cluster.repair.plan import (
 )
 from storage_node.cluster.repair.transfers import GROUP_NAMES, RepairMetrics, Transfers, chunks
 from storage_node.cluster.replication import replica
-from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import from_wire
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, ReplicaLost
 from storage_node.node import Node
@@ -59,7 +59,9 @@ log = logging.getLogger(__name__)
 
 
 class Repair:
-    def __init__(self, node: Node, membership: Membership, writes: Replication, endpoint: Callable[[], str]) -> None:
+    def __init__(
+        self, node: Node, membership: Membership, writes: WriteCoordinator, endpoint: Callable[[], str]
+    ) -> None:
         """Args:
         writes: those that this node coordinates.
         endpoint: host:port of this node as others reach it; empty when that is not known.

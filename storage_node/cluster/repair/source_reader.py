@@ -16,7 +16,7 @@ from ais_loader.wire.generated import ais_compose_pb2 as wire
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc
 from storage_node.cluster.channels import Channels
-from storage_node.cluster.replication.coordinator import Replication
+from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica_set import TooFewCopies
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.node import Node
@@ -213,8 +213,8 @@ class Source:
             await stream.close()
 
 
-class Sources:
-    def __init__(self, node: Node, writes: Replication) -> None:
+class SourceReader:
+    def __init__(self, node: Node, writes: WriteCoordinator) -> None:
         self._node = node
         self._writes = writes
 

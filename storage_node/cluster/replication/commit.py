@@ -20,7 +20,7 @@ from storage_node.cluster.replication.fan_out import (
 )
 from storage_node.cluster.replication.name_locks import NameLocks
 from storage_node.cluster.replication.replica import from_wire, to_wire
-from storage_node.cluster.replication.replica_client import Nodes, close_all, outcome
+from storage_node.cluster.replication.replica_client import ReplicaClient, close_all, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
 from storage_node.store.drive.preconditions import Condition
@@ -100,7 +100,7 @@ class PendingWrite(ReplicaSelection):
 class CommitProtocol:
     """Carries staged objects over the line. Belongs to the node's event loop."""
 
-    def __init__(self, nodes: Nodes, clock_skips: VersionClockSkips) -> None:
+    def __init__(self, nodes: ReplicaClient, clock_skips: VersionClockSkips) -> None:
         self._nodes = nodes
         self._clock_skips = clock_skips
         self.names = NameLocks()

@@ -23,7 +23,7 @@ from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.batch.local_batch import StaleMap
 from storage_node.cluster.replication.replica import from_wire
-from storage_node.cluster.replication.replica_client import Nodes, outcome
+from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet, TooFewCopies
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.store.drive.preconditions import Condition
@@ -57,7 +57,7 @@ class ConditionOutcome:
 
 
 async def decide(
-    nodes: Nodes, replica_set: ReplicaSet, wanted: Sequence[tuple[str, Condition]]
+    nodes: ReplicaClient, replica_set: ReplicaSet, wanted: Sequence[tuple[str, Condition]]
 ) -> list[ConditionOutcome | StoreError]:
     """Whether these conditions hold of these names; in order. The caller holds the names, and the map in use."""
     faults = [misplaced(nodes, replica_set, name) for name, _ in wanted]
@@ -83,7 +83,7 @@ async def decide(
     return decided
 
 
-def misplaced(nodes: Nodes, replica_set: ReplicaSet, name: str) -> StoreError | None:
+def misplaced(nodes: ReplicaClient, replica_set: ReplicaSet, name: str) -> StoreError | None:
     """What is wrong with this node's deciding about a name; None when it is the one that does."""
     membership = nodes.node.membership
     if membership is not None and membership.view is not replica_set.view:
@@ -103,7 +103,7 @@ def _stale(label: str) -> StaleMap:
 
 
 async def _current_versions(
-    nodes: Nodes, replica_set: ReplicaSet, names: Sequence[str]
+    nodes: ReplicaClient, replica_set: ReplicaSet, names: Sequence[str]
 ) -> list[CurrentVersion | StoreError]:
     """What there is of these names, of which this node is the first owner."""
     store = nodes.node.store
@@ -177,7 +177,7 @@ def _is_behind(answer: wire.NewestResponse, replica_set: ReplicaSet) -> bool:
     return answer.map_version < replica_set.view.version
 
 
-async def _teach(nodes: Nodes, replica_set: ReplicaSet, node: int) -> None:
+async def _teach(nodes: ReplicaClient, replica_set: ReplicaSet, node: int) -> None:
     """Tell a node this map. It may go on acting by an older one for as long as it has something under way by that."""
     stub = cluster_rpc.ClusterStub(nodes.channels.to(replica_set.endpoint(node)))
     try:

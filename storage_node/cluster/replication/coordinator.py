@@ -38,7 +38,7 @@ from storage_node.cluster.replication.fan_out import (
 )
 from storage_node.cluster.replication.listing_filter import Listed, not_deleted
 from storage_node.cluster.replication.replica import HeldWrite, from_wire, to_wire
-from storage_node.cluster.replication.replica_client import Nodes, close_all, outcome
+from storage_node.cluster.replication.replica_client import ReplicaClient, close_all, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet, TooFewCopies
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
 from storage_node.node import Node
@@ -53,14 +53,14 @@ _LOOK_BEFORE_BYTES = 1 << 20
 """Of an object to be stored on a condition: from this size on its condition is looked at before its bytes come, too."""
 
 
-class Replication:
+class WriteCoordinator:
     """Coordinates the writes that come to this node."""
 
     def __init__(self, node: Node, membership: Membership) -> None:
         self._node = node
         self._membership = membership
         self.channels = self._channels = Channels()
-        self._nodes = Nodes(node, self._channels)
+        self._nodes = ReplicaClient(node, self._channels)
         self._clock_skips = VersionClockSkips()
         self._commits = CommitProtocol(self._nodes, self._clock_skips)
         self._deletions = Deletions(self._nodes, self._clock_skips, self._commits)

@@ -21,7 +21,7 @@ from storage_node.cluster.replication.fan_out import (
     map_version,
 )
 from storage_node.cluster.replication.replica import error_to_wire, from_wire, require_bucket, to_wire
-from storage_node.cluster.replication.replica_client import Nodes, outcome
+from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, refused, reporting
 from storage_node.store.errors import DriveFailed, ObjectNotFound, StoreError
@@ -65,7 +65,7 @@ class _Deletion(ReplicaSelection):
 
 
 class Deletions:
-    def __init__(self, nodes: Nodes, clock_skips: VersionClockSkips, commits: CommitProtocol) -> None:
+    def __init__(self, nodes: ReplicaClient, clock_skips: VersionClockSkips, commits: CommitProtocol) -> None:
         self._nodes = nodes
         self._clock_skips = clock_skips
         self._commits = commits

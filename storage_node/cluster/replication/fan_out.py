@@ -27,11 +27,11 @@ _MOST_MAPS = 5
 
 if TYPE_CHECKING:
     from storage_node.cluster.replication.invalidation import Bucket
-    from storage_node.cluster.replication.replica_client import Nodes
+    from storage_node.cluster.replication.replica_client import ReplicaClient
 
 
 def concerned(
-    nodes: Nodes, replica_set: ReplicaSet, names: Sequence[str]
+    nodes: ReplicaClient, replica_set: ReplicaSet, names: Sequence[str]
 ) -> tuple[ClusterView, pb.MapBucket, list[list[int]]]:
     """By the newest map, where the bucket is still in it: the write may have begun under an older one."""
     membership = nodes.node.membership
@@ -42,13 +42,16 @@ def concerned(
     return view, bucket, view.concerned(bucket, names)
 
 
-def map_version(nodes: Nodes) -> int:
+def map_version(nodes: ReplicaClient) -> int:
     membership = nodes.node.membership
     return 0 if membership is None or membership.view is None else membership.view.version
 
 
 async def invalidate_nonparticipants(
-    nodes: Nodes, entries: Sequence[ReplicaSelection], versions: Sequence[Version], taking: Sequence[Collection[int]]
+    nodes: ReplicaClient,
+    entries: Sequence[ReplicaSelection],
+    versions: Sequence[Version],
+    taking: Sequence[Collection[int]],
 ) -> None:
     """Tell those that should have copies of these entries, and get none, that what they have is about to be old.
 
@@ -74,7 +77,7 @@ async def invalidate_nonparticipants(
 
 
 async def invalidate_after_commits(
-    nodes: Nodes,
+    nodes: ReplicaClient,
     entries: Sequence[ReplicaSelection],
     versions: Sequence[Version],
     committed: Sequence[Collection[int]],
@@ -101,7 +104,9 @@ async def invalidate_after_commits(
     return False
 
 
-async def invalidate_one(nodes: Nodes, replica_set: ReplicaSet, node: int, versions: Mapping[str, Version]) -> None:
+async def invalidate_one(
+    nodes: ReplicaClient, replica_set: ReplicaSet, node: int, versions: Mapping[str, Version]
+) -> None:
     """Tell one node that it has no part in these versions of objects, by name, should older ones come to it."""
     bucket = replica_set.bucket
     if node == replica_set.position:
@@ -110,7 +115,7 @@ async def invalidate_one(nodes: Nodes, replica_set: ReplicaSet, node: int, versi
         await nodes.invalidations.invalidate(replica_set.endpoint(node), (bucket.name, bucket.uuid), versions)
 
 
-def outdated(nodes: Nodes, entry: ReplicaSelection) -> StoreError | None:
+def outdated(nodes: ReplicaClient, entry: ReplicaSelection) -> StoreError | None:
     """What is wrong with a write whose nodes all have stopped being owners since it began: they may be about to go."""
     replica_set, name, membership = entry.replica_set, entry.name, nodes.node.membership
     if membership is None or membership.view is None or membership.view.version == replica_set.view.version:

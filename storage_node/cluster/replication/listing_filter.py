@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from storage_node.cluster.replication.replica import from_wire
-from storage_node.cluster.replication.replica_client import Nodes, outcome
+from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.store.format import Record, Version
@@ -18,7 +18,7 @@ from storage_node.store.format import Record, Version
 Listed = list[tuple[str, Record]]
 
 
-async def not_deleted(nodes: Nodes, replica_set: ReplicaSet, found: Listed) -> Listed:
+async def not_deleted(nodes: ReplicaClient, replica_set: ReplicaSet, found: Listed) -> Listed:
     """Without those of which an owner says that they have been deleted since."""
     if not found:
         return found

@@ -45,7 +45,7 @@ async def close_all(copies: Iterable[ReplicaStream]) -> None:
     await asyncio.shield(asyncio.gather(*(copy.close() for copy in copies)))
 
 
-class Nodes:
+class ReplicaClient:
     def __init__(self, node: Node, channels: Channels) -> None:
         self.node = node
         self.channels = channels

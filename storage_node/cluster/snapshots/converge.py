@@ -35,7 +35,7 @@ _KEPT_AT_ONCE = 8
 log = logging.getLogger(__name__)
 
 
-class Settling:
+class Convergence:
     def __init__(self, node: Node, membership: Membership, transfers: Transfers, channels: Channels) -> None:
         self._node = node
         self._store = node.store

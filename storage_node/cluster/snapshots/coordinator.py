@@ -52,7 +52,7 @@ _PAUSE_S = 0.2
 T = TypeVar("T")
 
 
-class ClusterSnapshots:
+class SnapshotCoordinator:
     def __init__(self, membership: Membership, channels: Channels) -> None:
         self._membership = membership
         self._channels = channels

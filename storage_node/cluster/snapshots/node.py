@@ -5,25 +5,25 @@ from __future__ import annotations
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.repair import Repair
-from storage_node.cluster.replication.coordinator import Replication
-from storage_node.cluster.snapshots.converge import Settling
-from storage_node.cluster.snapshots.coordinator import ClusterSnapshots
+from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.cluster.snapshots.converge import Convergence
+from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.cluster.snapshots.repair import RetainedRepair
-from storage_node.cluster.snapshots.sweep import SnapshotCare
+from storage_node.cluster.snapshots.sweep import SnapshotSweep
 from storage_node.node import Node
 
 
-class SnapshotsOfNode:
-    """`care` is to be run; `close` when the node stops."""
+class NodeSnapshots:
+    """`sweep` is to be run; `close` when the node stops."""
 
-    def __init__(self, node: Node, membership: Membership, writes: Replication, repair: Repair) -> None:
+    def __init__(self, node: Node, membership: Membership, writes: WriteCoordinator, repair: Repair) -> None:
         self._channels = Channels()
-        self.settling = Settling(node, membership, repair.transfers, self._channels)
-        self.snapshots = ClusterSnapshots(membership, self._channels)
+        self.convergence = Convergence(node, membership, repair.transfers, self._channels)
+        self.snapshots = SnapshotCoordinator(membership, self._channels)
         self._membership = membership
         node.store.is_holder = self._holds
-        repair.retained_in_place = RetainedRepair(node, membership, self.settling).pass_
-        self.care = SnapshotCare(node, membership, self.snapshots, self._channels)
+        repair.retained_in_place = RetainedRepair(node, membership, self.convergence).pass_
+        self.sweep = SnapshotSweep(node, membership, self.snapshots, self._channels)
 
     def _holds(self, bucket_uuid: bytes, name: str) -> bool:
         """Whether this node is, or was before the last change of the map, an owner."""

@@ -17,7 +17,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.plan import State, owners_of
-from storage_node.cluster.snapshots.converge import Settling
+from storage_node.cluster.snapshots.converge import Convergence
 from storage_node.cluster.snapshots.plan import sees_as_much
 from storage_node.node import Node
 from storage_node.store.errors import StoreError
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class RetainedRepair:
-    def __init__(self, node: Node, membership: Membership, settling: Settling) -> None:
+    def __init__(self, node: Node, membership: Membership, convergence: Convergence) -> None:
         self._node = node
         self._store = node.store
         self._membership = membership
-        self._settling = settling
+        self._convergence = convergence
 
     async def pass_(self, view: ClusterView) -> bool:
         """Go through all; whether everything is where it belongs, as far as this node knows. Raises StoreError."""
@@ -60,9 +60,9 @@ class RetainedRepair:
             rows = [row for row, of_version in enumerate(cuts) if cut in of_version]
             states = [State(held[row].record.version, held[row].record.is_tombstone) for row in rows]
             asked, positions = [names[row] for row in rows], [owners[row] for row in rows]
-            answers, by_this_map = await self._settling.ask_owners(view, bucket, cut, asked, positions)
-            unsettled = await self._settling.compare(asked, states, positions, here, answers)
-            problem = await self._settling.mend(view, bucket, cut, unsettled)
+            answers, by_this_map = await self._convergence.ask_owners(view, bucket, cut, asked, positions)
+            unsettled = await self._convergence.compare(asked, states, positions, here, answers)
+            problem = await self._convergence.mend(view, bucket, cut, unsettled)
             if problem:
                 log.info("what snapshots see of bucket %r is not copied for now: %s", bucket.name, problem)
             in_place = in_place and not unsettled.push and not unsettled.unknown

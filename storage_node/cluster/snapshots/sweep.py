@@ -18,7 +18,7 @@ from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.snapshot_mutations import abandon_snapshot
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, ReplicaLost, reporting
-from storage_node.cluster.snapshots.coordinator import CHANGE_TIMEOUT_S, ClusterSnapshots
+from storage_node.cluster.snapshots.coordinator import CHANGE_TIMEOUT_S, SnapshotCoordinator
 from storage_node.node import Node
 from storage_node.store.errors import StoreError
 
@@ -28,8 +28,8 @@ SILENT_S = 20.0
 log = logging.getLogger(__name__)
 
 
-class SnapshotCare:
-    def __init__(self, node: Node, membership: Membership, snapshots: ClusterSnapshots, channels: Channels) -> None:
+class SnapshotSweep:
+    def __init__(self, node: Node, membership: Membership, snapshots: SnapshotCoordinator, channels: Channels) -> None:
         self._node = node
         self._membership = membership
         self._snapshots = snapshots
