@@ -1,4 +1,4 @@
-"""What an operator sets on a node: one frozen value that checks itself."""
+"""Settings of one node process: a frozen dataclass that validates itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node counts while it serves: plain numbers, so that serving pays next to nothing and needs no library.
+"""Metric counters of a node: plain numbers, so that serving pays next to nothing and needs no library.
 
 Written on the node's event loop only; `storage_node.metrics` reads them from another thread when somebody asks, and
 may then see one batch's numbers half added. Nothing here is ever reset: rates are the reader's business.

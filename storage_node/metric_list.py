@@ -1,5 +1,6 @@
-"""All numbers that a node exports, each with its unit and meaning; docs/metrics.md and the dashboard are held against
-it."""
+"""Metric catalogue: every number that a node exports, with unit and meaning; docs/metrics.md and the dashboard are held
+against it by tests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's numbers for Prometheus: read when somebody scrapes, from what the node counts anyway (`batch.counts`).
+"""Prometheus exporter: read when somebody scrapes, from what the node counts anyway (`metric_counters`).
 
 What there is to read stands in metric_list.py. Every node has a registry and a port of its own, so several nodes of one
 process do not mix. prometheus-client is needed only where metrics are served.

@@ -1,4 +1,4 @@
-"""Whether a node has more to do than it can: its memory, its processor and its drives, measured while it serves.
+"""Overload detection: a node's memory, processor and drives, measured while it serves.
 
 Memory over the critical mark turns new batches away, with a delay that grows with the excess. A processor or drives
 that cannot keep up have batches pause before their next frame: never for long, so that all of them go on.

@@ -1,4 +1,4 @@
-"""One node: a store, lent to clients over gRPC.
+"""Storage node server: puts a node together and lends its store to clients over gRPC.
 
 The server has a thread and an event loop of its own, so that whoever starts it (a command line, a Ray actor, a test)
 can neither stall it nor be stalled by it, and can stop it from outside with a grace period.

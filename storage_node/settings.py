@@ -1,4 +1,4 @@
-"""What an operator writes in a file or behind `--set`, made into fields of `ServerConfig`.
+"""Settings as an operator writes them, in a file or behind `--set`, parsed into fields of `ServerConfig`.
 
     memory_bytes = "512 MiB"        the fields' names; a number counts in the unit that the name ends with
     peer_timeout_s = "500 ms"

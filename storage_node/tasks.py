@@ -1,4 +1,4 @@
-"""Tasks of a node's event loop: work that is kept going whatever happens, and waits that are not torn away.
+"""Tasks of a node's event loop: work that is begun again when it fails, and waits that are not torn away.
 
 A task of an event loop that ends with an exception nobody expected ends in silence, and the node would serve on without
 its work: copies that are never made equal, a map that is never asked for.

@@ -1,1 +1,4 @@
-"""GetBatch on a node: `session` speaks the wire protocol, `admission` bounds what it may hold."""
+"""GetBatch on a node. In reading order: `session` (the wire protocol), `local_batch` and `fast_path` (a batch from this
+node's drives), `gather/` (a batch from several nodes) over `peers` and `peer_stream`; what they share is in
+`resources`: `admission`, `fairness`, `readahead`.
+"""

@@ -1,4 +1,4 @@
-"""How much a node takes on: batches by number, frames in memory by bytes. Used from the node's event loop only."""
+"""Admission control: the node's budget of frame memory, each batch's credit. Used from the node's event loop only."""
 
 from __future__ import annotations
 

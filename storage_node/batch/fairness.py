@@ -1,4 +1,4 @@
-"""Who is served next: tenants share a node by weight, however many sessions and batches each of them has.
+"""Fair queueing: tenants share a node by weight, however many sessions and batches each of them has.
 
 Start-time fair queueing (Goyal, Vin, Cheng, 1996): what a tenant has been given moves its clock on by bytes ÷ weight,
 and of those that wait the one whose clock is furthest behind comes next. A tenant that has nothing to ask for saves

@@ -1,4 +1,4 @@
-"""A batch of a few small objects, answered on the event loop: frame and END in one message, no thread, no waiting.
+"""Fast path for a batch of a few small objects: frame and END in one message, on the event loop, without waiting.
 
 Only when everything is at hand: the catalog entries in the cache and the bytes in the page cache. Any other request,
 and anything that goes wrong, takes the ordinary way, which knows how to wait and how to fail. A batch spread over

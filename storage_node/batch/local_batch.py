@@ -1,4 +1,4 @@
-"""A batch read from this node's own drives: look-up, frames under the client's credit and the node's limits, END."""
+"""Local batch: look-up, frames from this node's drives under the client's credit and the node's limits, END."""
 
 from __future__ import annotations
 

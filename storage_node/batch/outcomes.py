@@ -1,4 +1,4 @@
-"""How the work on a batch ends without an answer."""
+"""Exceptions that end the work on a batch without an answer: the client is gone, or is sent away for now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sub-request to a peer under way, and what may become of it."""
+"""Sub-request to a peer: its frames as they come, checked, its credit, and the errors that it can end in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions to the other nodes: what a node that gathers a batch asks of the nodes that own its entries.
+"""Peer sessions: a pool of GetBatch sessions to the nodes that own the entries of the batches gathered here.
 
 A node is a client of its peers, over the same GetBatch session that trainers use. One session per peer carries the
 sub-requests of all batches; it stays open between them and is given up when it has been idle for a while. Its reader

@@ -1,4 +1,4 @@
-"""The GetBatch session: many batches on one stream, each with its own credit, cancellation and end.
+"""GetBatch session: many batches on one stream, each with its own credit, cancellation and end.
 
 A batch is a task on the node's event loop; its reads run on the reader threads, and while one frame is on its way to
 the network the next is being read. Frames of one batch leave in request order; batches interleave. An idle session

@@ -1,4 +1,4 @@
-"""`ais-loader doctor`: what state a store is in, and putting right what can be put right."""
+"""`ais-loader doctor`, a command: checks a store, repairs what can be repaired, rebuilds catalogs."""
 
 from __future__ import annotations
 

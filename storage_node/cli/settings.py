@@ -1,4 +1,4 @@
-"""`--config FILE` and `--set NAME=VALUE`, the same for a node and for a cluster."""
+"""Options `--config FILE` and `--set NAME=VALUE`, the same for a node and for a cluster."""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""Nodes as one cluster: what they agree on, and how they find each other."""
+"""Several nodes as one store. In reading order: `map/` (who takes part, and what they agree on), `consensus/` (how the
+map changes), `replication/` (writes of several copies), `repair/` (copies made equal again), `snapshots/`, `drives/`.
+"""

@@ -1,4 +1,4 @@
-"""One channel to each other node, and a memory of those that did not answer lately. Belongs to the event loop."""
+"""Channel pool: a gRPC channel to each other node, and which of them failed lately. Belongs to the event loop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A storage node as a Ray actor: Ray places its process and starts it again, and has no part in anything else.
+"""Ray actor of a storage node: Ray places its process and starts it again, and has no part in anything else.
 
-The class is plain; whoever starts it makes the actor of it (`cluster.launch`), so that this module needs no Ray. What
+The class is plain; whoever starts it makes the actor of it (`ray_actors`), so that this module needs no Ray. What
 an actor must not do decides its shape: an exception in `__init__` ends an actor for good, whatever `max_restarts`
 says, so `__init__` raises nothing and waits for nothing. The node's server has a thread and an event loop of its own,
 and outlives the actor's loop for as long as draining takes.

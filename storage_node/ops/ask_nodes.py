@@ -1,4 +1,4 @@
-"""Asking nodes how they are, by their endpoints alone: no Ray, and no cluster, has to be up for it."""
+"""Node polling: nodes asked how they are, by their endpoints alone; no Ray, and no cluster, has to be up for it."""
 
 from __future__ import annotations
 

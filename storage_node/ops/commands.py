@@ -1,4 +1,4 @@
-"""What an operator does with a cluster: up, add, remove, down. Each may be repeated, and goes on where it was left.
+"""Cluster life-cycle commands: up, add, remove, down. Each may be repeated, and goes on where it was left.
 
 The order is the same for all: the drives say which nodes there are, Ray runs one actor for each, and the map, changed
 last, says who takes part. Nothing is remembered anywhere else.

@@ -1,4 +1,4 @@
-"""A process that ends soon after it began, time and again, is given more and more time between its tries.
+"""Crash-loop backoff: a process that ends soon after it began, time and again, waits longer and longer to try again.
 
 Ray starts a node's process again at once, whatever it died of: a drive whose catalog crashes whoever opens it would
 keep a processor busy for ever, and nobody would be told. What is counted stands in `node.json`, as no process is left

@@ -1,4 +1,4 @@
-"""Waiting until a node has handed over its objects, and saying meanwhile who is not done."""
+"""Decommissioning: waits until a node has handed over its objects, and says meanwhile who is not done."""
 
 from __future__ import annotations
 

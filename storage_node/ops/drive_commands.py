@@ -1,6 +1,6 @@
-"""An operator's orders for drives, given to the nodes that have them: no Ray has to be up for it.
+"""Drive commands of an operator, sent to the nodes that have the drives: no Ray has to be up for it.
 
-Nodes are found by what stands beside the drives below a root, and by the map; see `condition`.
+Nodes are found by what stands beside the drives below a root, and by the map; see `status`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which nodes a host has: the drives below a root, grouped by the store they belong to.
+"""Node discovery on a host: the drives below a root, grouped by the store they belong to.
 
     ROOT/<node>/<drive>/drive.json    who the drive is: a node is the drives that carry its uuid, wherever they lie
     ROOT/<node>/node.json             what a node says of itself; see `node_file`

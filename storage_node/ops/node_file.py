@@ -1,4 +1,4 @@
-"""`node.json`: what a node says of itself, beside its drives.
+"""Node file, `node.json`: a node's ports, process and last problem, kept beside its drives.
 
 A convenience, not the truth: which node a drive belongs to stands on the drive, who is a member stands in the cluster's
 map. The file lets a node keep its ports from one life to the next and notice that its lives are short, and lets an

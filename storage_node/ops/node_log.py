@@ -1,4 +1,4 @@
-"""A node's log, where an operator finds it whatever has become of Ray: ROOT/.cluster/log/UUID.log."""
+"""Node log, where an operator finds it whatever has become of Ray: ROOT/.cluster/log/UUID.log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The port of a node: one that stays the same from life to life, and that nothing else takes by chance.
+"""Port choice for a node: a port that it keeps across restarts, and that nothing else takes by chance.
 
 Linux hands out ports from 32768 up to outgoing connections, Ray 10002 to 19999 to its workers: a node that wants to
 find its port free again after a restart stays out of both.

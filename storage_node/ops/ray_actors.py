@@ -1,4 +1,4 @@
-"""Storage nodes as Ray actors: which hosts there are and what is on them, nodes started, watched and ended.
+"""Ray driver: which hosts there are and what is on them, nodes' actors started, watched and ended.
 
 The only module here that talks to Ray, on the one connection that a process has (`connected`). Actors are detached and
 named after their node, so that whoever starts one that runs gets that one; they are pinned to their host by the

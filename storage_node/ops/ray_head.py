@@ -1,4 +1,4 @@
-"""A Ray of our own for one root, on this machine: started, found again and ended without touching any other Ray.
+"""Private Ray head for one root on this machine: started, found again and ended without touching any other Ray.
 
     ROOT/.cluster/ray.json    which processes they are, and where they listen
     ROOT/.cluster/token       whoever may read it may use this Ray (and so run code)

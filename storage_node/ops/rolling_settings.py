@@ -1,4 +1,4 @@
-"""Settings of a cluster's nodes: kept on all hosts, and taken over by the nodes that run, one after the other."""
+"""Rolling change of settings: kept on all hosts, and taken over by the nodes that run, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node as a process of its own: serve until told to stop."""
+"""Main function of a node's process: serve until told to stop."""
 
 from __future__ import annotations
 

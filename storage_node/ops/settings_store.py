@@ -1,4 +1,4 @@
-"""The settings of a cluster's nodes, kept on every host beside its nodes' drives: ROOT/.cluster/settings.json.
+"""Settings file of a cluster, kept on every host beside its nodes' drives: ROOT/.cluster/settings.json.
 
 Nodes read it whenever they begin to serve, whoever starts them. Its version tells which of several hosts' files is the
 newest: a host that was away when settings were changed gets them from the next `cluster up`.

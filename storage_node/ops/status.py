@@ -1,4 +1,4 @@
-"""How a cluster is, asked of its nodes: works with Ray dead, as long as one node answers.
+"""Cluster status, asked of the nodes: works with Ray dead, as long as one node answers.
 
 Where nodes are stands in the map, which those of this machine keep on their drives, and beside these drives.
 """

@@ -1,4 +1,4 @@
-"""Keeps one node serving on the drives that carry its uuid, for as long as its process lives.
+"""Supervisor of one node: keeps it serving on the drives that carry its uuid, for as long as its process lives.
 
 Whatever is missing is waited for and said, never fatal: a drive that is not mounted yet, one whose former holder has
 not let go (a process that outlived its Ray), a port that is taken. A drive that appears later is taken in, by serving

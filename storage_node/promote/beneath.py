@@ -1,4 +1,4 @@
-"""Paths that cannot be led out of a folder: by no symbolic link, no "..", and nobody who changes them meanwhile.
+"""Confined path resolution: no symbolic link, no "..", and nobody who changes a path meanwhile leads out of a folder.
 
 With openat2(2), Linux 5.6, the kernel itself refuses whatever leaves the folder, and links that stay within it are
 followed. Without it no link is followed at all.

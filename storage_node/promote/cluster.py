@@ -1,4 +1,4 @@
-"""Promotion into a bucket of the cluster: this node coordinates ordinary writes, whose bytes are files that it sees.
+"""Promotion into a bucket of a cluster: this node coordinates ordinary writes, whose bytes are files that it sees.
 
 Small files are read and written in groups. A large one is staged here by the store's own means where this node is one
 of its owners, and streamed to the other ones; its bytes are compared everywhere before anything is committed.

@@ -1,4 +1,4 @@
-"""What a promotion is to do with each file, decided without the network: skip it, compare it, or store it."""
+"""Promotion job: the policy that skips, compares or stores each file, decided without the network."""
 
 from __future__ import annotations
 

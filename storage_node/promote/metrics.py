@@ -1,4 +1,4 @@
-"""What a node counts of promotions since it began; `storage_node.metrics` reads it."""
+"""Metric counters of promotions since the node began; `storage_node.metrics` reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file that is promoted: opened once, never by its name again, and found to be the same at the end as at the start.
+"""Source file of a promotion: opened once, never by its name again, and found to be the same at the end.
 
 A file counts as changed when its size or one of its times differs. Times have the kernel's ticks: a file that was
 written to within the last one is waited for, so that whatever is written later shows.

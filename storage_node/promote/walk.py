@@ -1,4 +1,4 @@
-"""What there is to promote below a path, found while it is promoted: a million files need no list of them.
+"""Directory walk of a promotion: yields files while they are promoted, so that a million of them need no list.
 
 Folders are opened from their own folder's descriptor and never through a symbolic link. What cannot be promoted is
 found, too, each with its error.

@@ -1,4 +1,4 @@
-"""Counting of the calls on single objects: one line above each method of the service.
+"""Call metrics: decorators that count the calls on single objects, one line above each method of a service.
 
 A call is counted when it ends, an error by its kind, payload bytes as they pass. In a PUT of many objects each object
 counts as one.

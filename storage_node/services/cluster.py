@@ -1,4 +1,4 @@
-"""The Cluster service: a node's map and its vote, told and taken."""
+"""Cluster service: a node's map, and its acceptor's part in changing it."""
 
 from __future__ import annotations
 

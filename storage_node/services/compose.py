@@ -1,4 +1,4 @@
-"""The Compose service: one object made of parts of others, written by the same path as a PUT.
+"""Compose service: one object made of parts of others, written by the same path as a PUT.
 
 The parts become the messages of a PUT, so that everything that holds for one holds here: staged, checked, replicated,
 visible whole or not at all. Memory is that of a few messages of 1 MiB, whatever the size.

@@ -1,4 +1,4 @@
-"""The Contents services: what concerns many objects of a bucket at once, for clients and for other nodes."""
+"""Contents services: what concerns many objects of a bucket at once, for clients and for other nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Drives service: an operator's orders for the drives of this node."""
+"""Drives service: an operator's commands for the drives of this node."""
 
 from __future__ import annotations
 

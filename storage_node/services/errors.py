@@ -1,4 +1,4 @@
-"""gRPC statuses of the store's errors, and the end of a call by one of them."""
+"""gRPC statuses of the store's errors, and the abort of a call with one of them."""
 
 from __future__ import annotations
 

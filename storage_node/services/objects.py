@@ -1,4 +1,4 @@
-"""Buckets, single objects and the node itself, over gRPC: each call a thin layer over the store.
+"""Buckets, Objects and Node services: each call is a thin layer over the store.
 
 Calls that may wait for a drive run on the reader threads. A StoreError becomes a gRPC status whose trailing metadata
 carries the error's kind; the client makes its own error of it again.

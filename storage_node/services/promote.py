@@ -1,4 +1,4 @@
-"""The Promote service: files below this node's `promote_roots` become objects, group by group, and the client is told.
+"""Promote service: files below this node's `promote_roots` become objects, group by group, and the client is told.
 
 A promotion has threads of its own, so that batches are not read later because of it. It ends with its call: a client
 that has gone gets nothing more promoted.

@@ -1,4 +1,4 @@
-"""PUTs into buckets that want archives re-framed: their messages as if the client had sent what is stored.
+"""Re-framing of PUTs into buckets that want it: an archive's messages as if the client had sent what is stored.
 
 So a node on its own and one that coordinates copies do the same, and all copies get the same bytes. What takes long
 runs on threads beside those that read from the drives.

@@ -1,4 +1,4 @@
-"""The Repair service: what nodes ask of each other to make copies equal."""
+"""Repair service: what nodes ask of each other to make copies equal."""
 
 from __future__ import annotations
 

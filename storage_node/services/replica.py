@@ -1,4 +1,4 @@
-"""The Replica service: what this node does for coordinators of writes, and for repair."""
+"""Replica service: what this node does for coordinators of writes, and for repair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SnapshotCopies service: what nodes ask of each other for snapshots."""
+"""SnapshotCopies service: what nodes ask of each other for snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots of buckets over gRPC: of a node that has its buckets to itself, or of a cluster, at any of its nodes."""
+"""Snapshots service: snapshots of buckets, of a node on its own or of a cluster, at any of its nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch gathered from the nodes that own its entries: this node is its designated target.
+"""Assembly of a batch on its designated target: entries gathered from the nodes that own them, sent as one stream.
 
 What comes in, and from whom, is `gather`'s; here it goes out: as one stream in request order, the first bytes before
 the last entry is there, under the client's credit; or collected first; or in whatever order it comes.

@@ -1,5 +1,6 @@
-"""What went wrong with the entries of a gathered batch: who is left to be asked for them, what is told in the end, and
-when it is too much."""
+"""Failure accounting of a gathered batch: the replicas left to try for each entry, the error reported for it in the
+end, and the limit past which the batch fails as a whole.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a designated target takes in: one lane for each node that is asked, put in order as they come.
+"""Scatter-gather of one batch on its designated target: a lane for each node that is asked, put in order as they come.
 
 Every owner gets one sub-request and starts at once; none waits for another. An entry that its node does not deliver is
 asked of the next node that may have it (a further copy, or the owner before the last change of the map); a node that

@@ -1,4 +1,4 @@
-"""Watches the lanes of one gathered batch: which of them is silent for much longer than is usual.
+"""Straggler detection for hedged reads: finds the lanes of a gathered batch that are silent much longer than is usual.
 
 Silent is a sender that may send and does not. While this process itself has stood still or is late, nobody is.
 """

@@ -1,4 +1,4 @@
-"""The lanes of a gathered batch, and the memory that is counted for them.
+"""Lanes of a gathered batch (one node's part each), and the accounting of their memory.
 
 `BatchResources.assembly` counts bytes that have come and bytes that may come, which is the credit granted to the
 senders.

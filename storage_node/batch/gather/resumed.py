@@ -1,4 +1,4 @@
-"""A gathered batch that goes on in the middle of its first entry: the client has a beginning of it already.
+"""Resumption of a gathered batch in the middle of its first entry: the client has a beginning of it already.
 
 The reorder buffer knows nothing of that: for it, the entry begins where the client's part ends.
 """

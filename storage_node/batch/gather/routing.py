@@ -1,5 +1,4 @@
-"""Where the entries of a batch are to be asked for: the map's answer, entry by entry, and what is left of it after
-failures.
+"""Replica routing: the nodes to ask for each entry of a batch, by the map, and those left of them after failures.
 
 No I/O and no waiting; placing ten thousand entries takes some milliseconds, so it is done on a reader thread.
 """

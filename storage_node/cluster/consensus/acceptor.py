@@ -1,4 +1,4 @@
-"""One node's part in agreeing on the map: what it has promised and accepted, and what it may answer. Pure functions.
+"""Paxos acceptor for the map: what a node has promised and accepted, and what it may answer. Pure functions.
 
 Version n + 1 of the map is decided by the nodes of version n, as one instance of Paxos each (Lamport, "Paxos Made
 Simple", 2001), with the compare-and-set of CASPaxos (Rystsov, 2018) in the proposer's hands. One promise covers all

@@ -1,4 +1,4 @@
-"""A node's vote and its map, lasting: `cluster.json` on every drive, written and synced before an answer goes out.
+"""Stable storage of the acceptor: `cluster.json` on every drive, written and synced before an answer goes out.
 
 A change counts when more than half of the drives have it. So the highest state on as many drives as leave no majority
 without one is all that was ever answered; a node that finds fewer at its start serves the map that it knows, and does

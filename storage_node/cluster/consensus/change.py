@@ -1,4 +1,4 @@
-"""Changing the cluster's map, from anywhere that reaches its nodes: `change_map`.
+"""Drivers of the proposer, threaded and asyncio: `change_map` changes the map from anywhere that reaches its nodes.
 
 There is no leader: whoever wants a change is its proposer, and ballots keep proposers apart; see `proposer`.
 """
@@ -37,7 +37,7 @@ def change_map(endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0)
 
     `edit` gets a copy of the committed map, which it may change, or None when the nodes belong to no cluster; it may be
     called several times, each time with a newer map. What it raises ends the change. When it returns the map as it was
-    nothing is changed. See `edits`.
+    nothing is changed. See `map.mutations`.
 
     Args:
         endpoints: host:port of at least one node of the cluster that is up; to make a cluster, of all its nodes.

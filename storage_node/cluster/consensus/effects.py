@@ -1,4 +1,4 @@
-"""What a proposer asks its driver to do, and what it is told: the seam between the protocol and the network."""
+"""Effects of a proposer (requests, pauses) and their outcomes: the seam between the protocol and the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why the cluster's map could not be changed. A ValueError of an edit comes out as it is.
+"""Errors of a change of the map. A ValueError of an edit comes out as it is.
 
 Store errors, so that a node passes them on to its client as it does with others.
 """

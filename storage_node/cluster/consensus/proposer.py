@@ -1,4 +1,4 @@
-"""A change of the map, from asking who is there to telling everyone: a compare-and-set over a majority of the nodes.
+"""Paxos proposer: a change of the map is a compare-and-set over a majority of the nodes.
 
 No I/O: `Proposer.run` is a generator that yields what to send (`Ask`) and when to wait (`Pause`), and is sent the
 answers, so that the same code runs over threads, on an event loop, and in a simulated network. One attempt:

@@ -1,4 +1,4 @@
-"""When a drive has failed too often, and when it may be given up: decided from numbers and answers, without I/O."""
+"""Drive health policy: when a drive has failed too often, and when it may be given up. Pure, without I/O."""
 
 from __future__ import annotations
 

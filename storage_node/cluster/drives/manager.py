@@ -1,4 +1,4 @@
-"""A node's drives while it serves: added, retired, given up, disabled and enabled; watched; objects moved between them.
+"""Drive manager of a serving node: adds, retires, gives up, disables and enables drives, watches them, moves objects.
 
 A drive that fails too often is disabled: what is on it is answered as unavailable, which sends readers to the other
 copies. When it stays so for `drive_grace_s`, and other nodes have a copy of whatever can have been on it, it is given

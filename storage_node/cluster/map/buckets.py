@@ -1,4 +1,4 @@
-"""Buckets of a cluster, asked for at any of its nodes: made and deleted in the map, and so on every node.
+"""Bucket operations of a cluster, coordinated by any of its nodes: made in the map, and so on every node.
 
 When a call returns, all nodes that answer know. A bucket is looked through and deleted in two steps: an object that is
 put between them goes with its bucket. Belongs to the node's event loop.

@@ -1,4 +1,4 @@
-"""By which map a node acts, as far as others may rely on it.
+"""Map version pins (leases): the version that a node reports is the oldest by which it still has work under way.
 
 What a node began by an older map may still be under way when it knows a newer one: copies that it takes away because
 others own them, writes that it is about to commit to those who owned the objects. For as long as that lasts, others are

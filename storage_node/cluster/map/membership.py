@@ -1,4 +1,4 @@
-"""What one node knows of its cluster: the newest committed map, and its own place in it. Thread-safe."""
+"""Membership of one node: the newest committed map that it knows, and its own place in it. Thread-safe."""
 
 from __future__ import annotations
 

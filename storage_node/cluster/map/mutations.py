@@ -1,4 +1,4 @@
-"""What is done to a cluster's map: one function for each change, to be passed to `change_map`. Pure.
+"""Mutations of the map: one pure function for each change, to be passed to `change_map`.
 
 Each takes its arguments and returns an edit, which takes the committed map. An edit raises ValueError, with what to do
 about it, where the change makes no sense for that map; done already, it returns the map as it is.

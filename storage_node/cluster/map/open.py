@@ -1,4 +1,4 @@
-"""Opening of a node's membership: the map kept on its drives, and the map's buckets made to exist on its store."""
+"""Start of a node's membership: the map kept on its drives, and the map's buckets and snapshots made on its store."""
 
 from __future__ import annotations
 

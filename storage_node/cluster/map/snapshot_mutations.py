@@ -1,4 +1,4 @@
-"""What is done to a cluster's map for snapshots: edits, as those in `edits`. Pure.
+"""Mutations of the map for snapshots: edits, as those in `mutations`. Pure.
 
 The map alone says which snapshots there are. One that is being made is in it as well, so that every node keeps what it
 sees, and so that whoever finds it abandoned can take it out again.

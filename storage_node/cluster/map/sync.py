@@ -1,4 +1,4 @@
-"""A node keeps up with its cluster: it asks its peers for a newer map, and sees to what nobody else does.
+"""Map synchronisation: a node polls its peers for a newer map, finishes changes left half-done, publishes its address.
 
 A node that missed a Learn, because it was down or cut off, finds the map within seconds of its return. A change whose
 proposer died half-way is finished. A node that came back at another address says so in the map.

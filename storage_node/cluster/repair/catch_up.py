@@ -1,4 +1,4 @@
-"""A node that comes back finds out what it missed, before it answers reads of what has several copies.
+"""Catch-up of a returning node: it finds out what it missed before it answers reads of replicated objects.
 
 First it tells every other node that it is back, and from then on it takes part in their writes, or is told of those
 that it takes no part in. Then it goes through what the others have. What it has older, or not at all, stays in doubt,

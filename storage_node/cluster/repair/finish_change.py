@@ -1,4 +1,4 @@
-"""The end of a change of the map: when all nodes have found nothing to move under it, whoever sees that finishes it."""
+"""Completion of a map change: once all nodes have found nothing to move under it, whoever sees that finishes it."""
 
 from __future__ import annotations
 

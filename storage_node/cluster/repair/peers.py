@@ -1,4 +1,4 @@
-"""What repair asks of the other nodes of the map. Belongs to the node's event loop; every call has a deadline."""
+"""RPC client of repair: its calls to the other nodes, each with a deadline. Belongs to the node's event loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RepairPeers:
     ) -> tuple[dict[int, Answer], set[int]]:
         """What each of these nodes has of its names, without those that do not answer; and who answers by this map.
 
-        Only what these say of themselves is to be relied on when a copy is taken away; see `map_in_use`.
+        Only what these say of themselves is to be relied on when a copy is taken away; see `map.lease`.
         """
         by_this_map: set[int] = set()
 

@@ -1,10 +1,10 @@
-"""What one node does to make copies equal, decided from versions alone: pure functions, no I/O.
+"""Repair planning: what one node does to make copies equal, decided from versions alone. Pure functions, no I/O.
 
 A node goes through what it has, page by page, and asks the other owners of each name what they have of it. What they
 lack or have older, it pushes; a copy that it keeps without owning it goes once all owners have it; a tombstone goes
 once its grace time is over and no node has anything older. So one node that works is enough to bring a copy back,
 whoever lost it, and a node that holds the last copy never lets go of it. Nothing goes on the word of a node that acts
-by another map; see `map_in_use`.
+by another map; see `map.lease`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every node sees to it that what it has is where the map wants it: missing copies, objects that move, tombstones.
+"""Anti-entropy loop: each node brings what it has to where the map wants it: copies, moved objects, tombstones.
 
 A pass goes through all names on this node's drives and compares them with what their other owners have; see
-`repair_plan` for what follows. Nothing is remembered but on the drives: a node that starts begins a new pass. When the
+`plan` for what follows. Nothing is remembered but on the drives: a node that starts begins a new pass. When the
 map is changing and all nodes have found nothing to do under it, whoever sees that finishes the change.
 
 Belongs to the node's event loop.

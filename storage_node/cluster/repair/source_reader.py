@@ -1,4 +1,4 @@
-"""Objects that a node reads to write others from them: from its own drives, or from whichever node has them.
+"""Source reader with failover: objects read to write others from them, from this node's drives or from any replica.
 
 What is read has been compared with its stored checksums by the node that has it. One version is read throughout: where
 a node fails, or its copy is damaged, the next holder goes on from the last byte. Belongs to the node's event loop.

@@ -1,4 +1,4 @@
-"""Copies on their way from this node to another: objects with their bytes, metadata and version, and tombstones.
+"""Outgoing transfers of repair: objects with their bytes, metadata and version, and tombstones, to another node.
 
 What arrives counts there only if it is newer. The other node checks length and checksum before it commits. Belongs to
 the node's event loop.

@@ -1,4 +1,4 @@
-"""How much a bucket of a cluster holds: every name once, with its newest version, wherever its copies are.
+"""Usage scan: how much a bucket of a cluster holds; every name once, with its newest version, wherever its copies are.
 
 All nodes are gone through side by side, in name order, as far as all of them have said everything; of each name the
 newest version that any of them has is what counts, be it a tombstone. So copies, objects that are on their way to

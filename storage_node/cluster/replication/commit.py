@@ -1,4 +1,4 @@
-"""Objects that wait on several nodes for their commit: the versions chosen for them, and the commit itself."""
+"""Commit protocol of replicated writes: the version chosen for objects staged on several nodes, then their commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds up the writes that this node coordinates, for the moment at which a snapshot of their bucket is made.
+"""Commit barrier: holds up the writes that this node coordinates while a snapshot of their bucket is made.
 
 A write passes from before its version is chosen until its commits are over. Who holds a bucket waits for those that are
 passing; nothing passes until it is released, or its time is over: the node that wanted it may have died.

@@ -1,4 +1,4 @@
-"""Writes on conditions: the first owner of a name decides about all of them, and looks at what there is while no other
+"""Conditional writes: the first owner of a name decides about all of them, and looks at what there is while no other
 write of the name that it coordinates goes on.
 
 It decides by the newest map, which it must know as its own: a node that is not the first owner says who is. What there

@@ -1,4 +1,4 @@
-"""Writes of several copies: the node that a client writes to coordinates them.
+"""Write coordinator: the node that a client writes to coordinates the copies of the write.
 
 The bytes are staged by the owners while they stream in; each owner says the newest version that it has of the name; the
 version chosen is above them all, and then all commit. A failure before that leaves nothing visible. Copies end equal

@@ -1,4 +1,4 @@
-"""Many objects deleted at once: as single deletions are, with one question and one order to each node for all of them.
+"""Bulk deletion: as single deletions are, with one question and one order to each node for all of the objects.
 
 Every name has versions, nodes that take part and a result of its own; the nodes are asked what they have of all names
 that concern them, and are then told to leave tombstones of all that they have to. Belongs to the node's event loop.

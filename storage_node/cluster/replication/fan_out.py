@@ -1,8 +1,9 @@
-"""Who has copies of an object, or will get them, but takes no part in a write of it: told before the write is done.
+"""Invalidation of non-participants: nodes that have copies of an object, or will get them, but take no part in a write
+of it, are told before the write is done.
 
 A node that was not there when a write began may be back before it ends, and its former owners keep objects that are on
 their way to other nodes. What these have is old from the moment at which the write is committed, so they are told just
-before; from then on they do not answer reads of it until they have the new version, or nothing. See `telling` for
+before; from then on they do not answer reads of it until they have the new version, or nothing. See `invalidation` for
 those that cannot be told.
 
 By which map? By every one by which somebody may act already: a node that knows a newer one may have sent an old copy to

@@ -1,4 +1,4 @@
-"""Tells nodes of writes that they take no part in, before those are acknowledged, and until they have heard of them.
+"""Invalidation outbox: nodes are told of the writes that they missed, before the acknowledgement, until they know.
 
 That a node did not answer a moment ago does not say that it is away: a connection may have broken, or a busy machine
 taken its time. It answers reads all the while, so it is told whether it seems to be there or not. Waiting ends when the

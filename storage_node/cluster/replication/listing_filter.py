@@ -1,4 +1,4 @@
-"""What a node may list of objects that it has and that do not belong to it.
+"""Listing filter: leaves out of a node's listing what its owners have deleted since.
 
 A node that stood in for an owner, or was one by an earlier map, has copies that go when repair comes past them. Nobody
 tells it of deletions until then, as nobody reads these copies; but a list is made of what all nodes have, and an object

@@ -1,4 +1,4 @@
-"""One change at a time of each name, among those that this node coordinates. Belongs to the node's event loop."""
+"""Name locks: one change of each name at a time among those that this node coordinates. Belongs to the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One node's part in a write of several copies: hold the bytes back until the coordinator says which version they have.
+"""Replica side of a write: a node holds the bytes back until the coordinator says which version they have.
 
 Runs on reader threads; a coordinator that is itself an owner uses it without a network between.
 """
@@ -181,7 +181,7 @@ def require_bucket(store: Store, name: str, uuid: bytes) -> None:
 
 
 def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> wire.NewestResponse:
-    """`map_version`: noted before this is called; see `map_in_use`."""
+    """`map_version`: noted before this is called; see `map.lease`."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     if request.allow_unknown:
         states = [_state_or_unknown(store, request.bucket.name, name) for name in request.name]

@@ -1,4 +1,4 @@
-"""The nodes of a map as a coordinator asks them, itself among them. Belongs to the node's event loop."""
+"""RPC client of a coordinator: calls to the nodes of a map, this one among them. Belongs to the node's event loop."""
 
 from __future__ import annotations
 

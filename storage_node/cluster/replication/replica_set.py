@@ -1,4 +1,4 @@
-"""Where the copies of a write go: the first hosts in rendezvous order that answer. Does no I/O."""
+"""Replica selection: the copies of a write go to the first hosts in rendezvous order that answer. Does no I/O."""
 
 from __future__ import annotations
 

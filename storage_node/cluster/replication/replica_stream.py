@@ -1,4 +1,4 @@
-"""One copy of a write as its coordinator sees it: on another node, over a stream, or on this one.
+"""Replica stream: one copy of a write as its coordinator drives it, on another node over gRPC or on this one.
 
 Every step has a deadline. A copy that misses one is lost, as is one whose node cannot be reached; its coordinator goes
 on without it. Closing a copy that has not been committed takes back what it staged.

@@ -1,5 +1,5 @@
-"""A node's part in making a cut see the same everywhere: it goes through what the cut sees here, and sends to owners
-what those lack. Belongs to the node's event loop; every call has a deadline.
+"""Convergence of a snapshot: a node goes through what the snapshot sees here, and sends to owners what those lack.
+Belongs to the node's event loop; every call has a deadline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Snapshots of a cluster's buckets, asked for at any of its nodes: made by all of them together, and kept in the map.
+"""Snapshot coordinator: any node makes a snapshot of a bucket with all the others, and the map keeps it.
 
 Making one: every node holds the commits of the bucket that it coordinates, and says the highest number that it has
 given or heard of. The highest of all is the cut. The map is changed to say so, with all nodes holding; each of them

@@ -1,4 +1,4 @@
-"""All that a node has to do with snapshots, put together."""
+"""Snapshot components of one node, put together."""
 
 from __future__ import annotations
 

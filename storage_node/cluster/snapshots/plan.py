@@ -1,4 +1,4 @@
-"""What one node does so that a cut sees the same on all owners, decided from versions alone: pure functions, no I/O.
+"""Convergence planning: what one node does so that all owners see the same, from versions alone. Pure, without I/O.
 
 Nothing that a cut sees is made after it, so what it sees of a name can only become newer, until all owners have the
 newest. A node that goes through what it sees itself, and finds that all owners see at least that, is done; once all

@@ -1,8 +1,8 @@
-"""What snapshots see and has ended, brought to where the map wants it: part of each pass of repair.
+"""Repair of retained versions: each pass brings what snapshots see and has ended to where the map wants it.
 
 A pass goes through all versions that are retained on this node. Owners that see nothing newer, and lack one, are sent
 it: so what was on a lost drive or node is made again, and nodes that join have what they own. What a node retains
-without owning it goes once all owners, who act by the same map, see it, or something newer: see `map_in_use` for why
+without owning it goes once all owners, who act by the same map, see it, or something newer: see `map.lease` for why
 that is enough. What has not ended is among the objects, where the rest of repair finds it.
 
 Belongs to the node's event loop.

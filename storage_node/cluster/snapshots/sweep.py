@@ -1,5 +1,5 @@
-"""What a node sees to as long as it serves: snapshots that nobody makes any more are taken out of the map, and what
-snapshots that were deleted have left is let go of. Belongs to the node's event loop.
+"""Snapshot garbage collection: abandoned snapshots are taken out of the map, and what deleted ones have left is let go.
+Belongs to the node's event loop.
 """
 
 from __future__ import annotations
