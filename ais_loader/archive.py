@@ -105,6 +105,7 @@ class BatchArchive:
             yield pending.take()
 
     def close(self) -> None:
+        """Abandon what has not been written; what was is no whole archive."""
         self._batch.close()
 
     def __enter__(self) -> BatchArchive:

@@ -146,6 +146,9 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
 class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
     """Whole batches in a plan's order, for `BatchLoader`, or `DataLoader(batch_size=None, num_workers=k)`.
 
+    Shapes: of a batch of B entries a list of B samples, in the plan's order, or what `collate` makes of it. A sample is
+    what `decode` makes of an item, without it bytes.
+
     Iterating yields one epoch: the batches of this rank, and in a DataLoader's worker those of this worker, such that
     the loader delivers the plan's order whatever `num_workers` is. The next `in_flight` batches are under way while one
     is being used.

@@ -10,16 +10,27 @@ from ais_loader import errors
 
 
 class Status(enum.IntEnum):
-    """How an entry fared. The numbers are wire format: appended to, never changed."""
+    """How an entry fared. The numbers are wire format: appended to, never changed.
+
+    Source: `Status` in protos/ais_batch.proto.
+    """
 
     OK = 0
+    """All its bytes came."""
     NOT_FOUND = 1
+    """No such bucket or object, or not in the version asked for."""
     MEMBER_NOT_FOUND = 2
+    """The archive is there, without that member."""
     RANGE = 3
+    """The range is not one within the object."""
     CORRUPT = 4
+    """The stored bytes are not those that were put."""
     TIMEOUT = 5
+    """Who has it connects and says nothing."""
     UNAVAILABLE = 6
+    """Nobody who has it can be reached, or its drive is away."""
     FAILED = 7
+    """Anything else; the item's error says what."""
 
 
 _ERROR_OF_STATUS: dict[int, type[errors.LoaderError]] = {
@@ -90,10 +101,11 @@ class MemberInfo:
 
 
 class Item:
-    """One answer, in the place of its entry.
+    """One answer, in the place of its entry: number `index` of the batch.
 
-    `data` is a read-only memoryview, valid for as long as it is kept; it keeps its whole frame (about 1 MiB) alive, so
-    copy with `tobytes()` what outlives the batch. It is empty when `status` is not OK; `error` then says why.
+    `data` is a read-only memoryview of bytes, shape (n,), valid for as long as it is kept; it keeps its whole frame
+    (about 1 MiB) alive, so copy with `tobytes()` what outlives the batch. It is empty when `status` is not OK; `error`,
+    a LoaderError and otherwise None, then says why.
     """
 
     __slots__ = ("_bucket", "_entry", "data", "error", "index", "status")

@@ -43,7 +43,10 @@ class PackedBatch:
         return PackedTensors(*(torch.from_numpy(array.copy()) for array in (self.values, self.offsets, self.status)))
 
     def pin_memory(self) -> PackedTensors:
-        """Tensors in page-locked memory; DataLoader(pin_memory=True) calls this. Needs an accelerator."""
+        """Tensors in page-locked memory; DataLoader(pin_memory=True) calls this.
+
+        Raises RuntimeError, torch's, where there is no accelerator.
+        """
         return self.torch().pin_memory()
 
 

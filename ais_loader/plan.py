@@ -93,7 +93,10 @@ class ShufflePlan:
         return whole + (rest > 0 and not self.drop_last)
 
     def batch(self, epoch: int, step: int) -> list[EntryLike]:
-        """Raises IndexError for a step that the epoch does not have."""
+        """The entries of a step, `batch_size` of them or, in the last one, fewer.
+
+        Raises IndexError for a step that the epoch does not have.
+        """
         steps = self.steps(epoch)
         if not 0 <= step < steps:
             raise IndexError(f"step {step} of an epoch with {steps:,} steps")

@@ -15,6 +15,7 @@ import sys
 import warnings
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pdoc
@@ -26,6 +27,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 API: dict[str, list[str]] = {
     "ais_loader": [],
+    "ais_loader.errors": [],
+    "ais_loader.archive": ["BatchArchive"],
+    "ais_loader.entry_table": ["EntryTable"],
+    "ais_loader.plan": ["Plan"],
+    "ais_loader.summary": ["PrefixSummary"],
+    "ais_loader.transport.base": ["BucketInfo"],
     "ais_loader.integrations.fsspec": [],
     "ais_loader.testing": [],
     "storage_node.config": ["ServerConfig"],
@@ -79,17 +86,23 @@ def adopt(public: type) -> None:
                     setattr(public, name, member)
 
 
+def public_names(module: ModuleType) -> list[str]:
+    """Of one that has no list of them, its own classes."""
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    return API[module.__name__] or vars(module).get("__all__") or [name for name in own if name[0].isupper()]
+
+
 def write_api(out: Path) -> None:
-    for name, public in API.items():
-        module = importlib.import_module(name)
-        names = public or vars(module)["__all__"]
+    for module in map(importlib.import_module, API):
+        names = public_names(module)
         vars(module)["__all__"] = names
         for attribute in names:  # those that are imported when they are asked for are in no module's namespace before
             value = getattr(module, attribute)
             setattr(module, attribute, value)
             if isinstance(value, type):
                 adopt(value)
-    pdoc.pdoc(*API, output_directory=out / "api")
+    # The errors come with the package, which has them in its list.
+    pdoc.pdoc(*(name for name in API if name != "ais_loader.errors"), output_directory=out / "api")
 
 
 def write_pages(out: Path) -> None:

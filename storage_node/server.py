@@ -76,9 +76,17 @@ _REAP_INTERVAL_S = 2.0
 
 
 class NodeServer:
-    """A running node. `start` returns when it accepts connections; `stop` when nothing of it is left."""
+    """A running node. `start` returns when it accepts connections; `stop` when nothing of it is left.
+
+    A context manager that does both. Its methods may be called from any thread but the node's own.
+    """
 
     def __init__(self, drives: Sequence[str | PathLike[str]], config: ServerConfig | None = None) -> None:
+        """
+        Args:
+            drives: folders of one store, at least one; made if they are missing.
+            config: without it the defaults, which listen on loopback at port 7480.
+        """
         self.config = config or ServerConfig()
         self._drives = list(drives)
         self._store: Store | None = None

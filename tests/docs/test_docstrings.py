@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import ais_loader
-from ais_loader import errors, testing
-from ais_loader.integrations import fsspec
-from storage_node.config import ServerConfig
-from storage_node.server import NodeServer
-from storage_node.settings import WrongSetting, configured, read_assignments, read_file
+from docs.build import API, public_names
 
 OURS = ("ais_loader", "storage_node")
 PUBLIC: dict[str, Any] = {
-    **{f"ais_loader.{name}": getattr(ais_loader, name) for name in ais_loader.__all__},
-    **{f"testing.{name}": getattr(testing, name) for name in testing.__all__},
-    **{f"errors.{name}": value for name, value in vars(errors).items() if inspect.isclass(value)},
-    **{value.__qualname__: value for value in (ServerConfig, NodeServer, WrongSetting, fsspec.AISFileSystem)},
-    **{value.__qualname__: value for value in (configured, read_assignments, read_file)},
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module in map(importlib.import_module, API)
+    for name in public_names(module)
 }
 
 

@@ -93,6 +93,12 @@ def test_a_name_that_is_gone_is_noticed() -> None:
     assert is_there("store/read/") and is_there("storage_node/store/read/batch.py") and is_there("setup.py")
 
 
+def test_every_type_of_the_glossary_is_defined_in_the_file_that_it_names() -> None:
+    named = re.findall(r"`([A-Z]\w+)` in `([\w/]+\.py)`", (ROOT / "docs/glossary.md").read_text())
+    assert len(named) >= 5
+    assert [name for name, path in named if not re.search(rf"^class {name}\b", (ROOT / path).read_text(), re.M)] == []
+
+
 QUOTED = re.compile(r"`(tests/[\w/]+\.py)`[^`]*```python\n(.*?)```", re.S)
 
 
