@@ -19,6 +19,7 @@ from typing import IO, Any, Literal, Protocol, TypeAlias, cast
 from ais_loader.batch import Batch
 from ais_loader.entry import Entry, Item
 from ais_loader.errors import InvalidRequest
+from ais_loader.extras import needs
 
 ArchiveFormat: TypeAlias = Literal["tar", "tar.gz", "tar.lz4", "tar.zst", "zip"]
 ArchiveNames: TypeAlias = Literal["bucket", "object"]
@@ -204,11 +205,8 @@ def _compressed(target: Writable, archive: ArchiveFormat) -> tuple[Writable, Cal
 def _library(name: str) -> Any:
     import importlib
 
-    try:
+    with needs(name.partition(".")[0], "this archive format", InvalidRequest):
         return importlib.import_module(name)
-    except ModuleNotFoundError:
-        package = name.partition(".")[0]
-        raise InvalidRequest(f"this archive format needs the package {package!r}: pip install {package}") from None
 
 
 class _ZipWriter:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import DataLoader
-
 from ais_loader.datasets import BatchIterableDataset, Run
 from ais_loader.errors import InvalidRequest
+from ais_loader.extras import needs
+
+with needs("torch", "BatchLoader"):
+    from torch.utils.data import DataLoader
 
 
 class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-checked here

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.extras import needs
 from ais_loader.wire.frame import Frame
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class PackedBatch:
 
     def torch(self) -> PackedTensors:
         """The same as tensors of their own."""
-        import torch
+        with needs("torch", "tensors of a batch"):
+            import torch
 
         return PackedTensors(*(torch.from_numpy(array.copy()) for array in (self.values, self.offsets, self.status)))
 

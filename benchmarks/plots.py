@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ais_loader.extras import needs
+
 
 def new_figure(columns: int, width: float = 3.4) -> tuple[Any, Any]:
     """A figure and its panels, `axes[0][column]`; `width` is one panel's, in inches."""
-    import matplotlib
+    with needs("matplotlib", "pictures"):
+        import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from ais_loader.extras import needs
 from ais_loader.wire.generated import ais_cluster_pb2
 from storage_node.batch.session import BatchService
 from storage_node.cluster.drives.manager import DriveManager
@@ -225,12 +226,8 @@ def node_registry(
 
 def require_library() -> None:
     """Raises InvalidRequest where metrics cannot be served."""
-    try:
+    with needs("prometheus_client", "metrics_port", InvalidRequest):
         import prometheus_client  # noqa: F401
-    except ImportError as error:
-        raise InvalidRequest(
-            "metrics_port needs prometheus-client, which is not installed here: pip install 'ais-loader[store]'"
-        ) from error
 
 
 @contextmanager

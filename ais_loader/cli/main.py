@@ -18,6 +18,7 @@ from ais_loader import __version__
 from ais_loader.cli.show import in_commands
 from ais_loader.cli.standard_streams import hold_standard_streams
 from ais_loader.errors import LoaderError
+from ais_loader.extras import MissingExtra
 
 # Name of a trainer's command: the module that defines it, under its own name.
 _COMMANDS = {
@@ -95,8 +96,8 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError):
         reason = error.strerror or text or type(error).__name__
         return reason if error.filename is None else f"{click.format_filename(error.filename)}: {reason}"
-    if isinstance(error, ModuleNotFoundError) and error.name == "rocksdict":
-        return "a store on this machine needs RocksDB: pip install 'ais-loader[store]'"
+    if isinstance(error, MissingExtra):
+        return text
     return f"unexpected {type(error).__name__}: {text} (AIS_LOADER_DEBUG=1 shows where)"
 
 

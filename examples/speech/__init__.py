@@ -1,1 +1,11 @@
 """A small speech model, trained through GetBatch on real recordings in five languages: see train.py."""
+
+from __future__ import annotations
+
+import importlib
+
+from ais_loader.extras import needs
+
+for package in ("torch", "soundfile", "matplotlib"):
+    with needs(package, "this example"):
+        importlib.import_module(package)

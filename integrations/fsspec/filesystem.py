@@ -18,15 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fsspec.spec import AbstractFileSystem
-
 from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
+from ais_loader.extras import needs
 from ais_loader.object_file import READ_AHEAD_BYTES
 
 from .listing import Row, file_row, folder_row, rows_below
 from .naming import as_files, no_writing, split
 from .shared_store import shared_store
 from .writing import ObjectWriter
+
+with needs("fsspec", "ais:// in other libraries"):
+    from fsspec.spec import AbstractFileSystem
 
 
 class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no annotations

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ais_loader.extras import needs
 from storage_node.ops import node_file, node_log
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.actor import StorageNodeActor
@@ -65,10 +66,8 @@ def connected(address: str, variables: Mapping[str, str] | None = None) -> Itera
     os.environ.setdefault("RAY_gcs_rpc_server_connect_timeout_s", CONNECT_TIMEOUT_S)
     if os.environ.get("RAY_ADDRESS", "").startswith("http"):
         del os.environ["RAY_ADDRESS"]  # where jobs are submitted; Ray itself would take it for its own address
-    try:
+    with needs("ray", "a cluster's nodes", ClusterError):
         import ray
-    except ModuleNotFoundError:
-        raise ClusterError("Ray is not installed: pip install 'ais-loader[store,ray]'") from None
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:

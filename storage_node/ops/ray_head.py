@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ais_loader.extras import needs
 from storage_node.ops.ports import free_port
 from storage_node.store.errors import StoreError
 from storage_node.store.store_record import write_atomically
@@ -134,8 +135,9 @@ def start(root: Path, *, dashboard: bool, timeout_s: float = START_TIMEOUT_S) ->
 
     Raises ClusterError, OSError.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise ClusterError("Ray is not installed: pip install 'ais-loader[store,ray]'")
+    with needs("ray", "a cluster's nodes", ClusterError):
+        if importlib.util.find_spec("ray") is None:  # it is imported later, with other variables set
+            raise ModuleNotFoundError("No module named 'ray'")
     for tries_left in reversed(range(_TRIES)):
         try:
             return _start(root, dashboard=dashboard, timeout_s=timeout_s)

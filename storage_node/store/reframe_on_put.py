@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ais_loader.extras import needs
 from ais_loader.wire.reserved import ORIGINAL_CHECKSUM, ORIGINAL_SIZE
 from storage_node.store.archives.archive import Archive, index_shard
 from storage_node.store.archives.errors import LibraryMissing
@@ -127,10 +128,8 @@ def _same_members(before: MemberIndex, after: MemberIndex) -> bool:
 
 
 def _independent_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    try:
+    with needs("lz4", "re-framing", LibraryMissing):
         import lz4.frame  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise LibraryMissing("re-framing needs the package lz4: pip install 'ais-loader[archives]'") from error
     compressor = lz4.frame.LZ4FrameCompressor(
         block_size=lz4.frame.BLOCKSIZE_MAX256KB, block_linked=False, content_checksum=True
     )

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ais_loader.extras import needs
 from storage_node.store.archives.errors import ArchiveDamaged, IndexDamaged, LibraryMissing
 from storage_node.store.archives.gzip_histories import HISTORY_BYTES, packed_history, unpacked_history
 from storage_node.store.archives.inflating import PIECE_BYTES
@@ -107,12 +108,8 @@ def _read_on(source: ByteSource, point: _Point, history: bytes) -> bytes:
 
 
 def _found_points(source: ByteSource, content_bytes: int, gap: int) -> Iterator[_Point]:
-    try:
+    with needs("indexed_gzip", "gzip archives", LibraryMissing):
         import indexed_gzip  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise LibraryMissing(
-            "gzip archives need the package indexed_gzip: pip install 'ais-loader[archives]'"
-        ) from error
     last: _Point | None = None
     reached, span = 0, _POINTS_AT_ONCE * gap
     while reached < content_bytes:

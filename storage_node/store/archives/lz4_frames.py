@@ -13,14 +13,13 @@ from typing import Any
 
 import xxhash
 
+from ais_loader.extras import needs
 from storage_node.store.archives.errors import ArchiveDamaged, ArchiveUnsupported, LibraryMissing
 from storage_node.store.archives.frame_walk import FrameWalk, Part
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
 
-try:
+with needs("lz4", "lz4 archives", LibraryMissing):
     import lz4.block  # type: ignore[import-untyped]
-except ImportError as error:
-    raise LibraryMissing("lz4 archives need the package lz4: pip install 'ais-loader[archives]'") from error
 
 MAGIC = b"\x04\x22\x4d\x18"
 LEGACY_MAGIC = b"\x02\x21\x4c\x18"

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ais_loader.extras import needs
 from storage_node.store.archives.errors import LibraryMissing
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
 from storage_node.store.archives.tar_index import TarIndexer
@@ -44,10 +45,8 @@ def reframe(
 
     Raises as TarIndexer.feed and finish do: what is no tar is not re-framed; LibraryMissing without zstandard.
     """
-    try:
+    with needs("zstandard", "re-framing", LibraryMissing):
         import zstandard
-    except ImportError as error:
-        raise LibraryMissing("re-framing needs the package zstandard: pip install 'ais-loader[archives]'") from error
     if not 0 < min_frame_bytes <= max_frame_bytes:
         raise ValueError(f"frames of {min_frame_bytes} to {max_frame_bytes} bytes")
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)

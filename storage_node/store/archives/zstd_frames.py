@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from ais_loader.extras import needs
 from storage_node.store.archives.errors import (
     ArchiveDamaged,
     ArchiveTooLarge,
@@ -19,10 +20,8 @@ from storage_node.store.archives.errors import (
 from storage_node.store.archives.frame_walk import FrameWalk, Part
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
 
-try:
+with needs("zstandard", "zstd archives", LibraryMissing):
     import zstandard
-except ImportError as error:
-    raise LibraryMissing("zstd archives need the package zstandard: pip install 'ais-loader[archives]'") from error
 
 MAGIC = b"\x28\xb5\x2f\xfd"
 MAX_BLOCK_BYTES = 128 << 10

@@ -21,13 +21,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, WriteBatch, WriteOptions
-
+from ais_loader.extras import needs
 from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive.locking import lock_holder
 from storage_node.store.errors import DriveFailed, DriveFull, FormatError, StoreClosed, StoreError, StoreLocked
 from storage_node.store.files.error_counters import Faults
 from storage_node.store.files.object_files import drive_error
+
+with needs("rocksdict", "a store on this machine"):
+    from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, WriteBatch, WriteOptions
 
 __all__ = ["Catalog", "WriteBatch", "held_by_this_process"]
 

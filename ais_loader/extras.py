@@ -1,0 +1,43 @@
+"""Optional packages: by which extra of the installation each one comes, told where one is missing.
+
+`pip install ais-loader` brings what a trainer needs to read from storage nodes; setup.cfg lists the extras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+EXTRAS = {
+    "rocksdict": "store",
+    "prometheus_client": "store",
+    "indexed_gzip": "archives",
+    "lz4": "archives",
+    "zstandard": "archives",
+    "torch": "torch",
+    "fsspec": "fsspec",
+    "ray": "store,ray",
+    "matplotlib": "demo",
+    "soundfile": "demo",
+}
+"""What to ask pip for, by the name under which a package is imported."""
+
+
+class MissingExtra(ModuleNotFoundError):
+    """A package that is optional is needed here and cannot be imported; the message says what to install."""
+
+
+@contextmanager
+def needs(package: str, purpose: str, raising: type[Exception] = MissingExtra) -> Iterator[None]:
+    """Around the import of an optional package, where it is used for `purpose`, a noun.
+
+    Raises `raising` with the command that installs the package, when it cannot be imported.
+    """
+    try:
+        yield
+    except ImportError as error:
+        install = f"pip install 'ais-loader[{EXTRAS[package]}]'"
+        missing = raising(f"{package} is needed for {purpose} and cannot be imported: {install} ({error})")
+        if isinstance(missing, ImportError):
+            missing.name = package
+        raise missing from error
