@@ -1,4 +1,4 @@
-"""A batch as an archive: its entries as members, in order, written as they arrive, readable by the standard tools.
+"""Batch archive: a batch's entries as members, in order, written as they arrive, readable by the standard tools.
 
 Members are named `bucket/object`, those of shards `bucket/shard.tar/member`; with names="object" without the bucket. An
 entry that could not be fetched is an empty member below `__404__/`, in its place, with the reason as its comment. The

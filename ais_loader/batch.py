@@ -1,4 +1,4 @@
-"""A batch in flight: frames come in from a transport, items go out, in the order of the entries or in any.
+"""Batch in flight: frames come in from a transport, items go out, in the order of the entries or in any.
 
 Nothing is buffered here beyond the frame being delivered, and the pieces of the one large entry being put together.
 """

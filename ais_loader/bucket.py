@@ -1,4 +1,4 @@
-"""One bucket as the client sees it: its objects, put, read, listed and deleted by name."""
+"""Bucket as the client sees it: its objects, put, read, listed and deleted by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client: connect to a store, and name what you want from it."""
+"""Client: connects to a store, and names what is wanted from it."""
 
 from __future__ import annotations
 

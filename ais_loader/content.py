@@ -1,4 +1,4 @@
-"""What `put` accepts as an object's bytes, and how it is cut into chunks."""
+"""Object contents that `put` accepts, and how they are cut into chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store as PyTorch datasets, where a batch is one storage request.
+"""PyTorch datasets over a store, where a batch is one storage request.
 
 `MapDataset` serves any sampler that runs in the DataLoader's own process; `BatchIterableDataset` reads whole batches
 from a plan, several ahead of the trainer, and can say its exact place and resume there (`BatchLoader` does so for a

@@ -1,4 +1,4 @@
-"""What a batch is made of: Entry (what to fetch), Item (what came), Status (how it went)."""
+"""Values of a batch: Entry (what to fetch), Item (what came), Status (how it went)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many entries in little memory: the names of one bucket's whole objects, end to end in one buffer.
+"""Entry table, many entries in little memory: the names of one bucket's whole objects, end to end in one buffer.
 
 Ten million entries as Python objects take gigabytes, and every worker that looks at one copies its memory page, because
 looking changes a reference count. Two flat buffers take the names' own bytes and 8 more each, and forked workers share

@@ -1,4 +1,4 @@
-"""Everything that ais_loader raises on purpose, as a tree by what the caller does next.
+"""Error tree: everything that ais_loader raises on purpose, by what the caller does next.
 
     LoaderError
     ├── NotFound (LookupError)          the name is wrong, or the data is gone: BucketNotFound, ObjectNotFound, ...

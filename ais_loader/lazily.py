@@ -1,4 +1,4 @@
-"""Work that is done as its results are taken, and says so when nobody takes them."""
+"""Lazy iterator: work that is done as its results are taken, and says so when nobody takes them."""
 
 from __future__ import annotations
 

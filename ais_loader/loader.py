@@ -1,4 +1,4 @@
-"""A DataLoader over a plan that knows how many batches the trainer has had."""
+"""DataLoader over a plan that knows how many batches the trainer has had."""
 
 from __future__ import annotations
 

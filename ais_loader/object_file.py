@@ -1,4 +1,4 @@
-"""One object as a read-only, seekable binary file, or as a plain stream.
+"""Object file: one object as a read-only, seekable binary file, or as a plain stream.
 
 Both read ranges of the one version they were opened in, as batches: a broken connection, a node that restarts or an
 object that moves to another node costs a retry from the last byte that came, for `retry_s` of the client. An object

@@ -1,4 +1,4 @@
-"""A whole batch in one array: what a collate function or a copy to a device wants."""
+"""Packed batch: all items in one array, as a collate function or a copy to a device wants them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read when: the order of an epoch, its division among ranks and workers, and the place to resume at.
+"""Sampling plan: the order of an epoch, its division among ranks and workers, and the place to resume at.
 
 Pure functions of their arguments: no I/O, no clock, no torch. A *step* is the number of a batch within its epoch, the
 same in every process; ranks and workers own steps, never samples. Everybody who knows the plan and a position therefore

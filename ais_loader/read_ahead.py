@@ -1,4 +1,4 @@
-"""One object's bytes from some place on, asked for ahead of its reader: a few batches of ranges in flight at once.
+"""Read-ahead of one object: its bytes from some place on, a few batches of ranges in flight before they are wanted.
 
 How far ahead grows while the reader goes straight on, as a kernel's read-ahead does, from little more than was wanted
 to a limit in bytes; a reader that jumps begins with little again. One that has reached the limit, or wants so much, is

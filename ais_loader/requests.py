@@ -1,4 +1,4 @@
-"""From entries to requests: pure functions. A request is columns; more entries than one carries are cut into parts."""
+"""Requests made of entries: pure functions. A request is columns; more entries than one carries are cut into parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots of buckets: what a bucket was when one was made, read under the name `bucket@snapshot`."""
+"""Snapshot values: what a bucket was when one was made, read under the name `bucket@snapshot`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a bucket holds."""
+"""Summary of a bucket: how much it holds, by prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a batch's time went: every moment of it counts for exactly one of five causes.
+"""Batch timing: every moment of a batch counts for exactly one of five causes.
 
 A `Stopwatch` goes from cause to cause as the batch does, at most a few times per frame and never per item.
 """

@@ -1,4 +1,4 @@
-"""`ais://bucket/name` and `ais://bucket/shard.tar/member`, and addresses of nodes: parsing, and nothing else.
+"""URL parsing: `ais://bucket/name` and `ais://bucket/shard.tar/member`, and addresses of nodes.
 
 The rest of the URL is taken literally: `#`, `?` and `%` are ordinary characters of object names.
 """

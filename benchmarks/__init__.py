@@ -1,1 +1,1 @@
-"""Speed, shown as ratios taken in one run against a named baseline. `python -m benchmarks.NAME --help` for each."""
+"""Benchmarks: speed as ratios in one run against a named baseline. `python -m benchmarks.NAME --help` for each."""

@@ -1,4 +1,4 @@
-"""The member index of a shard: how fast it is made as the bytes pass by, a name is found in it, a member read.
+"""Member index of a shard: how fast it is made as the bytes pass by, a name is found in it, a member read.
 
 Isolates the parser: the shard is in memory and comes in chunks of 1 MiB. `tarfile`'s own scan jumps over the content
 and makes no checksums; beside it stands the same work with `tarfile`, where each member is read and its CRC-32C made.

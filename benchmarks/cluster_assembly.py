@@ -1,4 +1,4 @@
-"""Where direct assembly pays: direct against target by object size and entries per owner, in throughput and latency.
+"""Crossover of direct assembly and designated target, by object size and entries per owner, in throughput and latency.
 
 Part of `benchmarks.cluster`. Both ways run in every round, one after the other, on the same three nodes; ratios are
 taken within a round.

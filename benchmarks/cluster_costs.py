@@ -1,4 +1,4 @@
-"""What an entry, a byte and a request cost a node and a client, in CPU time: the model's only inputs from measurement.
+"""CPU cost of an entry, a byte and a request on a node and a client: the model's only inputs from measurement.
 
 CPU time, not wall time, so that a busy machine disturbs little: one client with three batches in flight asks one node
 for batches of 4 to 128 entries of 1 KiB to 1 MiB (page cache warm), and for batches of one, which take a shorter way

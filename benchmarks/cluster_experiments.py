@@ -1,4 +1,4 @@
-"""The questions that are put to the model of clusters, each a table of results; `cluster_model` writes them up."""
+"""Experiments on the model of clusters, each a table of results; `cluster_model` writes them up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GetBatch on 4 to 1,000 hosts, by a model: where a target saturates, when direct assembly pays, how placement fills.
+"""Model of GetBatch on 4 to 1,000 hosts: where a target saturates, when direct assembly pays, how placement fills.
 
 python -m benchmarks.cluster_model                            # writes cluster_model.md and its pictures
 python -m benchmarks.cluster_model --quick --folder /tmp/x    # small clusters only

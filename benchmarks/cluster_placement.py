@@ -1,4 +1,4 @@
-"""How evenly placement fills 1,000 hosts, and what it moves.
+"""Balance of placement: how evenly it fills 1,000 hosts, and what it moves.
 
 `ais_loader.wire.cluster_map.HostPlacement` itself, over drawn hashes.
 

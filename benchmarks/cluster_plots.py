@@ -1,4 +1,4 @@
-"""The pictures of `cluster_model.md`, small enough to be kept beside it."""
+"""Plots of `cluster_model.md`, small enough to be kept beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GetBatch on hosts that we do not have: a discrete-event model of both ways to assemble a batch.
+"""Discrete-event simulation of GetBatch on hosts that we do not have, for both ways to assemble a batch.
 
 Everything that serves one thing at a time is a queue, first come first served: the CPU of a node process and of a
 worker process (one core each: the GIL), each direction of a host's NIC, a node's share of the drives. Such a queue is

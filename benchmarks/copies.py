@@ -1,4 +1,4 @@
-"""Reading copies by load, and hedging, with and without: one node of three that stands still half of the time.
+"""Replica choice by load, and hedging, with and without: one node of three that stands still half of the time.
 
 Isolates what both are worth to the slowest batches, and what they cost where no node is slow. The same client code in
 one process; "neither" always reads the first copy and waits for it. All nodes share this machine's cores, so what is

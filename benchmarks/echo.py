@@ -1,4 +1,4 @@
-"""The baseline for anything over gRPC: a server that sends the same bytes and does nothing else.
+"""Echo server, the baseline for anything over gRPC: it sends the same bytes and does nothing else.
 
 Unary: one request, one answer of `size` bytes. Stream: one open bidirectional stream; each request is answered with one
 message. Plain Python grpcio on both sides, as in its documentation: a sync client, and a thread-pool server or (as a

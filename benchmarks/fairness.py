@@ -1,4 +1,4 @@
-"""One greedy tenant with 16 sessions against three modest ones with one session each, all on one node.
+"""Tenant fairness: one greedy tenant with 16 sessions against three modest ones with one each, all on one node.
 
 Isolates what a tenant keeps of a node when another one asks for all it can get. Each modest tenant's rate beside the
 greedy one is compared with a quarter of what one of them gets alone. "all as one tenant" is the same crowd without

@@ -1,4 +1,4 @@
-"""What every benchmark shares: rounds that take turns, medians of ratios, and a table that names its machine.
+"""Benchmark harness: rounds that take turns, medians of ratios, and a table that names its machine.
 
 Machines are shared and noisy, so no absolute figure is a claim. All contestants run once per round, one after another;
 a ratio is taken within a round, and the median over the rounds is reported with its range.

@@ -1,4 +1,4 @@
-"""What a node and a client hold: while 10 GiB stream through them, and with 1,024 sessions open.
+"""Memory of a node and a client: while 10 GiB stream through them, and with 1,024 sessions open.
 
 Isolates memory from speed: objects of 1 MiB are asked for again and again in one GetBatch, and peak growth is read from
 /proc. Then 1,024 sessions are opened on one node, 32 of them busy.

@@ -1,4 +1,4 @@
-"""How the pictures beside the tables look: small, one row of panels."""
+"""Plot style of the pictures beside the tables: small, one row of panels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From nothing to an ordered batch: `python -m examples.quickstart [URL]`.
+"""Quickstart, from nothing to an ordered batch: `python -m examples.quickstart [URL]`.
 
 Without a URL the store is a folder that is removed at the end; `grpc://host:port` runs the same lines on storage nodes.
 """

@@ -1,1 +1,1 @@
-"""One folder for each library that ais-loader serves; importing ais_loader imports none of them."""
+"""Integrations with other libraries, a folder each; importing ais_loader imports none of them."""

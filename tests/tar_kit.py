@@ -1,4 +1,4 @@
-"""A tar in memory, as the standard library writes it, for every folder of tests."""
+"""Tar in memory, as the standard library writes it, for every folder of tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `ais-loader` command: one module per group of commands, none of them imported before it is needed."""
+"""Command line `ais-loader`: one module per group of commands, none of them imported before it is needed."""
 
 from __future__ import annotations
 

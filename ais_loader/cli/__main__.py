@@ -1,4 +1,4 @@
-"""`python -m ais_loader.cli` is `ais-loader`."""
+"""Entry point of `python -m ais_loader.cli`, which is `ais-loader`."""
 
 from ais_loader.cli import main
 

@@ -1,4 +1,4 @@
-"""The list of a batch as text: one entry per line, as a name or as JSON."""
+"""Batch list parser: one entry per line, as a name or as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the bytes of objects go: a file that is there whole or not at all, or standard output."""
+"""Output of object bytes: a file that is there whole or not at all, or standard output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The root of the command line: its commands by name, and every failure as one line and an exit code.
+"""Root of the command line: its commands by name, and every failure as one line and an exit code.
 
 Nothing is imported before it is needed: `ais-loader --help` loads neither gRPC nor the store.
 """

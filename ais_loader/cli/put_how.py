@@ -1,4 +1,4 @@
-"""How `put` stores each file: with which metadata, and on which condition."""
+"""Metadata and conditions of `put`, parsed from its options."""
 
 from __future__ import annotations
 

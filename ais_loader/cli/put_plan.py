@@ -1,4 +1,4 @@
-"""Which files a `put` stores, and under which names: found out before anything is stored."""
+"""Put plan: the files that a `put` stores, and their objects' names, found out before anything is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files of a `put` are in the bucket already, equal in size and checksum: they need not be stored again."""
+"""Resumption of a `put`: leaves out files that are in the bucket already, equal in size and checksum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands show: names that cannot harm a terminal, sizes, times, tables, progress."""
+"""Output of commands: names that cannot harm a terminal, sizes, times, tables, progress."""
 
 from __future__ import annotations
 

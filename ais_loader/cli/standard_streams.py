@@ -1,4 +1,4 @@
-"""Standard streams that the caller has closed, as by `<&-` or `>&-`, made into some that say so.
+"""Stand-ins for standard streams that the caller has closed, as by `<&-` or `>&-`, which say so.
 
 A descriptor below 3 that is free goes to the next file that is opened, which may be one of the store's own: what a
 library then writes to standard error would be written into that file.

@@ -1,4 +1,4 @@
-"""The store that a command works on: the option --store, and how it is opened."""
+"""Store options of commands: --store and --retry, and how the store is opened."""
 
 from __future__ import annotations
 

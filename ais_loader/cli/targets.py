@@ -1,4 +1,4 @@
-"""Names on the command line: BUCKET, BUCKET/NAME, and the same behind ais://."""
+"""Name arguments on the command line: BUCKET, BUCKET/NAME, and the same behind ais://."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Appending: the object's bytes as they are, and some more, become its next version in one step on the store.
+"""Append: the object's bytes as they are, and some more, become its next version in one step on the store.
 
 A reader sees the old object or the new one. Whoever appends names the version that it appends to: of several at once
 one is first, and the others look again and append to what that has made, so that nothing is lost. Each time the store

@@ -1,4 +1,4 @@
-"""The methods of a bucket that make objects of what the store has: copies, renames, appends, uploads in parts."""
+"""Composing methods of Bucket, which make objects of what the store has: copies, renames, appends, uploads in parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a store to make an object of parts of others; see `Transport.compose`."""
+"""Compose requests: an object to be made of parts of others; see `Transport.compose`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies and renames of objects, done by the store: bytes do not pass through this process.
+"""Server-side copies and renames of objects: bytes do not pass through this process.
 
 A prefix is copied object by object, and what is at its new place with the same bytes and metadata is left alone: who
 was interrupted does the same again, and only the rest is copied. A rename is a copy and then the deletion of what was

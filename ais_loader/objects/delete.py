@@ -1,4 +1,4 @@
-"""Many objects deleted: by their names, or by what their names begin with; a few thousand with each request."""
+"""Bulk deletion: by names, or by what names begin with; a few thousand objects with each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another set of metadata for an object with the same bytes: the store copies them, and nobody sends them again."""
+"""Metadata change of an object with the same bytes: the store copies them, and nobody sends them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads in parts: sent in any order, side by side, by any processes, and made one object at the end.
+"""Multipart uploads: parts sent in any order, side by side, by any processes, and made one object at the end.
 
     upload = bucket.multipart("big.bin")
     upload.put_part(2, second)

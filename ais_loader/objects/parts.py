@@ -1,4 +1,4 @@
-"""Objects that wait to become parts of others: where they are, and how they go.
+"""Stored parts, objects that wait to become parts of others: where they are, and how they go.
 
 They lie in the bucket of the object to come, below a prefix that no ordinary name can begin with, and so have its
 copies, its repair and its end. Lists show them only to those who ask for that prefix.

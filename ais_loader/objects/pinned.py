@@ -1,4 +1,4 @@
-"""Reading an object in one version and no other, through whatever reads its current one.
+"""Pinned reads: an object in one version and no other, through whatever reads its current one.
 
 A version that has been replaced or deleted is gone, with ObjectNotFound: other bytes are never delivered in its place.
 """

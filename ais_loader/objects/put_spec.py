@@ -1,4 +1,4 @@
-"""What a caller says of an object to be stored, as one value for all tries of the PUT."""
+"""Put specification: what a caller says of an object to be stored, as one value for all tries of the PUT."""
 
 from __future__ import annotations
 

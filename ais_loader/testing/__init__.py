@@ -1,4 +1,4 @@
-"""A kit for testing what is built on ais_loader: throwaway stores, real nodes that can be killed, links that break.
+"""Test kit for what is built on ais_loader: throwaway stores, real nodes that can be killed, links that break.
 
 Nothing here is imported by the rest of the package, and only `ais_loader.testing.fixtures` imports pytest.
 """

@@ -1,4 +1,4 @@
-"""Several storage nodes as one cluster, each a process of its own on this machine.
+"""Test cluster: several storage nodes, each a process of its own on this machine.
 
 The map is handed to the nodes as it is; nobody watches over them.
 """

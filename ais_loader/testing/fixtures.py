@@ -1,4 +1,4 @@
-"""pytest fixtures: `pytest_plugins = ["ais_loader.testing.fixtures"]`, or import those that you need.
+"""Fixtures for pytest: `pytest_plugins = ["ais_loader.testing.fixtures"]`, or import those that you need.
 
 One node process serves a whole test session, so tests keep apart by buckets: each `bucket` has a name of its own.
 """

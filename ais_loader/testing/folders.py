@@ -1,5 +1,6 @@
-"""Folders for throwaway stores: in memory where the machine has room for that, since a store syncs its drive at every
-start, and a busy disk is then what a test waits for."""
+"""Throwaway folders for stores: in memory where the machine has room for that, since a store syncs its drive at every
+start, and a busy disk is then what a test waits for.
+"""
 
 from __future__ import annotations
 

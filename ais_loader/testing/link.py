@@ -1,5 +1,5 @@
-"""A TCP hop between a client and a node, whose faults a test decides: silence, latency, low bandwidth, broken
-connections.
+"""Faulty link, a TCP hop between a client and a node whose faults a test decides: silence, latency, low bandwidth,
+cuts.
 
 The bytes pass unchanged and unread. One thread with an event loop serves all connections, so that a link in a process
 that forks leaves nothing behind in the child but an idle object.

@@ -1,4 +1,4 @@
-"""Machines on one switch, made of this kernel's network namespaces, whose cables and ways a test cuts.
+"""Network of simulated machines, made of this kernel's namespaces, whose cables and ways a test cuts.
 
 Needs Linux, root and the `ip` command; `Machines.possible` says whether all that is there. This process is on the
 switch as well. What is cut is silence, as of a dead switch: connections stay open, packets vanish, nobody is told. A

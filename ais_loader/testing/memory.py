@@ -1,4 +1,4 @@
-"""Memory of a process as the kernel counts it. Linux: read from /proc.
+"""Memory readings of a process, as the kernel counts it. Linux: read from /proc.
 
 RSS counts pages that are shared or mapped from files, too; compare two readings of one process, not one with a limit.
 """

@@ -1,4 +1,4 @@
-"""A storage node in a process of its own, started as an operator starts it, and treated worse.
+"""Node process: a storage node of its own, started as an operator starts it, and treated worse.
 
 A node that is killed and restarted keeps its port and its drives: clients find it again where it was.
 """

@@ -1,4 +1,4 @@
-"""Stores for the length of one test or one experiment, and bytes to fill them with."""
+"""Throwaway stores for the length of one test or one experiment, and bytes to fill them with."""
 
 from __future__ import annotations
 

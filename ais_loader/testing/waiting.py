@@ -1,4 +1,4 @@
-"""Waiting for something that another thread or process does, with a deadline."""
+"""Condition waits with a deadline, for what another thread or process does."""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""How a client reaches a store: in its own process (`embedded`) or over gRPC (`grpc`). `base` is the contract."""
+"""Transports, by which a client reaches a store. In reading order: `base` (the contract), `embedded` (in this process),
+`grpc/` (one node) with `session/` (GetBatch), `cluster/` (many nodes), `fork_safety`.
+"""

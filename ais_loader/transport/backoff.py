@@ -1,4 +1,4 @@
-"""How long to go on trying: growing pauses with jitter, and a limit on the time of failures without progress.
+"""Backoff: growing pauses with jitter, and a limit on the time of failures without progress.
 
 For streams, which make progress between failures; calls that either succeed or fail use tenacity.
 """

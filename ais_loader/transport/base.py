@@ -1,4 +1,4 @@
-"""The contract between the client and whatever reaches a store for it; one conformance suite tests every transport.
+"""Transport contract between the client and whatever reaches a store for it; one conformance suite tests them all.
 
 A transport connects lazily, may be used from any thread, raises only `ais_loader.errors`, and is bound to the process
 that uses it: after a fork it connects anew. Pickled, it carries its address, never a connection.

@@ -1,4 +1,4 @@
-"""The store in this process: the same code that a node runs, without a network.
+"""Embedded transport: the store in this process, by the same code that a node runs, without a network.
 
 A writer ("a") holds the store alone. In a forked child, and after unpickling, a writer's transport becomes a reader
 beside it: one writer, any number of readers. With embedded_puts, embedded_stream and store_errors the only part of

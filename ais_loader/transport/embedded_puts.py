@@ -1,4 +1,4 @@
-"""Objects on their way into the store in this process, one by one and in groups."""
+"""Puts into the embedded store, one by one and in groups."""
 
 from __future__ import annotations
 

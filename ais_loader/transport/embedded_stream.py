@@ -1,4 +1,4 @@
-"""A batch of the store in this process."""
+"""Frame stream of a batch of the embedded store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks and gRPC: what has to be over before the process forks.
+"""Fork safety of gRPC: what has to be over before the process forks.
 
 A child inherits gRPC's locks and none of its threads: forked over while gRPC runs, begins or shuts down, it may hang
 for ever at its first call, or in gRPC's own fork handlers. So a fork lets nobody of ours into gRPC until it is over,

@@ -1,4 +1,4 @@
-"""The embedded store's errors as the client's."""
+"""Translation of the embedded store's errors into the client's."""
 
 from __future__ import annotations
 

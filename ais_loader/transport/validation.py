@@ -1,4 +1,4 @@
-"""What no request can carry, and no store can therefore hold: strings without a UTF-8 form."""
+"""Validation of strings that no request can carry, and no store can therefore hold: those without a UTF-8 form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every gRPC channel to a storage node is set up, a client's and another node's alike."""
+"""gRPC channel options for every channel to a storage node, a client's and another node's alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster's map as something to ask: who owns an object, and who had it before the last change.
+"""Cluster map with host placement: who owns an object, and who had it before the last change.
 
 Pure functions of the map, the same on clients and nodes, so their inputs are part of the wire contract. Rendezvous
 hashing in two steps: hosts, which are the failure domains, are ranked for an object with the weight of their nodes, and

@@ -1,4 +1,4 @@
-"""The utterances to train on, and the characters that the model writes.
+"""Training corpus: the utterances, and the characters that the model writes.
 
 The corpus is a folder with `manifest.jsonl` and the audio files it names (see tests/data/README.md). The transcripts
 are those of the recordings' publisher; `spoken_text` reduces them to what can be heard.

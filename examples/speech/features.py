@@ -1,4 +1,4 @@
-"""From the bytes of a recording to a padded batch for the model.
+"""Feature extraction: from the bytes of a recording to a padded batch for the model.
 
 Shapes: N samples of audio, T frames of 10 ms, F mel bands, B utterances, L characters. The time spent here travels
 with the batch, because with DataLoader workers it is spent in another process, while the trainer computes.

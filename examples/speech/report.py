@@ -1,4 +1,4 @@
-"""What a training run took and reached: numbers, a table on the screen, one PNG.
+"""Report of a training run, what it took and reached: numbers, a table on the screen, one PNG.
 
 A step's time has three parts. `wait`: blocked for data, that is, in `next(loader)`. `decode`: audio decoding, features
 and padding. `compute`: forward, backward, update. Without DataLoader workers decoding happens inside `next(loader)`, in

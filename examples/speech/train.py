@@ -1,4 +1,4 @@
-"""Trains a small speech model on five languages, every batch one GetBatch: `python -m examples.speech.train`.
+"""Training of a small speech model on five languages, every batch one GetBatch: `python -m examples.speech.train`.
 
 Without options: an embedded store in a temporary folder, removed afterwards. With `--url grpc://host:port` the same
 code talks to storage nodes. The sampler is an ordinary torch sampler and stays here, on the client: it decides which

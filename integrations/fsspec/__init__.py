@@ -1,4 +1,4 @@
-"""`ais://` for fsspec, and so for pandas, pyarrow, datasets and whatever else opens URLs through it."""
+"""fsspec integration: `ais://` for pandas, pyarrow, datasets and whatever else opens URLs through fsspec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An fsspec file system over buckets and objects: `ais://bucket/name`.
+"""fsspec file system over buckets and objects: `ais://bucket/name`.
 
 Found by fsspec through its entry point, so `fsspec.open("ais://bucket/name")` and `pandas.read_parquet("ais://…")` need
 nothing but the installed package, and the store: `storage_options={"store": …}` or AIS_LOADER_URL. Many files, or many

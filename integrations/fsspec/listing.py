@@ -1,4 +1,4 @@
-"""Objects as rows of a listing, names with common beginnings as folders."""
+"""Listing rows of objects, names with common beginnings as folders."""
 
 from __future__ import annotations
 

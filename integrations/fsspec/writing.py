@@ -1,4 +1,4 @@
-"""A file that becomes an object when it is closed: whole, or not at all."""
+"""Write stream, a file that becomes an object when it is closed: whole, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ais-loader cluster`, a command group: several storage nodes as one store, run by Ray."""
+"""`ais-loader cluster`: several storage nodes as one store, run by Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ais-loader cluster drive`, a command group: the drives of running nodes."""
+"""`ais-loader cluster drive`: the drives of running nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ais-loader doctor`, a command: checks a store, repairs what can be repaired, rebuilds catalogs."""
+"""`ais-loader doctor`: a store checked, repaired as far as it can be, and catalogs rebuilt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ais-loader serve`, a command: one storage node on this machine's drives, lent to trainers."""
+"""`ais-loader serve`: one storage node on this machine's drives, lent to trainers."""
 
 from __future__ import annotations
 

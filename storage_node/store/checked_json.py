@@ -1,4 +1,4 @@
-"""Small JSON files that are whole and ours, or are not read at all: a text, its checksum, the format's version."""
+"""Checksummed JSON: small files that are whole and ours, or are not read at all; a text, its checksum, a version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects made of parts of other objects of one store.
+"""Composed objects: made of parts of other objects of one store.
 
 Every byte that comes from an object has been compared with its stored checksum before it is written again, be it of a
 range: damage is told, and never gets a fresh checksum. That takes reading all of it, so that sharing extents between

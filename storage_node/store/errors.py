@@ -1,4 +1,4 @@
-"""What can go wrong in a store. The `kind` of an error is part of the wire contract: add kinds, never rename one.
+"""Errors of a store. The `kind` of an error is part of the wire contract: add kinds, never rename one.
 
 Clients raise their own tree (`ais_loader.errors`), chosen by `kind`, whether the store is in their process or not.
 """

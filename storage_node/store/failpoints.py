@@ -1,4 +1,4 @@
-"""Points in the write protocol where a test can make this process die as by `kill -9`.
+"""Failpoints: points in the write protocol where a test can make this process die as by `kill -9`.
 
 `AIS_LOADER_FAILPOINT=name` or `name:count` (the count-th time that it is reached). Free when the variable is not set.
 """

@@ -1,4 +1,4 @@
-"""Catalog keys and values, and the identity that travels with each file. Pure functions; FORMAT.md has the prose."""
+"""Codec of catalog keys and values, and of the identity that travels with each file. Pure; FORMAT.md has the prose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of several drives as one list, each once, with its newest entry.
+"""Merged listing of several drives: every name once, with its newest entry.
 
 A list looks at every drive as it was at one moment, and the moments differ. While objects move, one that goes from a
 drive that has not been looked at yet to one that already has would be missing: every drive is then looked at twice, all

@@ -1,4 +1,4 @@
-"""The members of one archive, in pages."""
+"""Paged listing of the members of one archive."""
 
 from __future__ import annotations
 

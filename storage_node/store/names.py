@@ -1,4 +1,4 @@
-"""Which names buckets and objects may have. Pure functions; the reason for a refusal is in the message."""
+"""Naming rules of buckets, objects and snapshots. Pure functions; the reason for a refusal is in the message."""
 
 from __future__ import annotations
 

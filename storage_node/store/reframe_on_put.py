@@ -1,4 +1,4 @@
-"""Archives stored otherwise than they came: with many places to begin to unpack at, so that members are cheap.
+"""Re-framing on PUT: compressed archives stored with many restart points, so that their members are cheap to read.
 
 A .tar.zst becomes seekable zst, a .tar.lz4 frames of independent blocks; of a .tar.gz the index finds such places by
 itself. It is done once, by the store that a client puts to, before any copy is made: all copies are the same bytes.

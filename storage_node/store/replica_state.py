@@ -1,4 +1,4 @@
-"""What copies of an object on several nodes are compared by: versions, tombstones, the clock that they come from."""
+"""Replica state: versions, tombstones and the version clock, by which copies on several nodes are compared."""
 
 from __future__ import annotations
 

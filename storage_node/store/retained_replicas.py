@@ -1,4 +1,4 @@
-"""What snapshots see on one node of a cluster, compared with what they see on others, and made equal.
+"""Replicas of retained versions: what snapshots see on one node, compared with what they see on others, and made equal.
 
 All copies of a bucket have the same cuts. What a cut sees of a name is the newest version that any node has of it with
 a counter up to the cut, be it an object or a tombstone: so nodes that differ agree by taking over what is newer. A

@@ -3,7 +3,7 @@
 Making one stops all commits of the store for a moment. What was acknowledged before has a number up to the cut, what
 is committed later gets one above it: so each object is in it whole, in one version, or not at all, and it never changes
 again. Its record is written like that of a bucket; from the moment on at which it counts, and a little before, versions
-that it sees are retained on their drives (`retained`).
+that it sees are retained on their drives (`drive.retained_versions`).
 
 Deleting one removes it from the record first, and notes there that its bucket has to be looked through. A crash on the
 way leaves more than is needed, and the next start goes on.

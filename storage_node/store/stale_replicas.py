@@ -1,4 +1,4 @@
-"""Copies that may be old: this node was away, or was told of a write that it took no part in.
+"""Stale replicas: copies that may be old, because this node was away or was told of a write that it took no part in.
 
 Reads of them are refused, so that whoever asks goes on to another copy; writes are not, since a newer version ends the
 doubt. A name is in doubt until the store has at least the version that is said to exist, a whole bucket until somebody

@@ -1,4 +1,4 @@
-"""Several drives as one store: buckets, placement of objects on drives, and everything that is not a batch.
+"""Store: several drives as one, with buckets, placement of objects on drives, and everything that is not a batch.
 
 A drive that is missing or broken takes its own objects with it and no others: they are answered with DriveFailed until
 it is back. Thread-safe. Belongs to the process that opened it.

@@ -1,4 +1,4 @@
-"""The cluster record: which drives form the store, and its buckets. Small, whole, on every drive.
+"""Store record (superblock): which drives form the store, and its buckets. Small, whole, on every drive.
 
 A change counts once a majority of the drives holds it; opening takes the highest (epoch, revision) found. One JSON
 file per drive, replaced atomically and synced, with a checksum of its own.
@@ -45,7 +45,7 @@ class BucketRecord:
 
     @property
     def cut(self) -> int | None:
-        """What a snapshot of the bucket sees, see `retained`; None for the bucket as it is now."""
+        """What a snapshot of the bucket sees, see `drive.retained_versions`; None for the bucket as it is now."""
         return None
 
 

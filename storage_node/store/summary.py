@@ -1,4 +1,4 @@
-"""How much there is below a prefix, in all and by the folders in its names."""
+"""Object counts and bytes below a prefix, in all and by the folders in the names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an object that is a plain tar ends, for those who append to it."""
+"""Append position of an object that is a plain tar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One object on its way into a store, from its first byte to the moment at which it becomes visible."""
+"""Upload: one object on its way into a store, from its first byte to the moment at which it becomes visible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking in one object: stage its bytes, and refuse it when they are not what was announced."""
+"""Staging of one object: takes in its bytes, and refuses it when they are not what was announced."""
 
 from __future__ import annotations
 

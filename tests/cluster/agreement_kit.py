@@ -1,4 +1,4 @@
-"""Nodes in this process, and what is asked of them: their maps, their uuids."""
+"""In-process nodes, and what is asked of them: their maps, their uuids."""
 
 from __future__ import annotations
 

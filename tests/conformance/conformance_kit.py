@@ -1,4 +1,4 @@
-"""What the conformance tests share."""
+"""Helpers of the conformance tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dataset tests share: a corpus, decoders that pickle, and a transport that keeps a list of its requests."""
+"""Helpers of the dataset tests: a corpus, decoders that pickle, and a transport that keeps a list of its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores under test live in memory; see tests/store/memory_folder.py."""
+"""Stores in memory for tests of faults; see tests/store/memory_folder.py."""
 
 from __future__ import annotations
 

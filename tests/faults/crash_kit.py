@@ -1,4 +1,4 @@
-"""Crashes on purpose: children that work on a store until they die, and a judge of what they leave.
+"""Crash harness: children that work on a store until they die, and a judge of what they leave.
 
 A worker announces each operation in a journal before it begins and acknowledges it when the store has; the journal is
 a file that is only appended to, so that it survives the worker. The judge knows from it which states of each object

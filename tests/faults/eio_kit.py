@@ -1,4 +1,4 @@
-"""A drive that can be broken and mended while a process uses it.
+"""Faulty drive, which can be broken and mended while a process uses it.
 
     shim = EioShim(tmp_path, drive)                                     # skips where there is no C compiler
     with NodeProcess([drive, other], environment=shim.environment) as node:

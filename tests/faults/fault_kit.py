@@ -1,4 +1,4 @@
-"""What tests of batches under faults share: objects, batches of every kind, and a trainer who checks all that comes."""
+"""Helpers for batches under faults: objects, batches of every kind, and a trainer who checks all that comes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What clients may find while nodes come, go and die: a ledger of acknowledged changes, readers that hold every answer
-against it, writers that change every key again and again, and what the nodes have in the end."""
+"""Consistency ledger of acknowledged changes while nodes come, go and die: readers that hold every answer against it,
+writers that change every key again and again, and what the nodes have in the end.
+"""
 
 from __future__ import annotations
 

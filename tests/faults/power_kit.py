@@ -1,4 +1,4 @@
-"""What a power cut leaves of a folder, computed from what was synced.
+"""Power-cut simulation: what is left of a folder, computed from what was synced.
 
 power_shim.c notes every successful sync of the process under test. From its journal, three trees are made that a file
 system may leave behind, each of them allowed by POSIX:

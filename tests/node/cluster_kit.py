@@ -1,4 +1,4 @@
-"""Several nodes in this process that know one map, each perhaps behind a link whose faults a test decides."""
+"""In-process cluster: several nodes that know one map, each perhaps behind a link whose faults a test decides."""
 
 from __future__ import annotations
 

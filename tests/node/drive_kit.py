@@ -1,4 +1,4 @@
-"""Nodes of several drives in this process, in one cluster, laid out below a root as an operator's are."""
+"""In-process cluster of nodes with several drives, laid out below a root as an operator's are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event loop for a test, and time for its tasks."""
+"""Event loop for a test, and time for its tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node in this process, and a client that speaks its protocol by hand, message by message."""
+"""In-process node, and a client that speaks its protocol by hand, message by message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enough of PromQL to find out whether a query can mean anything on given metrics.
+"""PromQL checker: enough of the language to find out whether a query can mean anything on given metrics.
 
 It knows selectors, functions over ranges, aggregations, arithmetic and comparisons, and follows which labels each step
 leaves. `check` raises AssertionError: for a metric or label that is not exported, a counter that is not under rate(), a

@@ -1,4 +1,4 @@
-"""Writes sent to one node by hand, without the client's own routing, and what each node then holds."""
+"""Hand-made writes, sent to one node without the client's own routing, and what each node then holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch on a store, whole: what each entry came back as."""
+"""Whole batches on a store: what each entry came back as."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the batch readers' tests share: both readers, folders of known bytes, and columns of arguments."""
+"""Helpers of the batch readers' tests: both readers, folders of known bytes, and columns of arguments."""
 
 from __future__ import annotations
 

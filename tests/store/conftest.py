@@ -1,4 +1,4 @@
-"""Stores under test live in memory."""
+"""Stores in memory for tests of the store."""
 
 from __future__ import annotations
 

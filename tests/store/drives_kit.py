@@ -1,4 +1,4 @@
-"""What the tests of changing drives share."""
+"""Helpers for tests of changing drives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of segments share: ways to damage what says which objects are in one, and segments as they were."""
+"""Helpers for segments: ways to damage what says which objects are in one, and segments as they were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots in tests: their names, and what is kept for them."""
+"""Helpers for snapshots: their names, and what is kept for them."""
 
 from __future__ import annotations
 

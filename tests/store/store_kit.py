@@ -1,4 +1,4 @@
-"""What the tests of the store share: short ways to put, read and break things, and the state of a whole store."""
+"""Helpers of the store's tests: short ways to put, read and break things, and the state of a whole store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request cut into parts for several nodes: pure functions over its columns."""
+"""Request columns, cut into parts for several nodes. Pure functions."""
 
 from __future__ import annotations
 

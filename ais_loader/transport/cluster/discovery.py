@@ -1,4 +1,4 @@
-"""`grpc://` endpoints, whatever is behind them: one storage node, or a cluster of them.
+"""Discovery behind `grpc://` endpoints: one storage node, or a cluster of them.
 
 The first call asks for the cluster's map. Without one, everything goes to the endpoints as they are; with one, each
 call goes to the nodes that it concerns, and the endpoints were only a place to begin. No Ray here: nodes tell the map.

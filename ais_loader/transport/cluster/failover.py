@@ -1,4 +1,4 @@
-"""Which nodes of a cluster are asked for one thing, and in which order, until one of them answers."""
+"""Failover: the nodes of a cluster that are asked for one thing, in order, until one of them answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes on conditions, in a cluster: the first owner of a name decides about them, and nobody in its place.
+"""Conditional writes in a cluster: the first owner of a name decides about them, and nobody in its place.
 
 Two nodes that each found a condition true would both be right, and one write too many would be told that it had won.
 """

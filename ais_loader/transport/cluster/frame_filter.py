@@ -1,4 +1,4 @@
-"""What of a node's frame is delivered, and what of it another node is asked for."""
+"""Frame filter: the entries of a node's frame that are delivered, and those that another node is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listings of several nodes as one: every name once, in order, the newest version of it.
+"""Merged listing of several nodes: every name once, in order, the newest version of it.
 
 No network here: a node's listing is an iterator that may fail with NodeUnavailable.
 """

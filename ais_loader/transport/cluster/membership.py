@@ -1,4 +1,4 @@
-"""A client's knowledge of a cluster: the newest map that it has seen, a connection to each node, and whom to ask first.
+"""Membership as a client knows it: the newest map that it has seen, a connection to each node, and whom to ask first.
 
 Thread-safe. A node that did not answer a moment ago is asked after the others for a while, so that one dead node does
 not cost every call its time-out.

@@ -1,4 +1,4 @@
-"""One batch from several nodes at once, merged here: each entry from a node that has it, all in one stream.
+"""Direct assembly: one batch from several nodes at once, merged here, each entry from a node that has it.
 
 The entries are split over their first holders, one part for each node, on the session that this process has with it.
 What a node cannot give, because it is down, silent, too busy or has not got it, is asked of the next holder at once;

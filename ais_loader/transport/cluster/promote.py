@@ -1,4 +1,4 @@
-"""A promotion by the nodes of a cluster: by the one that sees the files, or by all that see the same ones.
+"""Promotion by the nodes of a cluster: by the one that sees the files, or by all that see the same ones.
 
 Of the same files each node takes the names whose best owner among those nodes it is, so that every file is promoted
 once, as long as all act by one version of the map; a node that does not refuses its part.

@@ -1,4 +1,4 @@
-"""Many small objects to many nodes: groups for each node on a stream of its own, acknowledged in the caller's order."""
+"""Bulk put to many nodes: groups for each node on a stream of its own, acknowledged in the caller's order."""
 
 from __future__ import annotations
 

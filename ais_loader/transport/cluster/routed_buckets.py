@@ -1,4 +1,4 @@
-"""Calls on buckets of a cluster: whichever node answers sees to them."""
+"""Bucket calls to a cluster: whichever node answers sees to them."""
 
 from __future__ import annotations
 

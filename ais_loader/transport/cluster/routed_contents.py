@@ -1,4 +1,4 @@
-"""Calls that concern many objects of a bucket at once, in a cluster."""
+"""Calls to a cluster that concern many objects of a bucket at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom to ask for which entries of one batch: the map's answer, by trust and by load."""
+"""Request routing of one batch: the node to ask for each entry, by the map, by trust and by load."""
 
 from __future__ import annotations
 

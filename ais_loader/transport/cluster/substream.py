@@ -1,4 +1,4 @@
-"""One node's part of a batch, on that node's session: what was asked of it, what has come, and whether it adds up."""
+"""Substream of a batch, one node's part of it: what was asked, what has come, and whether it adds up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster of storage nodes: each call goes to the nodes that have, or should have, what it is about.
+"""Routed transport to a cluster: each call goes to the nodes that have, or should have, what it is about.
 
 Owners are computed here, from the cluster's map. Reads ask the holders of an object one after another until one
 answers; writes go to the first owner that does, which sees to the other copies. Nobody answering is retried for

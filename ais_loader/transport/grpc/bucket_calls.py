@@ -1,4 +1,4 @@
-"""Calls on buckets, over gRPC, to one node. To those of a cluster: routed_buckets.py."""
+"""Bucket calls over gRPC, to one node. To those of a cluster: routed_buckets.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that nodes make of parts of others: the call, over gRPC."""
+"""Compose call over gRPC: an object that a node makes of parts of others."""
 
 from __future__ import annotations
 

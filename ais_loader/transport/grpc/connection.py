@@ -1,4 +1,4 @@
-"""One process's connection to one endpoint: channel, stubs, the session that batches share, and what errors mean."""
+"""Connection of one process to one endpoint: channel, stubs, the session that batches share, and what errors mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that concern many objects of a bucket at once, over gRPC, to one node. To a cluster: routed_contents.py."""
+"""Calls to one node over gRPC that concern many objects of a bucket at once. To a cluster: routed_contents.py."""
 
 from __future__ import annotations
 

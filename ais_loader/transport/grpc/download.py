@@ -1,4 +1,4 @@
-"""One large object as a stream of chunks: goes on from its last byte, in the same version, when the stream breaks."""
+"""Resumable download of one large object: goes on from its last byte, in the same version, when the stream breaks."""
 
 from __future__ import annotations
 

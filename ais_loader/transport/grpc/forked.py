@@ -1,4 +1,4 @@
-"""The connections of this process, all together, at a fork: see `forking`."""
+"""Fork hook of gRPC connections: those of this process, all together; see `fork_safety`."""
 
 from __future__ import annotations
 

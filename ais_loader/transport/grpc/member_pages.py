@@ -1,4 +1,4 @@
-"""Members of an archive, page by page, of one version of it."""
+"""Paged listing of the members of an archive, of one version of it."""
 
 from __future__ import annotations
 

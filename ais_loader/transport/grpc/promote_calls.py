@@ -1,4 +1,4 @@
-"""One promotion by one node: the call, what it answers, and how long it may be silent."""
+"""Promote call to one node: what it answers, and how long it may be silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that carry objects to a node, and may take as long as they move."""
+"""Put calls, which carry objects to a node and may take as long as they move."""
 
 from __future__ import annotations
 

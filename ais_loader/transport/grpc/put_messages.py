@@ -1,4 +1,4 @@
-"""What a PUT sends: messages made of an object's description and its bytes, or the error that a store would answer."""
+"""Messages of a PUT: an object's description and its bytes, or the error that a store would answer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Many small objects in few messages, on one stream: cut into groups, sent ahead of their acknowledgements, sent again
-when the stream breaks before an acknowledgement came.
+"""Bulk put stream: many small objects in few messages, cut into groups, sent ahead of their acknowledgements, and sent
+again when the stream breaks before an acknowledgement came.
 """
 
 from __future__ import annotations

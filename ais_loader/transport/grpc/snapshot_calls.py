@@ -1,4 +1,4 @@
-"""The calls about snapshots that a node answers."""
+"""Snapshot calls over gRPC, to one node."""
 
 from __future__ import annotations
 

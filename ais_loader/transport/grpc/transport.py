@@ -1,9 +1,9 @@
-"""A storage node over gRPC. With `connection`, the only client module that imports grpc.
+"""Transport to one storage node over gRPC. With `connection`, the only client module that imports grpc.
 
 Channels connect lazily and belong to the process that made them. gRPC does not survive a fork, so connections are let
 go before one and made anew when they are next used: batches in flight resume by themselves, and calls are waited for,
-or made again; see `forking`. Calls that only read, and writes whose bytes can be sent again, are retried with growing,
-jittered pauses while nobody answers.
+or made again; see `fork_safety`. Calls that only read, and writes whose bytes can be sent again, are retried with
+growing, jittered pauses while nobody answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ends a call on which nothing moves: gRPC's own deadline is for a call as a whole, and a large one takes its time."""
+"""Idle watchdog: ends a call on which nothing moves, since gRPC's own deadline is for a call as a whole."""
 
 from __future__ import annotations
 

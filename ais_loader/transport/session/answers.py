@@ -1,4 +1,4 @@
-"""Where what a node answers to one batch comes from: a session that batches share, or a stream of its own."""
+"""Answer source of one batch: a session that batches share, or a stream of its own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One batch over sessions: keeps credit flowing, resumes where a broken session left off, and checks that the answer
-is whole.
+"""Batch stream over sessions: keeps credit flowing, resumes when a session breaks, checks that the answer is whole.
 
 Every entry arrives exactly once. When a session breaks, the rest is asked for anew, from the first entry that is
 missing; a large entry goes on from its last byte, in the version it began with. END's counts and digest are compared

@@ -1,4 +1,4 @@
-"""A long batch on a stream of its own, driven by whoever takes its frames: no thread stands between it and the network.
+"""Dedicated stream of a long batch, driven by whoever takes its frames: no thread stands between it and the network.
 
 What the node may send ahead lies in gRPC's buffers meanwhile, so the window of HTTP/2 has to have room for all of it:
 else frames would wait in the node, in the memory that all of its clients share, for as long as a consumer pauses.

@@ -1,4 +1,4 @@
-"""A bidirectional stream that its caller drives itself: no thread stands between a question and its answer.
+"""Caller-driven bidirectional stream: no thread stands between a question and its answer.
 
 grpcio's own stream object sends from one thread and receives in another, and waking them costs more than a small
 answer does. Its unary calls do better: the calling thread waits at gRPC's queue itself. The same building block (a

@@ -1,4 +1,4 @@
-"""The client's half of a GetBatch session: many batches on one stream, each with an inbox of its own.
+"""Client half of a GetBatch session: many batches on one stream, each with an inbox of its own.
 
 One thread per session reads the stream and sorts what it gets; whoever waits for a batch waits at its inbox, with a
 deadline. What may be in flight is bounded by the credit that each batch grants, so no inbox can fill memory. A session

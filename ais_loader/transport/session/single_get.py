@@ -1,4 +1,4 @@
-"""Small reads with the shortest way there and back: sessions that are used by one caller at a time.
+"""Single GET: small reads with the shortest way there and back, on sessions that one caller uses at a time.
 
 A shared session has a thread that sorts what arrives, and handing an answer from thread to thread costs as much as the
 answer itself. Here the caller drives its own stream: one request, one batch of one entry, whatever comes until END.

@@ -1,4 +1,4 @@
-"""Open streams that are used by one caller at a time: kept for the next one, watched, and ended all at once."""
+"""Stream pool: open streams that one caller uses at a time, kept for the next one, watched, and ended all at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole entries that have arrived and not gone out yet: where their bytes lie, and frames made of runs of them.
+"""Reassembly buffer: whole entries that have arrived and not gone out yet, and frames made of runs of them.
 
 Entries of several incoming frames are gathered into frames of about `target_bytes`, since a frame per entry would cost
 more than copying its bytes does; what is contiguous in one incoming frame already is passed on as a view of it.

@@ -1,4 +1,4 @@
-"""Which lane is to deliver each entry of a batch: one of them, or two that race for it, or none.
+"""Claims: the lane that is to deliver each entry of a batch, or two that race for it, or none.
 
 Whichever of two delivers any of an entry first has it from then on, so that no entry is ever made of two answers; what
 the other one sends of it, once, is passed over.

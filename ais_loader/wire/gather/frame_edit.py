@@ -1,4 +1,4 @@
-"""Frames made from others, or from nothing: parts of one, and entries that failed before anybody sent them."""
+"""Frame editing: frames made of parts of others, and of entries that failed before anybody sent them."""
 
 from __future__ import annotations
 

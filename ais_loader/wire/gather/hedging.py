@@ -1,4 +1,4 @@
-"""When a slow answer is asked for at a second place as well, and how much of that there may be.
+"""Hedging: when a slow answer is asked for at a second place as well, and how much of that there may be.
 
 Slow is what keeps its reader waiting for longer than nearly everything did of late. Asking twice doubles the work for
 an entry, which is worth it for the few that would hold up all others, and would be ruin if an overloaded cluster were

@@ -1,4 +1,4 @@
-"""How entries that a lane has left are given to other lanes. Pure functions."""
+"""Redistribution of the entries that a lane has left to other lanes. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of several senders in, one stream of frames out: the heart of a batch that several nodes answer.
+"""Reorder buffer: frames of several senders in, one stream of frames out; the heart of a batch from several nodes.
 
 Each sender is a lane, which delivers the entries given to it. Ordered, a frame comes out when all entries before it
 have, gathered into frames of a good size (see `arrived`); otherwise frames come out as they came in, with only their

@@ -1,4 +1,4 @@
-"""Which copy of an object is read: the first holder's, as long as that node has no more to do than others.
+"""Replica choice for reads: the first holder's copy, as long as that node has no more to do than others.
 
 Reading one copy alone keeps the page caches of a cluster as large as they are together. But where the first holder is
 clearly behind, what goes beyond an equal share is read from the other holders: always the same objects, by the hashes

@@ -1,4 +1,4 @@
-"""Members of any archive: making the index, then reading them, with one face over all kinds.
+"""Archive, one face over all kinds: makes the index of its members, then reads them.
 
 Making an index (`ShardIndexer`, `index_shard`) is one pass over the shard, as its bytes come in or from its file.
 Reading (`Archive`) is by name or Member: in a tar, and of stored members of a zip, a member is a range of the file

@@ -1,4 +1,4 @@
-"""Decompressed copies of shards that cannot be read piece by piece: temporary files within a budget of bytes.
+"""Unpack cache: decompressed copies of shards that cannot be read piece by piece, in temporary files within a budget.
 
 A copy is made once, by the first who asks, while others wait for it; the least recently used go when room is needed.
 Files have no name but while they are being created, so a process that dies leaves nothing that takes room; the empty

@@ -1,4 +1,4 @@
-"""What can go wrong with an archive, over what can go wrong with a store. Kinds are wire contract: append only.
+"""Errors of archives, beside those of a store. Kinds are wire contract: append only.
 
 None of these concerns the shard as an object: one whose members cannot be served is still stored, listed and read.
 """

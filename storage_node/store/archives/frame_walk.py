@@ -1,4 +1,4 @@
-"""Walking over a row of frames as it comes: pieces of a known length are gathered, however chunks cut them.
+"""Frame walker over a row of compressed frames as it comes: pieces are gathered, however chunks cut them.
 
 What zstd and lz4 have in common: a magic number, a header, blocks that say how long they are, perhaps a trailer; and
 skippable frames between, of the same form in both. What a piece means is for the format to say.

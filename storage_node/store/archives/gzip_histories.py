@@ -1,4 +1,4 @@
-"""What of the 32 KiB before a restart point is needed to read on from it: mostly little, and that packs well.
+"""Sparse windows of gzip restart points: of the 32 KiB before one only what is needed to read on, which packs well.
 
 Deflate may refer to any of those bytes, but only the next 32 KiB of output can reach them, and sound, images and text
 that has changed its subject refer to few. Which ones, an inflater tells when it is given two histories whose bytes at

@@ -1,4 +1,4 @@
-"""Reading in the middle of a gzip file, from restart points kept in a member index.
+"""Random access into a gzip file, from restart points kept in a member index.
 
 Deflate refers to the 32 KiB before, and blocks begin at any bit, so a point is three things: a place in the file, how
 many bits of the octet before it belong to it, and what is needed of the history (gzip_histories.py). The library

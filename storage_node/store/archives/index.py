@@ -1,4 +1,4 @@
-"""Members of one shard by name: a compact file beside the shard, mapped if it is large.
+"""Member index of one shard: a compact file beside the shard, mapped if it is large.
 
 An index is made by one pass over the shard (tar_index.py, zip_index.py), saved once, and replaced by another file when
 the shard changes. It costs 40 bytes and the name for each member (49 in a zip), plus the restart points of a compressed

@@ -1,4 +1,4 @@
-"""The bytes of a member index, written and believed here alone; FORMAT.md describes them.
+"""Member index format: its bytes, written and believed here alone; FORMAT.md describes them.
 
 A file is believed when its two checksums match, its parts fill it exactly, and every number in it lies where it may:
 rows sorted by hash, members inside the content, names one after another, the listing a permutation. All of it is

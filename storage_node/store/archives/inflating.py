@@ -1,4 +1,4 @@
-"""Decompressing a stream as it comes, in bounded steps: chunks of a compressed tar in, pieces of the tar out.
+"""Streaming decompression in bounded steps: chunks of a compressed tar in, pieces of the tar out.
 
 A decoder may be fed anything, and gives nothing it has not checked for size: a piece is at most a few MiB, whatever the
 input claims, and the whole at most what the limits allow for its packed size, so that a bomb costs no more than that.

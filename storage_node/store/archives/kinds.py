@@ -1,4 +1,4 @@
-"""Which kind of archive an object is: by the suffix of its name, confirmed by its first bytes.
+"""Archive detection: the kind of an object by the suffix of its name, confirmed by its first bytes.
 
 The name decides what members mean (`shard.tar/a.wav` is split there); the first bytes decide whether to believe it. A
 `.tar` that is really compressed is an error that says so, not something that is quietly decompressed: other tools read

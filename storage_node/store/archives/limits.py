@@ -1,4 +1,4 @@
-"""What archives whose members are read may hold of one drive, and of the process: one frozen value."""
+"""Limits of what archives whose members are read may hold of one drive, and of the process: one frozen value."""
 
 from __future__ import annotations
 

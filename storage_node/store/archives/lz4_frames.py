@@ -1,4 +1,4 @@
-"""LZ4 frames, block by block: a block holds at most 4 MiB, so every step is small and every block's place is known.
+"""LZ4 frame decoder, block by block: at most 4 MiB each, so every step is small and every block's place is known.
 
 In frames of independent blocks every block is a restart point; its flags say how to read on from there. In frames of
 linked blocks a block refers to the 64 KiB before it, and only the frame is one. Checksums of blocks and content are

@@ -1,4 +1,4 @@
-"""A member of an archive: its name, and where its bytes are.
+"""Archive member: its name, and where its bytes are.
 
 Names. An archive holds bytes, the wire holds UTF-8. A name that is UTF-8 is taken as it is: `./a.wav`, `../a.wav`,
 `/a.wav` and `a//b` are four names like any others, because nothing here ever makes a path of one. Of any other name

@@ -1,4 +1,4 @@
-"""The shards of one drive whose members are read: their indexes, kept beside them, and their files, kept open.
+"""Open shards of one drive whose members are read: their indexes, kept beside them, and their files, kept open.
 
 An index is made when the shard is put (`Indexing`), or by the first who asks for a member while others wait. It lies in
 `members`, under the name of the shard's file, which is never used again: a shard that is replaced has another file, and

@@ -1,4 +1,4 @@
-"""A tar as seekable zst: independent frames with a table at the end, for shards that came in one frame.
+"""Seekable zstd writer: a tar as independent frames with a table at the end, for shards that came in one frame.
 
 Frames end where members do, once they are large enough, so that a small member lies in one frame; and in any case
 before they become too large. Standard tools read the result as any tar.zst; those that know the seekable format find

@@ -1,4 +1,4 @@
-"""How the content of a compressed tar is reached: its restart points, as they are kept in a member index.
+"""Random access into a compressed tar, by the restart points that are kept in its member index.
 
 The plan of a tar.zst or tar.lz4 is three columns: where each point is in the file, where in the content, and its flags;
 that of a tar.gz is in gzip_points.py. What lies between two points is decompressed from the first one on, so the

@@ -1,4 +1,4 @@
-"""Where the bytes of a shard come from: anything with a size and a positioned read.
+"""Byte source of a shard: anything with a size and a positioned read.
 
 A shard is one immutable file, or a range of one. Nothing here seeks, so one source serves any number of readers.
 """

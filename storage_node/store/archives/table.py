@@ -1,4 +1,4 @@
-"""The entries of an archive while it is read: columns, not objects, so that a million of them take about 60 MB.
+"""Entry table of an archive while it is read: columns, not objects, so that a million entries take about 60 MB.
 
 Rows come in the order of the archive and are never looked up while it is read. `finish` then sorts by name once:
 the last entry of a name wins, hard links take the place of the file that they meant when they were written.

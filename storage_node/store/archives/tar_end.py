@@ -1,4 +1,4 @@
-"""Where a plain tar can be gone on with: after its last member, before its end of archive.
+"""Append position of a plain tar: after its last member, before its end of archive.
 
 Reads the headers and steps over the content. What writers leave behind the last member differs: nothing, a block of
 zeros or two, zeros up to a record of 10 KiB. Anything but zeros there would be lost, and is refused.

@@ -1,4 +1,4 @@
-"""Headers of tar: 512 bytes to a few fields. Pure functions, no state, no I/O.
+"""Tar header parser: 512 bytes to a few fields. Pure functions, no state, no I/O.
 
 V7, ustar (POSIX.1-1988), GNU (long names, base-256 numbers) and PAX (POSIX.1-2001). What cannot be what a tar writer
 wrote raises ArchiveDamaged, what we do not serve ArchiveUnsupported; `at` is the header's byte in the tar, for the

@@ -1,4 +1,4 @@
-"""One pass over a tar, in chunks as they come: where each member is, and its checksum.
+"""Tar indexer: one pass over the chunks as they come finds each member's place and checksum.
 
 The parser holds one header at most (512 bytes, or an extended header up to its limit); content is summed where it
 lies and never copied. A tar ends at its first block of zeros, or where the stream ends between two members; what

@@ -1,4 +1,4 @@
-"""The central directory of a zip: what it says of each member, checked against the member's own header.
+"""Zip central directory: what it says of each member, checked against the member's own header.
 
 Read from the end by positioned reads, in pieces; a zip64 directory, a program in front (self-extracting) and a comment
 behind are as usual. Members may not overlap each other or the directory: that is how small zips claim to be huge.

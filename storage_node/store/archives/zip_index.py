@@ -1,4 +1,4 @@
-"""One pass over the members of a zip: every one is unpacked once, so that the index can say its CRC-32C.
+"""Zip indexer: one pass over the members unpacks each once, so that the index can say its CRC-32C.
 
 The directory's CRC-32 and sizes are verified on the way, in the order of the file, so that a lying zip is found out
 when its index is made and not by a reader. What all members claim to unpack to is added up before the first is.

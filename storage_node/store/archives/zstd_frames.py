@@ -1,4 +1,4 @@
-"""zstd as a row of frames: walked block by block, so that every step is small and every frame's place is known.
+"""zstd frame decoder: frames walked block by block, so that every step is small and every frame's place is known.
 
 The library decompresses; the walk only finds where frames and blocks end (RFC 8878, 3.1.1). It gets one block at a
 time, and a block holds at most 128 KiB. Each frame is a restart point: the seekable format is such frames with a table

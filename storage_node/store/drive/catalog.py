@@ -1,4 +1,4 @@
-"""The catalog of one drive: RocksDB, and the care that it needs around processes.
+"""Catalog of one drive: RocksDB, and the care that it needs around processes.
 
 A writer opens it read-write and holds RocksDB's own lock. Readers in other processes open it as *secondary*: they take
 no lock, write nothing into the drive, and see what the writer did when they catch up.

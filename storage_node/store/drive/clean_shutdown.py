@@ -1,4 +1,4 @@
-"""Whether the machine went down while a drive was open for writing.
+"""Clean-shutdown mark: tells whether the machine went down while a drive was open for writing.
 
 A process that dies leaves the page cache behind: intents and garbage in the catalog then name every file that may have
 to go. A machine that dies does not: a rename can be on the disk while the intent that announced it is not. A drive is

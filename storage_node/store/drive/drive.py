@@ -1,4 +1,4 @@
-"""One drive: its catalog, its files, and the protocol that keeps the two in step.
+"""Drive: its catalog, its files, and the protocol that keeps the two in step.
 
 A PUT stages a file, then, holding the object's stripe: notes the intent to publish, renames the file to its final
 name, and commits the catalog entry, which is the only moment at which anything changes for readers. The same commit

@@ -1,4 +1,4 @@
-"""Decoded catalog entries in front of RocksDB: a look-up costs a tenth of a microsecond here, two there.
+"""Entry cache in front of RocksDB: a look-up costs a tenth of a microsecond here, two there.
 
 Never stale beyond a commit in this process: a commit forgets what it changed, and a look-up that was under way
 meanwhile may not bring the old entry back. Thread-safe.

@@ -1,4 +1,4 @@
-"""Files that readers may still hold although no catalog entry names them any more, and their removal.
+"""Garbage collection of files that readers may still hold although no catalog entry names them any more.
 
 Every such file is named by a garbage key in the catalog from the very commit that made it garbage, so that a crash can
 not leave a file that nobody names. It goes after a grace period: a reader that looked an object up just before it was

@@ -1,4 +1,4 @@
-"""Whether a drive may be used."""
+"""Handle guard of a drive: refuses use after close, after a fork, and writes where it is open for reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which drive a folder is: `drive.json`, written once, when the drive joins a store."""
+"""Drive identity: `drive.json`, written once, when the drive joins a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files of a drive the catalog accounts for, in eight bytes of memory for each.
+"""Inventory of the files that a drive's catalog accounts for, in eight bytes of memory for each.
 
 Used where every file has to be compared with every entry: after a power cut, and by the doctor. Paths are remembered as
 64-bit hashes, so a collision (one in 2**64 for a pair) can spare a file that nobody names, and never condemns one.

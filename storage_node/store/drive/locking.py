@@ -1,4 +1,4 @@
-"""Who holds a drive for writing, and how to hold one whose catalog cannot be opened.
+"""Drive lock: who holds a drive for writing, and how to hold one whose catalog cannot be opened.
 
 RocksDB guards a catalog with a POSIX record lock on its file LOCK. Such a lock belongs to the process, and closing
 *any* descriptor of that file gives it up: nothing here may touch the LOCK file of a catalog that this process has open.

@@ -1,4 +1,4 @@
-"""Locks for names: two changes of one object never run at once, changes of different objects nearly always may."""
+"""Lock striping by name: two changes of one object never run at once, changes of different ones nearly always may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An object that waits for its commit."""
+"""Pending object: a staged file, and the name under which its commit makes it visible."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Writes that depend on what is there: looked at under the lock under which the write is committed, so that of several
-writers with the same condition one wins.
+"""Preconditions of writes, checked under the lock of the commit: of several writers with the same condition one wins.
 
 A writer that has lost the answer to a write sends it again, and must not lose against itself. So a write with a
 condition carries an id, the same for all its tries. The store keeps it with the object, and for a while also in memory,

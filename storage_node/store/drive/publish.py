@@ -1,4 +1,4 @@
-"""The files of one commit: one for each object, and one for all that are small, if there are several."""
+"""Publication of one commit's files: one for each object, and one for all that are small, if there are several."""
 
 from __future__ import annotations
 

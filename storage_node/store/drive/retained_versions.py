@@ -1,4 +1,4 @@
-"""Objects of one drive that were replaced or deleted, kept for the snapshots that see them.
+"""Retained versions: objects of one drive that were replaced or deleted, kept for the snapshots that see them.
 
 A snapshot of a bucket is a cut: a number of the store's one sequence. It sees of each name the version that was given
 at or before the cut and ended after it. What ends and is seen by a snapshot keeps its file and its block checksums: in

@@ -1,4 +1,4 @@
-"""Numbers that a drive gives once and never again, over every crash: generations of files, and versions.
+"""Sequence numbers that a drive gives once and never again, over every crash: generations of files, and versions.
 
 They are reserved in the catalog many at a time, so that taking one costs nothing: a crash skips numbers. Seen together
 they are a Lamport clock: a node that has heard of a higher number goes on above it.

@@ -1,4 +1,4 @@
-"""Every change of one drive's objects: puts, deletions, tombstones, each one atomic catalog commit.
+"""Transactions of one drive: puts, deletions, tombstones, each one atomic catalog commit.
 
 An object's entry only ever gives way to a newer version of it. A put without a version of its own takes one above what
 is there; a put or a deletion that brings a version, given by another node, changes nothing where the drive has that

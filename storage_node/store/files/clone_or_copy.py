@@ -1,4 +1,4 @@
-"""An object's bytes from an open file of this machine: shared with it, or copied, whichever its file system can.
+"""Clone or copy of an open file into a staged one: blocks are shared or bytes copied, as the file system can.
 
 Checksums are made of what has been staged, not of the source, wherever that is more than read and written again: a
 clone is a snapshot, whatever becomes of its source meanwhile.

@@ -1,4 +1,4 @@
-"""What one drive has refused to do, counted: by these numbers somebody may decide to stop using it.
+"""Error counters of one drive: I/O errors and checksum errors, by which somebody may decide to stop using it.
 
 Counted is what tells of the device or its file system. A full drive, or one file that is not there, tells of neither.
 """

@@ -1,4 +1,4 @@
-"""The two levels of folders in which a drive's objects lie: made when needed, and made to survive a power cut."""
+"""Folder tree of a drive's objects, two levels deep: made when needed, and made to survive a power cut."""
 
 from __future__ import annotations
 

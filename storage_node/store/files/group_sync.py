@@ -1,4 +1,4 @@
-"""Many files made to survive a power cut at the same time.
+"""Group sync: many files made to survive a power cut at the same time.
 
 A file system commits its journal for all who wait at that moment: sixteen syncs side by side take hardly longer than
 one, where one after another takes sixteen times that.

@@ -1,4 +1,4 @@
-"""One segment that is open: what its index says of its slots, from whichever copy is whole, and states written in both.
+"""Open segment: what its index says of its slots, from whichever copy is whole, and states written in both.
 
 Threads: a SegmentFile belongs to one. Who writes sees to it that nobody else writes the same segment meanwhile.
 """

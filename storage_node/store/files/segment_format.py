@@ -1,4 +1,4 @@
-"""Segments: files that hold many small objects each. Pure functions over bytes; FORMAT.md has the prose.
+"""Segment format: files that hold many small objects each. Pure functions over bytes; FORMAT.md has the prose.
 
 What says which object is where, the index, stands in front and once more at the end, in rows of one length, each with
 a checksum: of what is damaged in one copy, the other one still tells. Only the states change, one for each slot,

@@ -1,4 +1,4 @@
-"""A segment on its way: the small objects of one commit, put into one file instead of one each."""
+"""Segment writer: the small objects of one commit, put into one file instead of one each."""
 
 from __future__ import annotations
 

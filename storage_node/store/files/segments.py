@@ -1,4 +1,4 @@
-"""The segments of one drive: what their slots say of themselves, and how the bytes of single objects are given back.
+"""Segments of one drive: what their slots say of themselves, and how the bytes of single objects are given back.
 
 A segment is removed with its last object. Until then what is gone from it is punched out, so that a segment with few
 objects left takes no more room than these.

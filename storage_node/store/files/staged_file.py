@@ -1,4 +1,4 @@
-"""The bytes of one object on their way in: in a file of its own that nobody sees yet or, few as they are, in memory."""
+"""Staged file: one object's bytes on their way in, in a file that nobody sees yet or, few as they are, in memory."""
 
 from __future__ import annotations
 

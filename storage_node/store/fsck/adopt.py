@@ -1,4 +1,4 @@
-"""Single steps of a repair on a drive that is open for writing: each leaves the drive whole, whatever happens next."""
+"""Repair steps on a drive that is open for writing: each leaves the drive whole, whatever happens next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What object files say of themselves, and what their bytes say: what a catalog is compared with, or made of."""
+"""File identities: what object files and their bytes say, which a catalog is compared with, or made of."""
 
 from __future__ import annotations
 

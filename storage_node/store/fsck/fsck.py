@@ -1,4 +1,4 @@
-"""Examines a store, and puts right what can be put right without losing anything.
+"""Check and repair of a store: puts right what can be put right without losing anything.
 
 `check` never writes and works beside a writer; `repair` and `rebuild` (in `rebuild.py`) need the store for themselves.
 An object whose bytes are damaged is reported, never removed, unless `drop_damaged` says so.

@@ -1,4 +1,4 @@
-"""Makes a drive's catalog anew from its files, and a lost drive.json or record.json from what is left.
+"""Rebuild of a drive's catalog from its files, and of a lost drive.json or record.json from what is left.
 
 Every object file says which object it is (see `format.Identity`). Of several versions of one object the newest counts;
 dead files have had their identity taken away, so that what was deleted stays deleted. The new catalog is built beside

@@ -1,4 +1,4 @@
-"""What the doctor says: findings about drives, files and objects, as values that turn into JSON.
+"""Report of a check: findings about drives, files and objects, as values that turn into JSON.
 
 The `kind` of a finding is for programs: kinds are added, never renamed. Its message is for people.
 """

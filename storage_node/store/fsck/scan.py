@@ -1,4 +1,4 @@
-"""One drive's catalog against its files: what the doctor compares, without changing anything.
+"""Scan of one drive's catalog against its files, without changing anything.
 
 A drive that a writer holds is surveyed as a reader: every suspicion is looked at again after catching up, so that what
 was only in motion is not reported.

@@ -1,4 +1,4 @@
-"""The drives of an open store: which are there, and where the entries of a name are.
+"""Drive set of an open store: which drives are there, and where the entries of a name are.
 
 A drive keeps its slot as long as the store is open, whatever comes or goes: what a batch has noted stays true.
 Thread-safe. Readers of names never wait here: the placement is replaced as a whole.

@@ -1,4 +1,4 @@
-"""Drives come and go while their store is open.
+"""Pool membership: drives added, retired, forgotten, disabled and enabled while their store is open.
 
 What may be lost, and when: retiring a drive loses nothing, since it leaves only when everything on it has moved.
 Forgetting one loses what it held. Disabling one changes nothing that lasts: its names answer DriveFailed until it is

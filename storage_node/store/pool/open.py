@@ -1,4 +1,4 @@
-"""From folders to the open drives of one store: who is who, which record counts, what is missing, what to create.
+"""Opening of a pool: from folders to the open drives of one store; who is who, which record counts, what is missing.
 
 A drive that is missing or cannot be opened is left out with the reason, as long as another one works; whatever needs
 it then fails with that reason. What looks like a mistake of the caller (another store's drive, a folder with foreign

@@ -1,4 +1,4 @@
-"""Which drives can have an entry of a name: its owner, and those that owned it before, until all has moved.
+"""Drive placement: a name's owner, and the drives that owned it before, which can have an entry until all has moved.
 
 Whoever changes a name does so on its owner and leaves nothing newer elsewhere. So among the drives that owned the name
 one after another the later has the newer entry, unless one of them owned it twice: then the versions have to be

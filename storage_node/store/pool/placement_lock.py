@@ -1,4 +1,4 @@
-"""Changes of objects pass together; a change of where objects belong passes alone."""
+"""Readers-writer lock: object writes share it, placement changes take it alone."""
 
 from __future__ import annotations
 

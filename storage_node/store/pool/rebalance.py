@@ -1,4 +1,4 @@
-"""Objects on a drive that does not own them any more go to the one that does, a bounded step at a time.
+"""Rebalancing: objects on a drive that does not own them any more go to the one that does, a bounded step at a time.
 
 Everything is found by going through the catalogs of the drives, so that a step may end at any moment, a crash included,
 and the next one goes on. An object is copied first, with nothing held; then, holding its name, the copy is committed on

@@ -1,4 +1,4 @@
-"""One drive as an operator sees it."""
+"""Drive status, for operators."""
 
 from __future__ import annotations
 

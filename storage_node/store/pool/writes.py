@@ -1,4 +1,4 @@
-"""Every change of objects, on the drive that owns the name, wherever older entries of it still are.
+"""Write routing in a pool: changes go to the drive that owns the name, wherever older entries of it still are.
 
 While nothing moves a change is the owner's alone. Otherwise it counts what other drives have of the name as if the
 owner had it, is committed on the owner, and takes away what is older elsewhere. A crash between the two leaves

@@ -1,8 +1,8 @@
 """GetBatch on one store: look every entry up, then read frame after frame, in request order.
 
-What the catalog says of each entry is known at the start (`batch_table`); what is true of the bytes, only when they are
-read. Both kinds of failure end in the entry's status, in its place. The common frame costs one native call; a frame in
-which anything goes wrong is read again entry by entry, with patience.
+What the catalog says of each entry is known at the start (`batch_lookup`); what is true of the bytes, only when they
+are read. Both kinds of failure end in the entry's status, in its place. The common frame costs one native call; a frame
+in which anything goes wrong is read again entry by entry, with patience.
 
 A batch belongs to one thread at a time. It holds no lock and no memory between frames.
 """

@@ -1,4 +1,4 @@
-"""What the catalog says of each entry of a batch: the columns from which frames are planned and read.
+"""Batch look-up: what the catalog says of each entry, as the columns from which frames are planned and read.
 
 A batch finds out at the start what is stored under each name, and again for an entry whose file has vanished meanwhile.
 Whatever is wrong ends in the entry's status and fault, in its place.

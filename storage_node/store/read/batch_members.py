@@ -1,4 +1,4 @@
-"""Entries of a batch that are members of archives: where each one's bytes are, or why it has none."""
+"""Archive members in a batch: where each one's bytes are, or why it has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries of a batch that are too large for one frame: read in pieces, from a file that is held open meanwhile."""
+"""Large entries of a batch: read in pieces, from a file that is held open meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with single entries of a batch: a status and a fault in their place, while the others go on."""
+"""Entry statuses of a batch: what fails does so in its place, with a status and a fault, while the others go on."""
 
 from __future__ import annotations
 

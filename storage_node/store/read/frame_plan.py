@@ -1,4 +1,4 @@
-"""How a batch is cut into frames: pure functions over arrays, no I/O.
+"""Frame planning: which entries of a batch travel in which frame. Pure functions over arrays, no I/O.
 
 Entries stay in request order. Small ones share a frame until its payload is full; an entry larger than
 MAX_WHOLE_BYTES travels alone, in pieces.

@@ -1,4 +1,4 @@
-"""Batch reads: the pieces of many files in one call, checked, in order, behind a prefix or as a list.
+"""Batch reader: the pieces of many files in one call, checked, in order, behind a prefix or as a list.
 
 Columns describe n entries; entry i is `lengths[i]` bytes from `offsets[i]` of the file `paths[i]`:
 

@@ -1,4 +1,4 @@
-"""Reading one object, or a range of it, as a stream of chunks; whatever can be verified is before it is handed on."""
+"""Object reader: an object, or a range of it, in chunks; whatever can be verified is before it is handed on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Batches are read by two readers, native and Python, in this process and in a node, and from three nodes at once: all
-must agree."""
+"""Batch readers under test, native and Python, in this process, in a node, and from three nodes at once: all must
+agree.
+"""
 
 from __future__ import annotations
 
