@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ais-loader-ready
 # Tests that kill, freeze and cut on a busy machine: three of a whole run may fail once, which is shown with its stack.
 RERUN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
-# Processes that run tests, each with nodes of its own: neighbours stay together, and whoever is done takes from the rest.
+# Processes that run tests side by side. A file stays in one, with its nodes, and each process has its files in the order
+# that one alone has: what forks comes before what leaves gRPC running.
 WORKERS ?= 2
-SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist worksteal
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo test test-slow check docs protos clean
 

@@ -15,7 +15,7 @@ from ais_loader.cli.main import one_line
 from ais_loader.cli.show import count_text, printable, size_text
 from tests.cli.kit import TIMEOUT_S, Run, environment, run_process
 
-HEAVY = ("grpc", "torch", "rocksdict", "ray", "storage_node")
+HEAVY = ("grpc", "torch", "rocksdict", "ray", "storage_node.store", "storage_node.server")
 
 
 def all_commands() -> list[tuple[str, ...]]:

@@ -176,7 +176,7 @@ def slow_decode(item: object) -> int:
     return 1
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_dataset_hands_the_record_of_each_batch_to_its_callback(
     node: NodeProcess, bucket_name: str, tmp_path: Path, workers: int
 ) -> None:

@@ -108,7 +108,7 @@ def test_closing_the_client_ends_a_get_that_waits(filled: NodeProcess, kind: str
 PROGRAM = """
 import os, signal, sys, threading
 from ais_loader import connect
-from ais_loader.transport import direct
+from ais_loader.transport.session import raw_stream as direct
 from ais_loader.transport.fork_safety import wait_for_shutdown
 if sys.argv[2] == "public":
     direct.cygrpc = None

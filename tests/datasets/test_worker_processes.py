@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets_kit import (
     BUCKET,
     DEADLINE_S,
@@ -37,8 +38,12 @@ def plan_loader(client: Client, urls: list[str], decode: Any = None, collate: An
     return BatchLoader(dataset, num_workers=1, timeout=DEADLINE_S)
 
 
-# torch takes 5 s to end the workers of a loop that an error ended, whatever the dataset: few tests do that.
 class TestErrors:
+    @pytest.fixture(autouse=True)
+    def torch_ends_workers_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It gives the workers of a loop that an error ended 5 s, all of which pass, whatever the dataset."""
+        monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+
     @pytest.mark.parametrize(
         "store, make_loader", [("embedded", plan_loader), ("grpc", map_loader)], indirect=["store"]
     )

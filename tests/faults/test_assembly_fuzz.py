@@ -288,7 +288,7 @@ def _read(client: Client, names: list[str], ordered: bool, assembly: str, timeou
     came: list[Item] = []
     for item in batch:
         came.append(item)
-        assert not item.ok or item.data == OBJECTS[names[item.index]], item.index
+        assert not item.ok or item.tobytes() == OBJECTS[names[item.index]], item.index
         assert item.ok or item.error is not None
         assert not ordered or item.index == len(came) - 1
     assert sorted(item.index for item in came) == list(range(len(names)))

@@ -121,7 +121,7 @@ def check(items: list[Item], names: list[str], *, ordered: bool = True) -> None:
     assert [item.index for item in items] == list(range(len(names)))
     for item, name in zip(items, names, strict=True):
         assert item.ok, (name, item.error)
-        assert item.data == OBJECTS[name], name
+        assert item.tobytes() == OBJECTS[name], name
 
 
 # -- killed
@@ -183,7 +183,7 @@ def test_entries_whose_only_copy_is_gone_are_unavailable_in_their_place(cluster:
                 assert [item.index for item in items] == list(range(len(names)))
                 assert {item.entry.name for item in items if item.status is Status.UNAVAILABLE} == gone
                 assert all(isinstance(item.error, errors.NodeUnavailable) for item in items if not item.ok)
-                assert all(item.data == SMALL[item.entry.name] for item in items if item.ok)
+                assert all(item.tobytes() == SMALL[item.entry.name] for item in items if item.ok)
             first = min(at for at, name in enumerate(names) if name in gone)
             received: list[Item] = []
             with pytest.raises(errors.NodeUnavailable, match=rf"entry {first}: .*gave up after"):
@@ -210,7 +210,7 @@ def test_a_large_entry_goes_on_at_another_copy_from_its_last_byte(cluster: Clust
             for link in cluster.links:
                 link.bytes_per_s = None
             cluster.start(victim)
-    assert item.data == LARGE["l/0"]
+    assert item.tobytes() == LARGE["l/0"]
     passed = sum(link.bytes_to_client for link in cluster.links) - before
     assert passed < len(LARGE["l/0"]) + 8 * MiB  # what was on its way when the node died came again, and no more
 
@@ -244,7 +244,7 @@ def test_entries_whose_only_copy_is_on_a_frozen_node_time_out_in_their_place(clu
         cluster.running.nodes[victim].resume()
     assert [item.entry.name for item in items] == names
     assert {item.entry.name for item in items if item.status is Status.TIMEOUT} == frozen
-    assert all(item.data == SMALL[item.entry.name] for item in items if item.ok)
+    assert all(item.tobytes() == SMALL[item.entry.name] for item in items if item.ok)
     assert all(item.ok or item.entry.name in frozen for item in items)
 
 

@@ -194,6 +194,6 @@ def test_batches_while_all_nodes_stay_dead_end_in_time_and_say_why(cluster: Clus
             failed = [item for item in items if not item.ok]
             assert failed and {item.status.name for item in failed} == {"UNAVAILABLE"}
             assert all(isinstance(item.error, errors.NodeUnavailable) for item in failed)
-            assert all(item.data == OBJECTS[MIXED[item.index]] for item in items if item.ok)
+            assert all(item.tobytes() == OBJECTS[MIXED[item.index]] for item in items if item.ok)
             with connect(cluster.url, retry_s=RETRY_S) as patient:
                 check(list(patient.bucket("two").get_batch(MIXED)), MIXED)

@@ -166,7 +166,7 @@ def test_the_only_copies_of_a_node_that_is_cut_off_from_the_client_time_out_in_t
     failed = {MIXED[item.index] for item in items if not item.ok}
     assert failed and failed <= owned(net, victim)
     assert {item.status for item in items if not item.ok} == {Status.TIMEOUT}
-    assert all(item.data == OBJECTS[MIXED[item.index]] for item in items if item.ok)
+    assert all(item.tobytes() == OBJECTS[MIXED[item.index]] for item in items if item.ok)
     net.mend()
     read(client.bucket("one"), MIXED, Kind("direct", ordered), timeout_s=LONG_SILENCE_S)
 

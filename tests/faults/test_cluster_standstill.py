@@ -136,7 +136,7 @@ def test_a_client_less_patient_than_the_node_that_gathers_for_it_loses_only_what
     assert failed or all(owner[name] == target for name in LARGE)
     assert {owner[MIXED[item.index]] for item in failed} <= {victim}
     assert {item.status for item in failed} <= {Status.TIMEOUT if acquainted else Status.UNAVAILABLE}
-    assert all(item.data == OBJECTS[MIXED[item.index]] for item in items if item.ok)
+    assert all(item.tobytes() == OBJECTS[MIXED[item.index]] for item in items if item.ok)
 
 
 def _sent_bytes(nodes: list[NodeProcess]) -> float:

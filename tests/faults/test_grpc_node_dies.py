@@ -132,7 +132,7 @@ def test_a_batch_goes_on_at_the_next_endpoint_when_its_own_is_cut(node: NodeProc
 def check(items: list[Item], names: list[str]) -> None:
     assert [item.index for item in items] == list(range(len(names)))
     for item, name in zip(items, names, strict=True):
-        assert item.data == (LARGE if name == "large" else SMALL[name]), name
+        assert item.tobytes() == (LARGE if name == "large" else SMALL[name]), name
 
 
 @pytest.mark.parametrize("received_before", [0, 150, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 399))])

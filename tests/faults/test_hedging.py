@@ -72,7 +72,7 @@ def freeze_in_the_middle(
     seen = [item.index for item in came]
     assert sorted(seen) == list(range(len(names)))
     assert options.get("ordered") is False or seen == sorted(seen)
-    assert all(item.data == OBJECTS[names[item.index]] for item in came)
+    assert all(item.tobytes() == OBJECTS[names[item.index]] for item in came)
     assert is_frozen(cluster, number)
     return batch
 

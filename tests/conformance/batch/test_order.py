@@ -92,7 +92,7 @@ def test_a_hundred_thousand_entries_are_one_ordered_answer(bucket: Bucket) -> No
     assert len(batch) == 100_000
     for at, item in enumerate(batch):
         assert item.index == at
-        assert item.data == objects[order[at]]
+        assert item.tobytes() == objects[order[at]]
     assert at == 99_999
 
 

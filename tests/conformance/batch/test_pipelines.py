@@ -95,7 +95,7 @@ def test_many_batches_are_read_in_turns(bucket: Bucket, filled: dict[str, bytes]
     reading = [bucket.get_batch(order) for order in orders]
     for at in range(200):
         for batch, order in zip(reading, orders, strict=True):
-            assert next(batch).data == filled[order[at]]
+            assert next(batch).tobytes() == filled[order[at]]
 
 
 @pytest.mark.parametrize("in_flight", [0, -1])
