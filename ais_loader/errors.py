@@ -1,4 +1,4 @@
-"""Error tree: everything that ais_loader raises on purpose, by what the caller does next.
+"""Error tree of clients, stores and nodes: everything raised on purpose, by what the caller does next.
 
     LoaderError
     ├── NotFound (LookupError)          the name is wrong, or the data is gone: BucketNotFound, ObjectNotFound, ...
@@ -12,11 +12,16 @@
     ├── NodeUnavailable (ConnectionError)   retryable: nobody answers
     ├── Overloaded                      retryable: the node asked to come back later, again and again
     ├── StaleMap                        retryable: the cluster has changed meanwhile; clients plan anew by themselves
+    ├── WriteTooLate                    retryable: a snapshot was made meanwhile: write it again
     ├── SilenceTimeout (TimeoutError)   retryable: nothing arrived for timeout_s
+    ├── Closed                          the client, store or batch was closed before this call
     └── EntryFailed                     an entry of a batch failed in a way that has no class of its own
 
 Each class has a `kind`, which travels on the wire: kinds are added, never renamed. Every error takes one string and
 pickles, so it crosses a DataLoader worker's boundary as itself.
+
+A store in the same process raises these classes; a node sends kind and message, from which its client makes the error
+anew. A node's own classes derive from the one here that its clients receive, and inherit its kind.
 """
 
 from __future__ import annotations
@@ -56,7 +61,7 @@ class ObjectNotFound(NotFound):
 
 
 class ObjectDeleted(ObjectNotFound):
-    """A node of a cluster has seen it go: no other one needs to be asked."""
+    """There is a tombstone: what another node of the cluster may still have is older, so none needs to be asked."""
 
     kind = "object-deleted"
 
@@ -122,7 +127,7 @@ class SnapshotExists(InvalidRequest):
 
 
 class SnapshotReadOnly(InvalidRequest):
-    """A snapshot of a bucket never changes; what is put or deleted, is in the bucket itself."""
+    """A change of a bucket by the name of one of its snapshots, which never change."""
 
     kind = "snapshot-read-only"
 
@@ -158,7 +163,7 @@ class MemberCorrupt(CorruptObject):
 
 
 class ArchiveError(LoaderError):
-    """Members cannot be had from this object. As an object it can be read."""
+    """Members cannot be had from this object. As an object it is still stored, listed and read."""
 
     kind = "archive"
 
@@ -170,13 +175,13 @@ class NotAnArchive(ArchiveError):
 
 
 class ArchiveDamaged(ArchiveError):
-    """A truncated or lying archive; the message says where."""
+    """A truncated or lying archive; the message says what is wrong, and at which byte of which stream."""
 
     kind = "archive-damaged"
 
 
 class ArchiveUnsupported(ArchiveError):
-    """It uses what is not served: sparse files, encryption, another compression."""
+    """A sound archive that uses what is not served: sparse files, encryption, another compression."""
 
     kind = "archive-unsupported"
 
@@ -294,13 +299,13 @@ class Overloaded(LoaderError):
 
 
 class CopiesBusy(Overloaded):
-    """No room to unpack a shard until others are done."""
+    """No room to unpack an archive until readers of others let go; it is worth trying again."""
 
     kind = "archive-copies-busy"
 
 
 class StaleMap(LoaderError):
-    """The request was planned with an older map of the cluster than the node's own."""
+    """The request was planned with an older map of the cluster than the node's own: its names may be others' now."""
 
     kind = "stale-map"
     retryable = True

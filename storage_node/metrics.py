@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.extras import needs
 from ais_loader.wire.generated import ais_cluster_pb2
 from storage_node.batch.session import BatchService
@@ -20,7 +21,6 @@ from storage_node.cluster.repair.transfers import RepairMetrics
 from storage_node.metric_counters import BOUNDS_S, Histogram
 from storage_node.metric_list import METRICS
 from storage_node.promote.metrics import PromoteMetrics
-from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.read.native_reader import IMPLEMENTATION
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class NodeCollector:
         yield "ais_loader_node_info", (self._version, store.store_uuid, IMPLEMENTATION), 1
         try:
             states = store.states()
-        except StoreError:  # closed under our hands: the node is stopping
+        except LoaderError:  # closed under our hands: the node is stopping
             return
         for state in states:
             labels = (state.uuid, state.path)

@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import (
     ais_batch_pb2,
     ais_cluster_pb2_grpc,
@@ -52,7 +53,6 @@ from storage_node.services.replica import ReplicaService
 from storage_node.services.snapshot_replicas import SnapshotCopiesService
 from storage_node.services.snapshots import SnapshotsService
 from storage_node.store.drive.drive import Drive
-from storage_node.store.errors import StoreError
 from storage_node.store.store import Store
 from storage_node.tasks import keep_going
 
@@ -137,7 +137,7 @@ class NodeServer:
     def take_in(self, path: Path) -> None:
         """A drive of this node has appeared at `path`: use it, unless it is in use or has been disabled.
 
-        Returns when that is done. Raises StoreError, OSError, TimeoutError.
+        Returns when that is done. Raises LoaderError, OSError, TimeoutError.
         """
         if self._loop is not None and self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self.drives.take_in(path), self._loop).result(TAKE_IN_TIMEOUT_S)
@@ -239,7 +239,7 @@ class NodeServer:
                 if drive is not None:
                     try:
                         await node.read(drive.reap)
-                    except StoreError as error:
+                    except LoaderError as error:
                         if said.get(drive) != str(error):
                             log.warning("%s: replaced objects keep their space for now: %s", drive.root, error)
                         said[drive] = str(error)
@@ -260,7 +260,7 @@ def _session_handler(batches: BatchService) -> grpc.GenericRpcHandler:
     async def session(requests: AsyncIterator[ais_batch_pb2.SessionRequest], context: Any) -> None:
         try:
             await batches.serve(requests, context)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
 
     passthrough: Callable[[bytes], bytes] = bytes

@@ -90,8 +90,7 @@ def _silence_stdout() -> None:
 def one_line(error: BaseException) -> str:
     """What a person is told of a failure."""
     text = " ".join(str(error).split("\n"))
-    store_errors = sys.modules.get("storage_node.store.errors")
-    if isinstance(error, LoaderError) or (store_errors and isinstance(error, store_errors.StoreError)):
+    if isinstance(error, LoaderError):
         return in_commands(text)
     if isinstance(error, OSError):
         reason = error.strerror or text or type(error).__name__

@@ -1,7 +1,7 @@
 """Embedded transport: the store in this process, by the same code that a node runs, without a network.
 
 A writer ("a") holds the store alone. In a forked child, and after unpickling, a writer's transport becomes a reader
-beside it: one writer, any number of readers. With embedded_puts, embedded_stream and store_errors the only part of
+beside it: one writer, any number of readers. With embedded_puts and embedded_stream the only part of
 ais_loader that loads storage_node, lazily.
 """
 
@@ -24,7 +24,6 @@ from ais_loader.summary import BucketSummary, PrefixSummary
 from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, NoLongBatches, PutSpec
 from ais_loader.transport.embedded_puts import object_info, put_groups, staged
 from ais_loader.transport.embedded_stream import READ_PARTS, EmbeddedStream
-from ais_loader.transport.store_errors import translated
 from ais_loader.transport.validation import require_bucket, require_object, require_text
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
@@ -86,10 +85,7 @@ class EmbeddedTransport(NoLongBatches):
             if self._store is None:
                 if self._mode == "a" and (other := writer_here(self._paths)) is not None and other.on_wanted:
                     other.on_wanted()
-                with translated():
-                    self._store = Store.open(
-                        self._paths, mode=self._mode, durability=self._durability, shard_limits=limits
-                    )
+                self._store = Store.open(self._paths, mode=self._mode, durability=self._durability, shard_limits=limits)
                 if self._mode == "a":
                     _writers[_drives(self._paths)] = self
             return self._store
@@ -105,48 +101,41 @@ class EmbeddedTransport(NoLongBatches):
         self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
     ) -> BucketInfo:
         require_text(name, errors.InvalidName, "bucket name")
-        with translated():
-            made = self._store_here().create_bucket(
-                name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
-            )
-            return _bucket_info(name, made)
+        made = self._store_here().create_bucket(
+            name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
+        )
+        return _bucket_info(name, made)
 
     def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
         require_bucket(name)
-        with translated():
-            store = self._store_here()
-            return _bucket_info(name, store.set_bucket(name, change.copies, change.min_copies, change.reframe))
+        store = self._store_here()
+        return _bucket_info(name, store.set_bucket(name, change.copies, change.min_copies, change.reframe))
 
     def bucket(self, name: str) -> BucketInfo:
         require_bucket(name)
-        with translated():
-            return _bucket_info(name, self._store_here().bucket(name))
+        return _bucket_info(name, self._store_here().bucket(name))
 
     def buckets(self) -> list[BucketInfo]:
-        with translated():
-            return [_bucket_info(name, record) for name, record in sorted(self._store_here().buckets().items())]
+        return [_bucket_info(name, record) for name, record in sorted(self._store_here().buckets().items())]
 
     def delete_bucket(self, name: str, *, force: bool) -> int:
         require_bucket(name)
-        with translated():
-            return self._store_here().delete_bucket(name, force=force)
+        return self._store_here().delete_bucket(name, force=force)
 
     def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
         require_bucket(bucket)
         require_text(name, errors.InvalidName, "snapshot name")
-        with translated():
-            store = self._store_here()
-            if action == "delete":
-                store.delete_snapshot(bucket, name)
-                return []
-            found = [store.create_snapshot(bucket, name)] if action == "create" else store.snapshots(bucket)
-            return [SnapshotInfo(bucket, *snapshot) for snapshot in found]
+        store = self._store_here()
+        if action == "delete":
+            store.delete_snapshot(bucket, name)
+            return []
+        found = [store.create_snapshot(bucket, name)] if action == "create" else store.snapshots(bucket)
+        return [SnapshotInfo(bucket, *snapshot) for snapshot in found]
 
     # -- objects
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
-        with translated():
-            return object_info(spec.bucket, spec.name, staged(self._store_here(), spec, source).commit())
+        return object_info(spec.bucket, spec.name, staged(self._store_here(), spec, source).commit())
 
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
         yield from put_groups(self._store_here(), objects)
@@ -156,15 +145,13 @@ class EmbeddedTransport(NoLongBatches):
     ) -> ObjectInfo:
         from storage_node.store.compose import compose_object
 
-        with translated():
-            record = compose_object(self._store_here(), request, moved or (lambda moved_bytes: None))
-            return object_info(request.object.bucket, request.object.name, record)
+        record = compose_object(self._store_here(), request, moved or (lambda moved_bytes: None))
+        return object_info(request.object.bucket, request.object.name, record)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         from storage_node.store.tar_append import tar_end
 
-        with translated():
-            return tar_end(self._store_here(), request)
+        return tar_end(self._store_here(), request)
 
     def get(
         self,
@@ -180,38 +167,30 @@ class EmbeddedTransport(NoLongBatches):
         from storage_node.store.read.object_reader import open_member, open_object
 
         require_object(bucket, name)
-        with translated():
-            store = self._store_here()
-            if member:
-                return _translated_chunks(
-                    open_member(store, bucket, name, member, start=start, length=length, verify=verify)
-                )
-            return _translated_chunks(open_object(store, bucket, name, start=start, length=length, verify=verify))
+        store = self._store_here()
+        if member:
+            return open_member(store, bucket, name, member, start=start, length=length, verify=verify)
+        return open_object(store, bucket, name, start=start, length=length, verify=verify)
 
     def head(self, bucket: str, name: str) -> ObjectInfo:
         require_object(bucket, name)
-        with translated():
-            return object_info(bucket, name, self._store_here().head(bucket, name))
+        return object_info(bucket, name, self._store_here().head(bucket, name))
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         from storage_node.store.drive.preconditions import parse_condition
 
         require_object(bucket, name)
-        with translated():
-            self._store_here().delete(bucket, name, condition=parse_condition(False, if_version or ""))
+        self._store_here().delete(bucket, name, condition=parse_condition(False, if_version or ""))
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-        with translated():
-            results = self._store_here().delete_many(bucket, names)
-        return [None if error is None else errors.from_kind(error.kind, str(error)) for error in results]
+        return self._store_here().delete_many(bucket, names)
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         from storage_node.store.summary import Tally
 
         tally = Tally(prefix, depth)
-        with translated():
-            found = self._store_here().objects(bucket, prefix)
-            tally.add((name, record.size_bytes) for name, record in found)
+        found = self._store_here().objects(bucket, prefix)
+        tally.add((name, record.size_bytes) for name, record in found)
         by_prefix = {name: PrefixSummary(*sums) for name, sums in sorted(tally.folders.items())}
         return BucketSummary(bucket, prefix, tally.objects, tally.size_bytes, by_prefix)
 
@@ -221,8 +200,7 @@ class EmbeddedTransport(NoLongBatches):
         # In pages, as over a network: an iterator that is left lying holds no snapshot of the catalog.
         after = ""
         while True:
-            with translated():
-                page = list(self._store_here().objects(bucket, prefix, after, page_size))
+            page = list(self._store_here().objects(bucket, prefix, after, page_size))
             for name, record in page:
                 yield object_info(bucket, name, record)
             if len(page) < page_size:
@@ -236,8 +214,7 @@ class EmbeddedTransport(NoLongBatches):
         require_text(prefix, errors.InvalidRequest, "prefix")
         first, version = 0, ""
         while True:
-            with translated():
-                page = list_members(self._store_here(), bucket, name, prefix, first, page_size, version)
+            page = list_members(self._store_here(), bucket, name, prefix, first, page_size, version)
             for member in page.members:
                 yield MemberInfo(bucket, name, member.name, member.size_bytes, member.checksum, page.version)
             if not page.next:
@@ -249,17 +226,15 @@ class EmbeddedTransport(NoLongBatches):
         from storage_node.promote.job import Job
         from storage_node.promote.walk import Wanted
 
-        with translated():
-            wanted = Wanted(spec.prefix, spec.recursive, spec.include, spec.exclude)
-            job = Job(spec.bucket, spec.move, spec.overwrite)
-            for outcome in promote_path(self._store_here(), os.path.abspath(spec.path), wanted, job):
-                if outcome.stored is None:
-                    kind, message = (outcome.error.kind, str(outcome.error)) if outcome.error else ("internal", "")
-                    error = errors.from_kind(kind, message)
-                    yield PromoteResult(outcome.path, outcome.name, "failed", error=error)
-                else:
-                    info = ObjectInfo(spec.bucket, outcome.name, *outcome.stored)
-                    yield PromoteResult(outcome.path, outcome.name, "skipped" if outcome.skipped else "promoted", info)
+        wanted = Wanted(spec.prefix, spec.recursive, spec.include, spec.exclude)
+        job = Job(spec.bucket, spec.move, spec.overwrite)
+        for outcome in promote_path(self._store_here(), os.path.abspath(spec.path), wanted, job):
+            if outcome.stored is None:
+                error = outcome.error or errors.LoaderError("")
+                yield PromoteResult(outcome.path, outcome.name, "failed", error=error)
+            else:
+                info = ObjectInfo(spec.bucket, outcome.name, *outcome.stored)
+                yield PromoteResult(outcome.path, outcome.name, "skipped" if outcome.skipped else "promoted", info)
 
     # -- batches
 
@@ -328,11 +303,6 @@ def _drives(paths: Iterable[str]) -> frozenset[str]:
 
 def _reader(paths: list[str], open_shards: int, shard_copy_bytes: int) -> EmbeddedTransport:
     return EmbeddedTransport(paths, mode="r", open_shards=open_shards, shard_copy_bytes=shard_copy_bytes)
-
-
-def _translated_chunks(chunks: Iterator[bytes]) -> Iterator[Buffer]:
-    with translated():
-        yield from chunks
 
 
 def _bucket_info(name: str, record: BucketRecord) -> BucketInfo:

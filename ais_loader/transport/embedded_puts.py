@@ -20,7 +20,7 @@ _COMMIT_TOGETHER_BYTES = 8 << 20
 
 
 def staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False) -> Upload:
-    """`grouped`: see `Store.begin_put`. Raises StoreError, LoaderError."""
+    """`grouped`: see `Store.begin_put`. Raises LoaderError."""
     from storage_node.store.drive.preconditions import parse_condition
     from storage_node.store.reframe_on_put import content_of
     from storage_node.store.writes import stage_object
@@ -44,10 +44,9 @@ def staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False
 
 def put_groups(store: Store, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
     """Put many objects, with few commits; of each, in order, its info or its error. Lazy."""
-    from storage_node.store.errors import StoreError
     from storage_node.store.store import Upload
 
-    group: list[tuple[PutSpec, Upload | StoreError | errors.LoaderError]] = []
+    group: list[tuple[PutSpec, Upload | errors.LoaderError]] = []
     group_bytes = 0
     try:
         for spec, source in objects:
@@ -55,7 +54,7 @@ def put_groups(store: Store, objects: Iterable[tuple[PutSpec, Source]]) -> Itera
                 upload = staged(store, spec, source, grouped=True)
                 group_bytes += upload.size_bytes
                 group.append((spec, upload))
-            except (StoreError, errors.LoaderError) as error:
+            except errors.LoaderError as error:
                 group.append((spec, error))
             if len(group) >= _COMMIT_TOGETHER or group_bytes >= _COMMIT_TOGETHER_BYTES:
                 yield from _commit_group(store, group)
@@ -72,6 +71,7 @@ def _commit_group(store: Store, group: list[Any]) -> Iterator[ObjectInfo | error
     results = store.commit_many([upload for _, upload in group])
     for (spec, _), result in zip(group, results, strict=True):
         if isinstance(result, Exception):
+            # Made anew: the frames of its traceback would hold the object's bytes for as long as the caller keeps it.
             yield errors.from_kind(result.kind, str(result))
         else:
             yield object_info(spec.bucket, spec.name, result)

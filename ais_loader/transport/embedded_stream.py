@@ -8,7 +8,6 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from ais_loader.transport.store_errors import translated
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
@@ -39,8 +38,7 @@ class EmbeddedStream:
         return next(self._frames)
 
     def read_all(self) -> list[bytes] | None:
-        with translated():
-            return self._looked_up().read_all(self._helpers, READ_PARTS)
+        return self._looked_up().read_all(self._helpers, READ_PARTS)
 
     def _looked_up(self) -> StoreBatch:
         from storage_node.store.read.batch import StoreBatch
@@ -50,16 +48,15 @@ class EmbeddedStream:
         return self._batch
 
     def _read_frames(self) -> Generator[Frame, None, None]:
-        with translated():
-            batch = self._looked_up()
-            try:
-                for span in batch.spans():
-                    frame = batch.read(span)
-                    yield frame
-                    if self._request.fail_fast and frame.status.any():
-                        return
-            finally:
-                batch.close()
+        batch = self._looked_up()
+        try:
+            for span in batch.spans():
+                frame = batch.read(span)
+                yield frame
+                if self._request.fail_fast and frame.status.any():
+                    return
+        finally:
+            batch.close()
 
     def close(self) -> None:
         # A generator that is running in another thread refuses to close; it then ends with its consumer.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from ais_loader.errors import InvalidRequest, StaleMap
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.fairness import Slot
@@ -12,16 +13,9 @@ from storage_node.batch.outcomes import Busy
 from storage_node.batch.readahead import BatchAhead
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import BatchTally, clock_s
-from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
 from storage_node.tasks import retrieve, settled
-
-
-class StaleMap(StoreError):
-    """A part of a batch, planned with an older map: its entries may belong to others now."""
-
-    kind = "stale-map"
 
 
 class LocalBatch:
@@ -46,7 +40,7 @@ class LocalBatch:
     async def run(self) -> pb.End | None:
         """Returns the END that is still to be sent; None when it went with the last frame.
 
-        Raises StoreError, Busy, Gone.
+        Raises LoaderError, Busy, Gone.
         """
         membership = self._resources.node.membership
         view = membership.view if membership is not None else None

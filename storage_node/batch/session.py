@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Protocol, TypeVar
 
+from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.fast_path import MAX_BYTES, answer_inline
@@ -22,7 +23,6 @@ from storage_node.batch.outcomes import Busy, Gone
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import BatchTally, clock_s
 from storage_node.node import Node
-from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.tasks import retrieve, settled
 
 log = logging.getLogger(__name__)
@@ -187,10 +187,10 @@ class _Session:
             response.reject.retry_after_ms = service.node.pressure.retry_after_ms()
             response.reject.wait_us = service.node.pressure.wait_us()
             tally.rejected(busy.reason)
+        except LoaderError as error:
+            response.end.CopyFrom(_refused(error.kind, str(error)))
         except TimeoutError:
             response.end.CopyFrom(_refused("timeout", f"not done in {request.deadline_ms} ms"))
-        except StoreError as error:
-            response.end.CopyFrom(_refused(error.kind, str(error)))
         except Exception:  # the boundary of a task: one batch's defect must not end its neighbours
             log.exception("batch %d failed", batch_id)
             response.end.CopyFrom(_refused("internal", "internal error, see the node's log"))

@@ -108,7 +108,7 @@ def _examine(
     rebuild: bool,
     all_drives: bool,
 ) -> Report:
-    from storage_node.store.errors import InvalidRequest
+    from ais_loader.errors import InvalidRequest
     from storage_node.store.fsck import fsck as examiner
 
     try:

@@ -174,8 +174,8 @@ def serve(
     node serves, it is ready. SIGINT (Ctrl-C) and SIGTERM let running calls finish, for a few seconds, and end it with
     exit code 0.
     """
+    from ais_loader.errors import InvalidRequest
     from storage_node.ops.run import run_node
-    from storage_node.store.errors import InvalidRequest
 
     chosen = _config(
         {

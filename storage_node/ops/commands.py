@@ -76,7 +76,7 @@ Tell = Callable[[str], None]
 def up(plan: Plan, tell: Tell) -> Result:
     """Start all nodes that have drives below the root, on all hosts; make nodes where there are none.
 
-    Raises ClusterError, StoreError, OSError.
+    Raises ClusterError, LoaderError, OSError.
     """
     notes: list[str] = []
     with _ray(plan, tell) as head:

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ais_loader.errors import StoreFormatError
 from storage_node.ops import node_file
 from storage_node.store import store_record as records
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.identity import DriveIdentity
-from storage_node.store.errors import FormatError
 from storage_node.store.store import Store
 from storage_node.store.store_record import ClusterRecord
 
@@ -71,7 +71,7 @@ def find_nodes(root: Path) -> Found:
         for drive in _folders(folder, problems):
             try:
                 identity = identities.read(drive)
-            except (FormatError, OSError) as error:
+            except (StoreFormatError, OSError) as error:
                 if _looks_like_a_drive(drive):
                     problems.append(str(error))
                 continue
@@ -103,7 +103,7 @@ def _given_up(known: Mapping[Path, DriveIdentity]) -> list[Path]:
     """Drives of which another drive of their node knows that they are not the node's any more."""
     newest: dict[str, ClusterRecord] = {}
     for drive, identity in known.items():
-        with contextlib.suppress(FormatError, OSError):
+        with contextlib.suppress(StoreFormatError, OSError):
             record, before = records.read(drive), newest.get(identity.store_uuid)
             if record is not None and (before is None or record.order > before.order):
                 newest[identity.store_uuid] = record
@@ -130,7 +130,7 @@ def plan_new_nodes(root: Path, taken: Iterable[str], nodes: int, drives_per_node
 
 
 def make_nodes(root: Path, nodes: int, drives_per_node: int) -> list[NodeDrives]:
-    """New and empty nodes beside those that are there. Raises StoreError, OSError."""
+    """New and empty nodes beside those that are there. Raises LoaderError, OSError."""
     found = find_nodes(root)
     taken = {drive.parent.name for node in (*found.nodes, *found.removed) for drive in node.drives}
     taken |= {folder.name for folder in _folders(root, []) if node_file.read(folder) is not None}
@@ -139,7 +139,7 @@ def make_nodes(root: Path, nodes: int, drives_per_node: int) -> list[NodeDrives]
 
 
 def make_node(drives: Sequence[Path]) -> NodeDrives:
-    """A new store on empty or missing folders. Raises StoreError."""
+    """A new store on empty or missing folders. Raises LoaderError."""
     store = Store.open(drives, mode="a")
     try:
         made = NodeDrives(store.store_uuid, tuple(sorted(drives)))
@@ -162,5 +162,5 @@ def _looks_like_a_drive(folder: Path) -> bool:
     """A folder of other things is nobody's problem."""
     try:
         return identities.is_drive_folder(folder)
-    except (FormatError, OSError):
+    except (StoreFormatError, OSError):
         return True

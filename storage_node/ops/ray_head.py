@@ -27,9 +27,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
 from storage_node.ops.ports import free_port
-from storage_node.store.errors import StoreError
 from storage_node.store.store_record import write_atomically
 
 FOLDER_NAME = ".cluster"
@@ -43,7 +43,7 @@ _LONGEST_TEMPORARY = 20
 """Characters. Ray puts sockets some 75 below its folder, and their paths must stay below 108."""
 
 
-class ClusterError(StoreError):
+class ClusterError(LoaderError):
     """A cluster could not be started, found or stopped; the message is for the operator."""
 
 

@@ -9,6 +9,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from ais_loader.errors import StoreFormatError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
@@ -20,7 +21,6 @@ from storage_node.ops.ask_nodes import Answer, ask_nodes, newest_map
 from storage_node.ops.node_discovery import Found, find_nodes
 from storage_node.ops.node_file import NodeFile, read_all
 from storage_node.store.drive.identity import CLUSTER_FILE_NAME
-from storage_node.store.errors import FormatError
 
 _FOUND_AT_START = ("critical_memory_bytes",)
 _DEFAULTS = {name: value for name, value in ServerConfig().limits().items() if name not in _FOUND_AT_START}
@@ -130,7 +130,7 @@ def _map_on_drives(found: Found) -> pb.ClusterMap | None:
     for node in found.nodes:
         for drive in node.drives:
             path = drive / CLUSTER_FILE_NAME
-            with contextlib.suppress(OSError, FormatError):
+            with contextlib.suppress(OSError, StoreFormatError):
                 map_ = decode(path.read_bytes(), path, node.uuid).committed
                 if map_ is not None and (newest is None or map_.version > newest.version):
                     newest = map_

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ais_loader.errors import LoaderError, StoreNotFound
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import set_endpoint
 from storage_node.config import ServerConfig
@@ -30,7 +31,6 @@ from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ports import free_port, is_free
 from storage_node.server import VERSION, NodeServer
 from storage_node.settings import configured, for_node
-from storage_node.store.errors import StoreError, StoreNotFound
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 LOOK_INTERVAL_S = 2.0
@@ -189,7 +189,7 @@ class Supervisor:
         try:
             for drive in appeared:
                 self._server.take_in(drive)
-        except (StoreError, OSError) as error:  # a time-out is one
+        except (LoaderError, OSError) as error:  # a time-out is one
             log.warning("node %s: %s", self.uuid, error)
             return False
         return True

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from functools import cache
 
-from storage_node.store.errors import SourceRefused, SourceUnreadable
+from ais_loader.errors import SourceRefused, SourceUnreadable
 
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from ais_loader import errors
+from ais_loader.errors import BucketNotFound, DriveFailed, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 from ais_loader.wire.generated import ais_promote_pb2_grpc
@@ -21,16 +23,13 @@ from storage_node.promote.here import find_many, give_up, stage
 from storage_node.promote.job import Job, Outcome, Stored, failed, is_small, open_unless_there, stamp_metadata
 from storage_node.promote.source import SourceFile, Stamp
 from storage_node.promote.walk import Found, FoundFile, NotFit
-from storage_node.store import errors
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import BucketNotFound, DriveFailed, StoreError
 from storage_node.store.files.clone_or_copy import Taken, read_source
 from storage_node.store.store import Store, Upload
 
 HAVE_TIMEOUT_S = 10.0
 _PIECE_BYTES = 1 << 20
 T = TypeVar("T")
-_BY_KIND = {cls.kind: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, StoreError)}
 
 
 class Work(Protocol):
@@ -42,11 +41,11 @@ class Work(Protocol):
 class _HeldFile(HeldWrite):
     """This node's own copy, staged before the write began."""
 
-    def __init__(self, store: Store, upload: Upload | StoreError) -> None:
+    def __init__(self, store: Store, upload: Upload | LoaderError) -> None:
         super().__init__(store)
         self.upload = upload
 
-    def _begin(self, header: Any) -> Upload | StoreError:
+    def _begin(self, header: Any) -> Upload | LoaderError:
         return self.upload
 
     def _write(self, data: bytes) -> None:
@@ -124,7 +123,7 @@ class ClusterPromotion:
                     checksum=crc32c(data),
                     metadata=stamp_metadata(source),
                 )
-            except StoreError as error:
+            except LoaderError as error:
                 outcomes[at] = failed(found, error)
 
     # -- what is there
@@ -156,7 +155,7 @@ class ClusterPromotion:
 
     # -- storing
 
-    async def _put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | StoreError]:
+    async def _put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
         if not objects:
             return []
 
@@ -169,11 +168,11 @@ class ClusterPromotion:
         return [
             stored_of_info(result.info)
             if result.HasField("info")
-            else _BY_KIND.get(result.error.kind, StoreError)(result.error.message)
+            else errors.from_kind(result.error.kind, result.error.message)
             for result in answer.result
         ]
 
-    async def _put_large(self, replica_set: ReplicaSet, source: SourceFile) -> tuple[Stored | StoreError, Taken]:
+    async def _put_large(self, replica_set: ReplicaSet, source: SourceFile) -> tuple[Stored | LoaderError, Taken]:
         """And how this node's own copy, if it has one, came by its bytes."""
         name = source.found.name
         taken: Taken = "copied"
@@ -186,20 +185,20 @@ class ClusterPromotion:
                 taken = held.upload.taken
             info = await self._writes.put(replica_set, header, self._messages(replica_set, source, held), held)
             return stored_of_info(info), taken
-        except StoreError as error:
+        except LoaderError as error:
             return error, taken
         finally:
             if held is not None:
                 await asyncio.shield(asyncio.ensure_future(self._work(held.drop)))
 
-    def _stage(self, replica_set: ReplicaSet, source: SourceFile) -> Upload | StoreError:
+    def _stage(self, replica_set: ReplicaSet, source: SourceFile) -> Upload | LoaderError:
         """Raises what is wrong with the source; what is wrong here is for another node to make good."""
         try:
             require_bucket(self._store, self._job.bucket, replica_set.bucket.uuid)
             return stage(self._store, self._job, source)
         except (errors.SourceChanged, errors.SourceUnreadable):
             raise
-        except StoreError as error:
+        except LoaderError as error:
             return error
 
     async def _messages(
@@ -219,7 +218,7 @@ class ClusterPromotion:
 
 
 def have(store: Store, request: wire.HaveRequest) -> wire.HaveResponse:
-    """What this node has of these names. Raises BucketNotFound, DriveFailed, FormatError, StoreClosed."""
+    """What this node has of these names. Raises BucketNotFound, DriveFailed, StoreFormatError, Closed."""
     found = zip(request.name, find_many(store, request.bucket, request.name), strict=True)
     return wire.HaveResponse(
         object=[pb.ObjectInfo() if stored is None else info_of(request.bucket, name, stored) for name, stored in found]
@@ -242,7 +241,7 @@ def stored_of_info(info: pb.ObjectInfo) -> Stored:
     return Stored(info.size_bytes, info.version, info.checksum, info.modified_ns, dict(info.metadata))
 
 
-def _outcome(found: FoundFile, result: Stored | StoreError, taken: Taken = "copied") -> Outcome:
-    if isinstance(result, StoreError):
+def _outcome(found: FoundFile, result: Stored | LoaderError, taken: Taken = "copied") -> Outcome:
+    if isinstance(result, LoaderError):
         return failed(found, result)
     return Outcome(found.path, found.name, result, taken=taken)

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 
+from ais_loader.errors import DriveFailed, LoaderError, ObjectNotFound, SourceRefused, SourceUnreadable, StoreReadOnly
 from storage_node.promote.beneath import FOLDER
 from storage_node.promote.job import (
     Job,
@@ -20,14 +21,6 @@ from storage_node.promote.job import (
 )
 from storage_node.promote.source import SourceFile, Stamp, remove
 from storage_node.promote.walk import Folder, Found, FoundFile, NotFit, Walk, Wanted, groups
-from storage_node.store.errors import (
-    DriveFailed,
-    ObjectNotFound,
-    SourceRefused,
-    SourceUnreadable,
-    StoreError,
-    StoreReadOnly,
-)
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record
 from storage_node.store.stale_replicas import CopyInDoubt
@@ -39,7 +32,7 @@ def stored_of(record: Record) -> Stored:
 
 
 def find(store: Store, bucket: str, name: str) -> Stored | None:
-    """The object of this name; None also where nobody can say. Raises StoreError."""
+    """The object of this name; None also where nobody can say. Raises LoaderError."""
     try:
         return stored_of(store.head(bucket, name))
     except (ObjectNotFound, CopyInDoubt):
@@ -47,7 +40,7 @@ def find(store: Store, bucket: str, name: str) -> Stored | None:
 
 
 def find_many(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | None]:
-    """As `find`, of many. Raises StoreError, DriveFailed also for one of them."""
+    """As `find`, of many. Raises LoaderError, DriveFailed also for one of them."""
     bucket_uuid = store.bucket(bucket).uuid_bytes
     found: list[Stored | None] = []
     for name, record in zip(names, store.newest(bucket, names), strict=True):
@@ -71,7 +64,7 @@ def own_folders(store: Store) -> frozenset[tuple[int, int]]:
 def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[Outcome]:
     """Promote what lies at an absolute path of this machine, wherever that is.
 
-    Raises SourceRefused, SourceUnreadable for the path itself, BucketNotFound, StoreReadOnly, StoreError.
+    Raises SourceRefused, SourceUnreadable for the path itself, BucketNotFound, StoreReadOnly, LoaderError.
     """
     store.bucket_to_change(job.bucket)
     if not store.writable:
@@ -112,7 +105,7 @@ def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcom
                         given_up.append((at, found, source.stamp))
                     else:
                         staged[at] = found, source.stamp, stage(store, job, source)
-            except StoreError as error:
+            except LoaderError as error:
                 outcomes[at] = failed(found, error)
         failpoint("promote.staged")
         results = store.commit_many([upload for _, _, upload in staged.values()])
@@ -120,7 +113,7 @@ def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcom
         for _, _, upload in staged.values():
             upload.abort()  # harmless once it has been committed
     for (at, (found, stamp, upload)), result in zip(staged.items(), results, strict=True):
-        if isinstance(result, StoreError):
+        if isinstance(result, LoaderError):
             outcomes[at] = failed(found, result)
         else:
             outcomes[at] = Outcome(found.path, found.name, stored_of(result), taken=upload.taken)
@@ -140,7 +133,7 @@ def _known(store: Store, job: Job, group: Sequence[Found]) -> dict[str, Stored |
 
 
 def stage(store: Store, job: Job, source: SourceFile) -> Upload:
-    """Raises StoreError; nothing is left behind then."""
+    """Raises LoaderError; nothing is left behind then."""
     name, metadata = source.found.name, stamp_metadata(source)
     if is_small(source):
         data = source.read()
@@ -166,12 +159,12 @@ def give_up(store: Store, done: Sequence[tuple[int, Outcome, FoundFile, Stamp]])
         for drive in store.drives:
             if drive is not None:
                 drive.sync()
-    except StoreError as error:
+    except LoaderError as error:
         return {at: failed(found, error, "is stored, and left where it is: ") for at, _, found, _ in done}
     failpoint("promote.lasting")
     for at, _, found, stamp in done:
         try:
             remove(found, stamp)
-        except StoreError as error:
+        except LoaderError as error:
             changed[at] = failed(found, error)
     return changed

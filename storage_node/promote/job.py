@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from ais_loader.errors import InvalidRequest, LoaderError, SourceChanged, SourceRefused
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import FoundFile, NotFit
 from storage_node.store.drive.drive import Drive
-from storage_node.store.errors import InvalidRequest, SourceChanged, SourceRefused, StoreError
 from storage_node.store.files.clone_or_copy import FROM_BYTES, Taken
 from storage_node.store.files.staged_file import StagedFile
 
@@ -51,12 +51,12 @@ class Outcome(NamedTuple):
     stored: Stored | None = None
     skipped: bool = False
     """It was there already."""
-    error: StoreError | None = None
+    error: LoaderError | None = None
     taken: Taken = "copied"
     """Of an object that was stored: how this node came by its bytes."""
 
 
-def failed(one: FoundFile | NotFit, error: StoreError, about: str = "") -> Outcome:
+def failed(one: FoundFile | NotFit, error: LoaderError, about: str = "") -> Outcome:
     return Outcome(one.path, one.name, error=type(error)(f"{one.path}: {about}{error}"))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import get_args
 
+from ais_loader.errors import InvalidName, SourceChanged, SourceRefused, SourceUnreadable
 from storage_node.promote.job import Outcome
-from storage_node.store.errors import InvalidName, SourceChanged, SourceRefused, SourceUnreadable
 from storage_node.store.files.clone_or_copy import Taken
 
 

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple
 
+from ais_loader.errors import SourceChanged, SourceRefused, SourceUnreadable
 from storage_node.promote.beneath import FILE, open_beneath
 from storage_node.promote.walk import FoundFile
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import SourceChanged, SourceRefused, SourceUnreadable
 from storage_node.store.files.clone_or_copy import read_source, source_pieces
 
 _TICK_NS, _WHOLE_SECONDS_NS = 20_000_000, 2_100_000_000

@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from ais_loader.errors import LoaderError, SourceRefused, SourceUnreadable
 from storage_node.promote.beneath import FOLDER, open_beneath
-from storage_node.store.errors import SourceRefused, SourceUnreadable, StoreError
 from storage_node.store.names import check_object_name
 
 GROUP_FILES, GROUP_BYTES, GROUP_FOLDERS = 128, 8 << 20, 32
@@ -54,7 +54,7 @@ class NotFit(NamedTuple):
 
     path: str
     name: str
-    error: StoreError
+    error: LoaderError
 
 
 Found: TypeAlias = FoundFile | NotFit
@@ -220,7 +220,7 @@ def _opened(root: Folder, path: bytes, flags: int) -> Iterator[int]:
 def _checked(found: FoundFile) -> Found:
     try:
         check_object_name(found.name)
-    except StoreError as error:
+    except LoaderError as error:
         shown = _shown(found.path)
         if shown != found.path:
             return NotFit(shown, _shown(found.name), SourceRefused("its name is not UTF-8, so no object can have it"))
@@ -228,7 +228,7 @@ def _checked(found: FoundFile) -> Found:
     return found
 
 
-def _unfit(path: str, wanted: Wanted, error: StoreError) -> NotFit:
+def _unfit(path: str, wanted: Wanted, error: LoaderError) -> NotFit:
     shown = _shown(path)
     return NotFit(shown, wanted.prefix + shown, error)
 

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.map.membership import Membership
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
-from storage_node.store.errors import StoreError
 
 
 class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
@@ -46,7 +46,7 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
 async def _errors_told(context: Context) -> AsyncIterator[None]:
     try:
         yield
-    except StoreError as error:
+    except LoaderError as error:
         await abort(context, error)
     except ValueError as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

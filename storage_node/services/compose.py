@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
+from ais_loader.errors import LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects
@@ -21,7 +22,6 @@ from storage_node.services.errors import Context, abort
 from storage_node.services.objects import ObjectsService
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.compose import check_parts, landed
-from storage_node.store.errors import ObjectNotFound, StoreError
 from storage_node.store.tar_append import tar_end
 
 PROGRESS_S = 1.0
@@ -37,7 +37,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
     async def Compose(self, request: pb.ComposeRequest, context: Context) -> AsyncIterator[pb.ComposeResponse]:
         try:
             check_parts(request)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
         composing = Composing(request, self._sources)
         writing = asyncio.ensure_future(self._write(composing))
@@ -49,14 +49,14 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
                     yield pb.ComposeResponse(moved_bytes=told_bytes)
             info = await writing
             yield pb.ComposeResponse(moved_bytes=composing.moved_bytes, info=info)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
         finally:
             writing.cancel()
             await asyncio.wait([writing])
 
     async def _write(self, composing: Composing) -> objects.ObjectInfo:
-        """What was stored, be it by an earlier try, whose answer was lost. Raises StoreError."""
+        """What was stored, be it by an earlier try, whose answer was lost. Raises LoaderError."""
         try:
             return await self._store(composing)
         except ObjectNotFound:
@@ -85,7 +85,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
     async def TarEnd(self, request: pb.TarEndRequest, context: Context) -> pb.TarEndResponse:
         try:
             return await self._node.read(tar_end, self._node.store, request)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
 
 
@@ -100,7 +100,7 @@ class Composing:
         self.moved_bytes = 0
 
     async def messages(self) -> AsyncGenerator[objects.PutRequest, None]:
-        """Raises StoreError, CorruptObject of a source that is damaged wherever it is."""
+        """Raises LoaderError, CorruptObject of a source that is damaged wherever it is."""
         request = self.request
         try:
             header = objects.PutHeader()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator
 
+from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page, summary_of
@@ -13,7 +14,6 @@ from storage_node.cluster.replication.delete_many import bury_many, failures
 from storage_node.node import Node
 from storage_node.services.call_metrics import count_each
 from storage_node.services.errors import Context, abort
-from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.summary import Tally
 
 MAX_NAMES = 10_000
@@ -35,7 +35,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
                 results = await self._writes.delete_many(replica_set, names)
             else:
                 results = await self._node.read(self._store.delete_many, request.bucket, names)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
         count_each(self._node.metrics, "delete", ["" if one is None else one.kind for one in results])
         return pb.DeleteManyResponse(failure=failures(results))
@@ -52,12 +52,12 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
                 async for counted in self._count_here(request, tally):
                     yield pb.SummarizeResponse(counted=counted)
                 summary = summary_of(tally)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
         yield pb.SummarizeResponse(counted=tally.objects, summary=summary)
 
     async def _count_here(self, request: pb.SummarizeRequest, tally: Tally) -> AsyncIterator[int]:
-        """What this node has, which is all that there is. Raises StoreError."""
+        """What this node has, which is all that there is. Raises LoaderError."""
         found = self._store.objects(request.bucket, request.prefix)
 
         def count_some() -> bool:
@@ -76,7 +76,7 @@ class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
     async def BuryMany(self, request: pb.BuryManyRequest, context: Context) -> pb.BuryManyResponse:
         try:
             answer = await self._node.read(bury_many, self._node.store, request)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
         membership = self._node.membership
         view = membership.view if membership is not None else None
@@ -86,5 +86,5 @@ class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
     async def ListNames(self, request: pb.ListNamesRequest, context: Context) -> pb.ListNamesResponse:
         try:
             return await self._node.read(names_page, self._node.store, request)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)

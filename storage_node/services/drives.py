@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.services.errors import Context, abort
-from storage_node.store.errors import StoreError
 
 
 class DriveService(ais_cluster_pb2_grpc.DrivesServicer):
@@ -41,5 +41,5 @@ class DriveService(ais_cluster_pb2_grpc.DrivesServicer):
             if change is not None:
                 await change
             return await self._care.report()
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)

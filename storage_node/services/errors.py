@@ -1,4 +1,4 @@
-"""gRPC statuses of the store's errors, and the abort of a call with one of them."""
+"""gRPC statuses of errors, and the abort of a call with one of them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ from typing import NoReturn, Protocol
 
 import grpc
 
+from ais_loader import errors
 from ais_loader.wire.reserved import ERROR_KIND_KEY
-from storage_node.batch.local_batch import StaleMap
 from storage_node.cluster.replication.replica_set import TooFewCopies
-from storage_node.store import errors
-from storage_node.store.archives.errors import (
-    ArchiveDamaged,
-    ArchiveTooLarge,
-    ArchiveUnsupported,
-    LibraryMissing,
-    MemberCorrupt,
-    MemberNotFound,
-    NotAnArchive,
-)
 from storage_node.store.stale_replicas import CopyInDoubt
 
 MAX_DETAILS = 600
 """Characters of an error's message. They travel percent-encoded in the trailer, and one of more than 8 KiB is lost."""
 
-_STATUS = {
+_STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     errors.InvalidName: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ContentMismatch: grpc.StatusCode.INVALID_ARGUMENT,
@@ -42,19 +32,21 @@ _STATUS = {
     errors.VersionConflict: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
     errors.DriveFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.NodeUnavailable: grpc.StatusCode.UNAVAILABLE,
     TooFewCopies: grpc.StatusCode.UNAVAILABLE,
     errors.SourceRefused: grpc.StatusCode.FAILED_PRECONDITION,
     errors.SourceUnreadable: grpc.StatusCode.FAILED_PRECONDITION,
-    MemberNotFound: grpc.StatusCode.NOT_FOUND,
-    MemberCorrupt: grpc.StatusCode.DATA_LOSS,
-    NotAnArchive: grpc.StatusCode.FAILED_PRECONDITION,
-    ArchiveDamaged: grpc.StatusCode.FAILED_PRECONDITION,
-    ArchiveUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
-    ArchiveTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
-    LibraryMissing: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.MemberNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.MemberCorrupt: grpc.StatusCode.DATA_LOSS,
+    errors.NotAnArchive: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ArchiveDamaged: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ArchiveUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ArchiveTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.LibraryMissing: grpc.StatusCode.FAILED_PRECONDITION,
     CopyInDoubt: grpc.StatusCode.UNAVAILABLE,
-    StaleMap: grpc.StatusCode.ABORTED,
+    errors.StaleMap: grpc.StatusCode.ABORTED,
 }
+"""By exact class; of any other it is INTERNAL. Clients go by the kind, which stands in the trailer."""
 
 
 class Context(Protocol):
@@ -65,7 +57,7 @@ class Context(Protocol):
     ) -> NoReturn: ...
 
 
-async def abort(context: Context, error: errors.StoreError) -> NoReturn:
+async def abort(context: Context, error: errors.LoaderError) -> NoReturn:
     """End the call with this error."""
     code = _STATUS.get(type(error), grpc.StatusCode.INTERNAL)
     message = str(error)

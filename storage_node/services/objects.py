@@ -1,6 +1,6 @@
 """Buckets, Objects and Node services: each call is a thin layer over the store.
 
-Calls that may wait for a drive run on the reader threads. A StoreError becomes a gRPC status whose trailing metadata
+Calls that may wait for a drive run on the reader threads. A LoaderError becomes a gRPC status whose trailing metadata
 carries the error's kind; the client makes its own error of it again.
 """
 
@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+from ais_loader import errors
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
@@ -20,7 +21,6 @@ from storage_node.node import Node
 from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
 from storage_node.services.reframing import Reframing
-from storage_node.store import errors
 from storage_node.store.drive.preconditions import condition_of, parse_condition
 from storage_node.store.format import Record
 from storage_node.store.member_listing import list_members
@@ -55,7 +55,7 @@ class BucketsService:
             if (view := self._cluster.view) is not None:
                 return await self._cluster.create(view, request)
             return _bucket(request.name, await self._node.read(create))
-        except errors.StoreError as error:
+        except errors.LoaderError as error:
             await abort(context, error)
 
     async def GetBucket(self, request: pb.GetBucketRequest, context: Context) -> pb.Bucket:
@@ -63,7 +63,7 @@ class BucketsService:
             if (view := self._cluster.view) is not None:
                 return self._cluster.get(view, request.name)
             return _bucket(request.name, self._store.bucket(request.name))
-        except errors.StoreError as error:
+        except errors.LoaderError as error:
             await abort(context, error)
 
     async def ListBuckets(self, request: pb.ListBucketsRequest, context: Context) -> pb.ListBucketsResponse:
@@ -78,7 +78,7 @@ class BucketsService:
                 return await self._cluster.set(view, request)
             changed = await self._node.read(self._store.set_bucket, request.name, *asked_for(request))
             return _bucket(request.name, changed)
-        except errors.StoreError as error:
+        except errors.LoaderError as error:
             await abort(context, error)
 
     async def DeleteBucket(self, request: pb.DeleteBucketRequest, context: Context) -> pb.DeleteBucketResponse:
@@ -90,7 +90,7 @@ class BucketsService:
                 deleted = await self._cluster.delete(view, request.name, force=request.force)
                 return pb.DeleteBucketResponse(deleted_objects=deleted)
             return pb.DeleteBucketResponse(deleted_objects=await self._node.read(delete))
-        except errors.StoreError as error:
+        except errors.LoaderError as error:
             await abort(context, error)
 
 
@@ -106,11 +106,11 @@ class ObjectsService:
         try:
             async with aclosing(self._reframing.messages(aiter(requests))) as messages:
                 return await self.store_messages(messages)
-        except errors.StoreError as error:
+        except errors.LoaderError as error:
             await abort(context, error)
 
     async def store_messages(self, messages: AsyncIterator[pb.PutRequest]) -> pb.ObjectInfo:
-        """Store the object of one PUT, wherever its messages come from. Raises StoreError."""
+        """Store the object of one PUT, wherever its messages come from. Raises LoaderError."""
         put = _Put(self._store)
         try:
             first = await anext(messages, None)
@@ -138,14 +138,14 @@ class ObjectsService:
         async for request in requests:
             try:
                 yield await self._writes.put_many(await self._reframing.group(request), self._put_here)
-            except errors.StoreError as error:
+            except errors.LoaderError as error:
                 await abort(context, error)
 
     async def _put_here(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
         return await self._node.read(self._put_group, request)
 
     def _put_group(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
-        uploads: list[Upload | errors.StoreError] = []
+        uploads: list[Upload | errors.LoaderError] = []
         for small in request.object:
             checksum = small.checksum if small.HasField("checksum") else None
             try:
@@ -161,11 +161,11 @@ class ObjectsService:
                         grouped=True,
                     )
                 )
-            except errors.StoreError as error:
+            except errors.LoaderError as error:
                 uploads.append(error)
         results = []
         for small, result in zip(request.object, self._store.commit_many(uploads), strict=True):
-            if isinstance(result, errors.StoreError):
+            if isinstance(result, errors.LoaderError):
                 results.append(pb.PutResult(error=pb.Error(kind=result.kind, message=str(result))))
             else:
                 results.append(pb.PutResult(info=_info(small.bucket, small.name, result)))
@@ -181,7 +181,7 @@ class ObjectsService:
             yield pb.GetResponse(header=pb.GetHeader(info=info, length=reader.length))
             while chunk := await read(next, reader, b""):
                 yield pb.GetResponse(data=chunk)
-        except errors.StoreError as error:
+        except errors.LoaderError as error:
             await abort(context, error)
         finally:
             if reader is not None:
@@ -215,7 +215,7 @@ class ObjectsService:
         try:
             record = await self._node.read(self._store.head, request.bucket, request.name)
             return _info(request.bucket, request.name, record)
-        except errors.StoreError as error:
+        except errors.LoaderError as error:
             await abort(context, error)
 
     @counted("delete")
@@ -228,7 +228,7 @@ class ObjectsService:
                 delete = functools.partial(self._store.delete, condition=condition)
                 await self._node.read(delete, request.bucket, request.name)
             return pb.DeleteResponse()
-        except errors.StoreError as error:
+        except errors.LoaderError as error:
             await abort(context, error)
 
     @counted("list")
@@ -247,7 +247,7 @@ class ObjectsService:
                 more, found = len(found) > page_size, found[:page_size]
                 shown = await self._writes.not_deleted(request.bucket, found)
                 after = found[-1][0] if found else after
-        except errors.StoreError as error:
+        except errors.LoaderError as error:
             await abort(context, error)
         objects = [_info(request.bucket, name, record) for name, record in shown]
         return pb.ListResponse(object=objects, more=more)
@@ -266,7 +266,7 @@ class ObjectsService:
                 page_size,
                 request.version,
             )
-        except errors.StoreError as error:
+        except errors.LoaderError as error:
             await abort(context, error)
         return pb.ListMembersResponse(
             name=[member.name for member in page.members],
@@ -286,7 +286,7 @@ class _Put:
         self.upload: Upload | None = None
 
     def take(self, request: pb.PutRequest) -> Record | None:
-        """The committed object's record when this was the last message, or not the first try. Raises StoreError."""
+        """The committed object's record when this was the last message, or not the first try. Raises LoaderError."""
         part = request.WhichOneof("part")
         if part == "header":
             if self.upload is not None:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ais_loader.errors import Closed, LoaderError, SourceUnreadable, StaleMap
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 from ais_loader.wire.generated import ais_promote_pb2_grpc
@@ -31,17 +32,12 @@ from storage_node.promote.job import Job, Outcome
 from storage_node.promote.metrics import PromoteMetrics
 from storage_node.promote.walk import Folder, Found, Walk, Wanted, groups
 from storage_node.services.errors import Context, abort
-from storage_node.store.errors import SourceUnreadable, StoreClosed, StoreError
 
 THREADS = 4
 IN_FLIGHT = 2
 """Groups of one promotion that are stored at the same time."""
 BEAT_S = 2.0
 T = TypeVar("T")
-
-
-class StaleMap(StoreError):
-    kind = "stale-map"
 
 
 class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
@@ -82,7 +78,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
             root_of(request.path, self._node.config.promote_roots)
             answer.outside = False
             walk = await self._work(self._walk, request.path, Wanted(recursive=request.recursive), _everything)
-        except StoreError as error:
+        except LoaderError as error:
             answer.error.CopyFrom(pb.Error(kind=error.kind, message=str(error)))
         else:
             answer.device, answer.inode = walk.device, walk.inode
@@ -91,7 +87,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
     async def Have(self, request: wire.HaveRequest, context: Context) -> wire.HaveResponse:
         try:
             return await self._work(have, self._node.store, request)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
 
     async def Run(self, request: wire.PromoteRequest, context: Any) -> None:
@@ -99,7 +95,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
 
         def go_on() -> None:
             if given_up.is_set() or self._stopping:
-                raise StoreClosed("the promotion was given up")
+                raise Closed("the promotion was given up")
 
         try:
             job = Job(request.bucket, request.move, request.overwrite or "changed", go_on)
@@ -113,7 +109,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
             finally:
                 given_up.set()
                 await asyncio.shield(asyncio.ensure_future(run.close()))
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
 
     # -- how
@@ -133,7 +129,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         return promote
 
     async def _groups_of(self, request: wire.PromoteRequest, replica_set: ReplicaSet | None) -> _Groups:
-        """Raises StoreError: the path is none of this node's, or the share is by another map."""
+        """Raises LoaderError: the path is none of this node's, or the share is by another map."""
         wanted = Wanted(request.prefix, request.recursive, tuple(request.include), tuple(request.exclude))
         mine = _share(replica_set, request) if request.participant else _everything
         return _Groups(await self._work(self._walk, request.path, wanted, mine))
@@ -146,7 +142,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
             raise SourceUnreadable(f"{os.fsdecode(root)}: cannot be opened: {error.strerror or error}") from error
         try:
             return Walk(folder, way, wanted, own_folders(self._node.store), mine)
-        except StoreError as error:
+        except LoaderError as error:
             raise type(error)(f"{os.fsdecode(path)}: {error}") from error
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
+from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.node import Node
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.reframe_on_put import Spooled, can_reframe, reframed_bytes, replacement, spool_for
 from storage_node.store.writes import check_content
 
@@ -102,7 +102,7 @@ class Reframing:
         label = f"{small.bucket}/{small.name}"
         try:
             found = reframed_bytes(self._store, label, small.name, [small.data], dict(small.metadata))
-        except StoreError:
+        except LoaderError:
             return  # whatever hinders it: what came can be stored
         if found is not None:
             small.data, metadata = found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import grpc
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.services.errors import Context, abort
-from storage_node.store.errors import StoreError
 
 
 class RepairService(ais_replica_pb2_grpc.RepairServicer):
@@ -19,7 +19,7 @@ class RepairService(ais_replica_pb2_grpc.RepairServicer):
     async def Missed(self, request: wire.MissedRequest, context: Context) -> wire.MissedResponse:
         try:
             return self._repair.missed(request)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
 
     async def Returned(self, request: wire.ReturnedRequest, context: Context) -> wire.ReturnedResponse:
@@ -33,7 +33,7 @@ class RepairService(ais_replica_pb2_grpc.RepairServicer):
             return await self._repair.push(request)
         except ReplicaLost as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
 
     async def Progress(self, request: wire.ProgressRequest, context: Context) -> wire.ProgressResponse:

@@ -7,13 +7,13 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
-from storage_node.store.errors import StoreError
 from storage_node.store.store import Store
 
 Q = TypeVar("Q")
@@ -33,7 +33,7 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
             async for request in requests:
                 if (response := await self._node.read(held.take, request)) is not None:
                     await context.write(response)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
         finally:
             # Also when the coordinator has died: its stream ends, and nobody else knows of the staged files.
@@ -61,5 +61,5 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
     async def _answer(self, function: Callable[[Store, Q], R], request: Q, context: Context) -> R:
         try:
             return await self._node.read(function, self._store, request)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import grpc
 
+from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, Unsupported
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc
@@ -18,7 +19,6 @@ from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
-from storage_node.store.errors import DriveFailed, InvalidRequest, StoreError, Unsupported
 from storage_node.store.format import Record
 from storage_node.store.names import check_object_name
 from storage_node.store.retained_replicas import KeptVersion, Seen, seen, seen_after
@@ -83,7 +83,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
             if kept is None:
                 raise InvalidRequest("a version to retain without a header")
             await read(_commit, kept)
-        except StoreError as error:
+        except LoaderError as error:
             await abort(context, error)
         finally:
             if kept is not None:
@@ -98,7 +98,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
 async def _answered(answer: Awaitable[T], context: Context) -> T:
     try:
         return await answer
-    except StoreError as error:
+    except LoaderError as error:
         await abort(context, error)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshots_pb2 as pb
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
-from storage_node.store.errors import StoreError
 from storage_node.store.snapshots import Snapshot
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class SnapshotsService(ais_snapshots_pb2_grpc.SnapshotsServicer):
 async def _run(context: Context, answer: Awaitable[T]) -> T:
     try:
         return await answer
-    except StoreError as error:
+    except LoaderError as error:
         await abort(context, error)
 
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ais_loader.errors import StoreFormatError
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import FormatError
 
 
 def seal(kind: str, version: int, fields: dict[str, Any]) -> bytes:
@@ -17,14 +17,14 @@ def seal(kind: str, version: int, fields: dict[str, Any]) -> bytes:
 
 
 def unseal(kind: str, version: int | tuple[int, ...], data: bytes, source: Path) -> dict[str, Any]:
-    """Raises FormatError for another version or a damaged file; ValueError, KeyError, TypeError, AttributeError for
-    what `seal` never wrote."""
+    """Raises StoreFormatError for another version or a damaged file; ValueError, KeyError, TypeError, AttributeError
+    for what `seal` never wrote."""
     outer = json.loads(data)
     versions = (version,) if isinstance(version, int) else version
     if outer["format"] not in versions:
         known = " and ".join(map(str, versions))
-        raise FormatError(f"{source}: format {outer['format']}; this version reads format {known}")
+        raise StoreFormatError(f"{source}: format {outer['format']}; this version reads format {known}")
     if crc32c(outer[kind].encode()) != outer["checksum"]:
-        raise FormatError(f"{source}: the checksum does not match, the file is damaged")
+        raise StoreFormatError(f"{source}: the checksum does not match, the file is damaged")
     fields: dict[str, Any] = json.loads(outer[kind])
     return fields

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from ais_loader.errors import InvalidRequest
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 from storage_node.store.drive.preconditions import condition_of
-from storage_node.store.errors import InvalidRequest
 from storage_node.store.format import Record
 from storage_node.store.read.object_reader import ObjectReader, open_object
 from storage_node.store.store import Store

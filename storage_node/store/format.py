@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from storage_node.store.errors import FormatError
+from ais_loader.errors import StoreFormatError
 
 FORMAT_VERSION = 2
 BLOCK_BYTES = 256 << 10
@@ -77,7 +77,7 @@ class Record(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """What this drive calls the file by, whoever gave the version. FormatError for a tombstone: it has no file."""
+        """What this drive calls the file by, whoever gave the version. Raises StoreFormatError for a tombstone."""
         return generation_of_path(self.path)
 
     @property
@@ -156,11 +156,11 @@ def file_path(bucket_uuid: bytes, name: str, generation: int) -> bytes:
 
 
 def generation_of_path(path: bytes) -> int:
-    """The generation that a file's name ends in; FormatError when it is not a name of ours."""
+    """The generation that a file's name ends in; StoreFormatError when it is not a name of ours."""
     try:
         return int(path.rpartition(b".")[2], 16)
     except ValueError:
-        raise FormatError(f"{path!r} is not the name of an object file") from None
+        raise StoreFormatError(f"{path!r} is not the name of an object file") from None
 
 
 def encode_record(record: Record) -> bytes:
@@ -170,15 +170,15 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(value: bytes) -> Record:
-    """Raises FormatError on a value that this version did not write."""
+    """Raises StoreFormatError on a value that this version did not write."""
     try:
         fields = _VALUE.unpack_from(value)
     except struct.error as error:
-        raise FormatError(f"damaged catalog value of {len(value)} bytes: {error}") from error
+        raise StoreFormatError(f"damaged catalog value of {len(value)} bytes: {error}") from error
     end = _VALUE.size + fields[10]
     kind = _OBJECT_KIND if fields[10] else _TOMBSTONE_KIND
     if fields[0] != FORMAT_VERSION or fields[1] != kind or len(value) < end:
-        raise FormatError(
+        raise StoreFormatError(
             f"catalog value of format {fields[0]}, kind {fields[1]}, {len(value)} bytes; "
             f"this version reads format {FORMAT_VERSION}"
         )
@@ -197,13 +197,13 @@ def encode_metadata(metadata: dict[str, str], write_id: bytes = b"") -> bytes:
 
 
 def decode_metadata(raw: bytes) -> dict[str, str]:
-    """Raises FormatError on anything that encode_metadata did not write."""
+    """Raises StoreFormatError on anything that encode_metadata did not write."""
     try:
         metadata: dict[str, str] = json.loads(raw) if raw else {}
     except ValueError as error:
-        raise FormatError(f"damaged metadata: {error}") from error
+        raise StoreFormatError(f"damaged metadata: {error}") from error
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise FormatError("damaged metadata: not a mapping of strings")
+        raise StoreFormatError("damaged metadata: not a mapping of strings")
     return metadata
 
 
@@ -245,18 +245,18 @@ def encode_identity(identity: Identity) -> bytes:
 
 
 def decode_identity(value: bytes) -> Identity:
-    """Raises FormatError on anything that encode_identity did not write."""
+    """Raises StoreFormatError on anything that encode_identity did not write."""
     try:
         format_version, bucket_uuid, epoch, counter, node, *fields = _IDENTITY.unpack_from(value)
         generation, size, checksum, modified, name_bytes, complete = fields
         if format_version != FORMAT_VERSION:
-            raise FormatError(f"file identity of format {format_version}; this version reads {FORMAT_VERSION}")
+            raise StoreFormatError(f"file identity of format {format_version}; this version reads {FORMAT_VERSION}")
         end = _IDENTITY.size + name_bytes
         if len(value) < end:
-            raise FormatError("file identity ends within the name")
+            raise StoreFormatError("file identity ends within the name")
         metadata = decode_metadata(value[end:]) if complete else None
         name = value[_IDENTITY.size : end].decode()
         version = Version(epoch, counter, node)
         return Identity(bucket_uuid, name, version, generation, size, checksum, modified, metadata)
     except (struct.error, ValueError) as error:
-        raise FormatError(f"damaged file identity of {len(value)} bytes: {error}") from error
+        raise StoreFormatError(f"damaged file identity of {len(value)} bytes: {error}") from error

@@ -11,8 +11,8 @@ import heapq
 import itertools
 from collections.abc import Iterator
 
+from ais_loader.errors import LoaderError
 from storage_node.store.drive.drive import Drive
-from storage_node.store.errors import StoreError
 from storage_node.store.format import Record
 from storage_node.store.names import PARTS_PREFIX
 from storage_node.store.pool.drive_set import DriveSet
@@ -26,7 +26,7 @@ def merged(
     """Entries in name order, parts of objects to come only where `prefix` or `tombstones` ask for them.
 
     With a `cut` as a snapshot sees them, beside which nothing moves.
-    Raises DriveFailed when a drive is missing, FormatError, StoreClosed.
+    Raises DriveFailed when a drive is missing, StoreFormatError, Closed.
     """
     while True:
         placement = drives.placement
@@ -38,7 +38,7 @@ def merged(
                 for _ in range(looks)
                 for drive in open_drives
             ]
-        except StoreError:
+        except LoaderError:
             if drives.still(placement):
                 raise
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from storage_node.store.errors import InvalidName
+from ais_loader.errors import InvalidName
 
 MAX_OBJECT_NAME_BYTES = 1024
 SNAPSHOT_MARK = "@"

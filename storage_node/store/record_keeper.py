@@ -14,23 +14,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from storage_node.store import store_record as records
-from storage_node.store.archives.limits import ShardLimits
-from storage_node.store.drive.drive import READER_STALENESS_S, Drive, Durability
-from storage_node.store.errors import (
+from ais_loader.errors import (
     BucketExists,
     BucketHasSnapshots,
     BucketNotEmpty,
     BucketNotFound,
+    Closed,
     DriveFailed,
-    FormatError,
     InvalidRequest,
+    LoaderError,
     SnapshotNotFound,
     SnapshotReadOnly,
-    StoreClosed,
-    StoreError,
+    StoreFormatError,
     StoreReadOnly,
 )
+from storage_node.store import store_record as records
+from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.drive.drive import READER_STALENESS_S, Drive, Durability
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import Record
@@ -117,7 +117,7 @@ class Recorded(DriveChanges):
         now, marks = time.monotonic(), [drive.record_mark.latest for drive in self._live()]
         if only_if_stale and marks == self._record_marks and now - self._record_read_at < READER_STALENESS_S:
             return
-        with contextlib.suppress(FormatError):  # no drive can be read now: what is known stays true of the past
+        with contextlib.suppress(StoreFormatError):  # no drive can be read now: what is known stays true of the past
             newest = newest_record({drive.root: drive.identity for drive in self._live()})
             with self._record_lock:
                 if newest.order > self._record.order:
@@ -152,7 +152,7 @@ class Recorded(DriveChanges):
     ) -> BucketRecord:
         """`bucket_uuid`: this node's part of a cluster's bucket, which has its uuid and its copies from the cluster.
 
-        Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, StoreClosed, DriveFull, DriveFailed."""
+        Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, Closed, DriveFull, DriveFailed."""
         self._require_open()
         check_bucket_name(name)
         if bucket_uuid is None:
@@ -171,7 +171,7 @@ class Recorded(DriveChanges):
             return self._record.buckets[name]
 
     def set_bucket(self, name: str, copies: int | None, min_copies: int | None, reframe: bool | None) -> BucketRecord:
-        """Change what is not None. Raises BucketNotFound, InvalidRequest, StoreReadOnly, StoreClosed, DriveFull,
+        """Change what is not None. Raises BucketNotFound, InvalidRequest, StoreReadOnly, Closed, DriveFull,
         DriveFailed."""
         self._require_writable()
         _require_one_copy(copies=copies, min_copies=min_copies)
@@ -186,7 +186,7 @@ class Recorded(DriveChanges):
 
         `of_cluster`: its map says that the bucket is gone, however many drives can hear of it now.
         Uploads into it that are not committed by then fail with BucketNotFound. Raises BucketNotFound, BucketNotEmpty,
-        BucketHasSnapshots whatever `force` says, StoreReadOnly, StoreClosed, DriveFull, DriveFailed.
+        BucketHasSnapshots whatever `force` says, StoreReadOnly, Closed, DriveFull, DriveFailed.
         """
         self._require_writable()
         with self._record_lock, contextlib.ExitStack() as quiet:
@@ -249,7 +249,7 @@ class Recorded(DriveChanges):
                 "needs a majority"
             )
         written: list[Drive] = []
-        problem: StoreError | None = None
+        problem: LoaderError | None = None
         for drive in live:
             try:
                 records.write(drive.root, record)
@@ -266,7 +266,7 @@ class Recorded(DriveChanges):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise StoreClosed("the store has been closed")
+            raise Closed("the store has been closed")
 
     def _require_writable(self) -> None:
         self._require_open()

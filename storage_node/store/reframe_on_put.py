@@ -17,16 +17,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ais_loader.errors import DriveFailed, InvalidRequest, LibraryMissing, LoaderError
 from ais_loader.extras import needs
 from ais_loader.wire.reserved import ORIGINAL_CHECKSUM, ORIGINAL_SIZE
 from storage_node.store.archives.archive import Archive, index_shard
-from storage_node.store.archives.errors import LibraryMissing
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
 from storage_node.store.archives.reframe import reframe
 from storage_node.store.archives.source import FdSource, chunks_of
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import DriveFailed, InvalidRequest, StoreError
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store
 from storage_node.store.upload import checked_metadata
@@ -106,9 +105,9 @@ def reframed(store: Store, name: str, spool: Spooled) -> Spooled | None:
             made.write(piece)
         after = index_shard(made.source, name)
         if not _same_members(before, after):
-            raise StoreError("its members would not be the same")
+            raise LoaderError("its members would not be the same")
         return made
-    except (StoreError, OSError, RuntimeError, MemoryError) as error:  # whatever it is, what came can be stored
+    except (LoaderError, OSError, RuntimeError, MemoryError) as error:  # whatever it is, what came can be stored
         log.info("%s is stored as it came: %s", spool.label, error)
         if made is not None:
             made.close()

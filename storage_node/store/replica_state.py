@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ais_loader.errors import DriveFailed, DriveFull, LoaderError, ObjectDeleted, ObjectNotFound
 from storage_node.store.drive.drive import Drive
-from storage_node.store.errors import DriveFailed, DriveFull, ObjectDeleted, ObjectNotFound, StoreError
 from storage_node.store.format import Record, Version
 from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault
 from storage_node.store.stale_replicas import CopyInDoubt, Doubts
@@ -54,7 +54,7 @@ class Copies(ABC):
 
     @abstractmethod
     def newest_entry(self, bucket_uuid: bytes, name: str) -> Record | None:
-        """What there is of a name on any drive, tombstones too. Raises DriveFailed, FormatError, StoreClosed."""
+        """What there is of a name on any drive, tombstones too. Raises DriveFailed, StoreFormatError, Closed."""
 
     @abstractmethod
     def _drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
@@ -68,7 +68,7 @@ class Copies(ABC):
     def _require_writable(self) -> None: ...
 
     def in_doubt(self, bucket_uuid: bytes, name: str, found: Record | None) -> bool:
-        """Whether a reader may not believe what was found of this name. Raises DriveFailed, FormatError.
+        """Whether a reader may not believe what was found of this name. Raises DriveFailed, StoreFormatError.
 
         Not to be asked of snapshots: whatever was written since they were made, they see what they saw.
         """
@@ -123,14 +123,14 @@ class Copies(ABC):
         """What to say of a name that is not in doubt, and of which there is no object: that it was deleted, if so."""
         message = not_found_message(bucket, name)
         if object_name_fault(name) is None and SNAPSHOT_MARK not in bucket:
-            with contextlib.suppress(StoreError):  # of its drive; there is no object all the same
+            with contextlib.suppress(LoaderError):  # of its drive; there is no object all the same
                 found = self.newest_entry(bucket_uuid, name)
                 if found is not None and found.is_tombstone and self.is_owner(bucket_uuid, name):
                     return ObjectDeleted(f"{message}: deleted with version {found.version}")
         return ObjectNotFound(message)
 
     def newest(self, bucket: str, names: Sequence[str]) -> list[Record | None]:
-        """What there is of each name, tombstones too. Raises InvalidName, BucketNotFound, DriveFailed, FormatError."""
+        """Of each name, tombstones too. Raises InvalidName, BucketNotFound, DriveFailed, StoreFormatError."""
         for name in names:
             check_object_name(name)
         bucket_uuid = self.bucket(bucket).uuid_bytes
@@ -138,14 +138,14 @@ class Copies(ABC):
 
     @property
     def clock(self) -> int:
-        """No version with a higher counter was given here, or heard of. Raises StoreReadOnly, StoreClosed."""
+        """No version with a higher counter was given here, or heard of. Raises StoreReadOnly, Closed."""
         return max((drive.counters.highest for drive in self._live()), default=0)
 
     def next_version(self, node: int, epoch: int, seen: Iterable[Version], clock: int = 0) -> Version:
         """A version for a write that this store's node coordinates; never given twice, over any crash of it.
 
         Above all `seen`, of `epoch` at least, and with a counter above `clock`. Raises DriveFailed, DriveFull,
-        StoreClosed.
+        Closed.
         """
         self._require_writable()
         drives = self._live()

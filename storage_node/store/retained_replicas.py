@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ais_loader.errors import LoaderError
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.retained_versions import Ended, Retained, find_seen, scan_seen
-from storage_node.store.errors import StoreError
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import Record
@@ -36,14 +36,14 @@ class Seen(NamedTuple):
     """When it was replaced or deleted here; 0 as long as it is what counts."""
 
 
-class NewerFirst(StoreError):
+class NewerFirst(LoaderError):
     """What has to be retained would be hidden by something older that has not ended: that has to be replaced first."""
 
     kind = "newer-first"
 
 
 def seen(store: Store, bucket_uuid: bytes, names: Sequence[str], cut: int) -> list[Seen | None]:
-    """Of each name, in order. Raises DriveFailed, FormatError, StoreClosed."""
+    """Of each name, in order. Raises DriveFailed, StoreFormatError, Closed."""
     found: list[Seen | None] = []
     for name in names:
         drive = store.drive_at(store.drive_index(bucket_uuid, name))
@@ -78,7 +78,7 @@ class RetainedHere(NamedTuple):
 
 
 def retained_after(drive: Drive, bucket_uuid: bytes, after: bytes, limit: int) -> list[RetainedHere]:
-    """The next ones after this key, in the order of names. Raises DriveFailed, FormatError, StoreClosed."""
+    """The next ones after this key, in the order of names. Raises DriveFailed, StoreFormatError, Closed."""
     found: list[RetainedHere] = []
     for key, value in itertools.islice(drive.catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid, after or None), limit):
         record = fmt.decode_record(value)
@@ -88,7 +88,7 @@ def retained_after(drive: Drive, bucket_uuid: bytes, after: bytes, limit: int) -
 
 
 def release(gone: Sequence[RetainedHere]) -> None:
-    """Let go of versions that other nodes retain. Raises StoreError."""
+    """Let go of versions that other nodes retain. Raises LoaderError."""
     for one in gone:
         changes = one.drive.changes
         dead: list[Record] = []

@@ -19,9 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from ais_loader.errors import DriveFailed, LoaderError, SnapshotExists, Unsupported
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.drive.drive import Durability
-from storage_node.store.errors import DriveFailed, SnapshotExists, StoreError, Unsupported
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record
 from storage_node.store.listing import merged
@@ -63,7 +63,7 @@ class Snapshots(Recorded):
         Every write and deletion acknowledged before the call is in it, none that begins after its return; of those in
         between each one is in or not. On return it is on the disk, with what it sees, whatever the durability.
 
-        Raises InvalidName, BucketNotFound, SnapshotExists, SnapshotReadOnly, StoreReadOnly, StoreClosed, DriveFull,
+        Raises InvalidName, BucketNotFound, SnapshotExists, SnapshotReadOnly, StoreReadOnly, Closed, DriveFull,
         DriveFailed when a drive is missing, and Unsupported while objects move from drive to drive.
         """
         self._require_writable()
@@ -88,15 +88,15 @@ class Snapshots(Recorded):
             failpoint("snapshot.cut")
             try:
                 self._commit_record(record)
-            except StoreError:
+            except LoaderError:
                 self._record = self._record.with_trimming(found.uuid)
                 raise
         failpoint("snapshot.recorded")
         try:
             for drive in drives:
                 drive.sync()
-        except StoreError:
-            with contextlib.suppress(StoreError):
+        except LoaderError:
+            with contextlib.suppress(LoaderError):
                 self.delete_snapshot(bucket, name)
             raise
         return self._counted(bucket, name, record.snapshots[found.uuid][name])
@@ -113,7 +113,7 @@ class Snapshots(Recorded):
     def delete_snapshot(self, bucket: str, name: str) -> None:
         """Let go of it, and of what it alone sees.
 
-        Raises BucketNotFound, SnapshotNotFound, SnapshotReadOnly, StoreReadOnly, StoreClosed, DriveFull, DriveFailed.
+        Raises BucketNotFound, SnapshotNotFound, SnapshotReadOnly, StoreReadOnly, Closed, DriveFull, DriveFailed.
         """
         self._require_writable()
         with self._trim_lock:
@@ -126,13 +126,13 @@ class Snapshots(Recorded):
                     with drive.quiet():
                         drive.set_cuts(self._record.cuts)
             failpoint("snapshot.released")
-            with contextlib.suppress(StoreError):  # it is deleted; what is left of it goes at the next start
+            with contextlib.suppress(LoaderError):  # it is deleted; what is left of it goes at the next start
                 self._trim(found.uuid)
 
     def follow_snapshots(self, wanted: Mapping[str, Mapping[str, SnapshotRecord]]) -> None:
         """Keep what these snapshots of a cluster see, by uuid of the bucket, and no others of these buckets.
 
-        What they do not see any more goes with `finish_trimming`. Raises StoreReadOnly, StoreClosed, DriveFull,
+        What they do not see any more goes with `finish_trimming`. Raises StoreReadOnly, Closed, DriveFull,
         DriveFailed.
         """
         self._require_writable()
@@ -151,7 +151,7 @@ class Snapshots(Recorded):
                 drive.set_cuts(record.cuts)
 
     def finish_trimming(self) -> None:
-        """Let go of what snapshots that were deleted have left. Raises StoreError."""
+        """Let go of what snapshots that were deleted have left. Raises LoaderError."""
         self._require_writable()
         with self._trim_lock:
             for bucket_uuid in self._record.trimming:
@@ -182,7 +182,7 @@ class Snapshots(Recorded):
                 size_bytes += record.size_bytes
             known = replace(known, objects=objects, size_bytes=size_bytes)
             if self.writable:
-                with contextlib.suppress(StoreError):  # then it is counted again
+                with contextlib.suppress(LoaderError):  # then it is counted again
                     self._record_count(found.uuid, name, known)
             failpoint("snapshot.counted")
         return Snapshot(name, known.created_ns, known.objects, known.size_bytes)

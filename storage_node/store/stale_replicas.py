@@ -16,14 +16,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from storage_node.store.errors import StoreError
+from ais_loader.errors import NodeUnavailable
 from storage_node.store.format import Version
 
 
-class CopyInDoubt(StoreError):
+class CopyInDoubt(NodeUnavailable):
     """Another node may have a newer version; ask there, or again in a moment."""
-
-    kind = "node-unavailable"
 
 
 class Doubt(NamedTuple):

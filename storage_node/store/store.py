@@ -13,18 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StoreFormatError
 from storage_node.store import store_record as records
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.open_archives import indexing_of
 from storage_node.store.drive.drive import Drive, Durability
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.errors import (
-    FormatError,
-    InvalidRequest,
-    ObjectNotFound,
-    StoreError,
-)
 from storage_node.store.files.segment_format import SEGMENT_FORMAT
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import Record, Version
@@ -80,7 +75,7 @@ class Store(Snapshots):
 
         `shard_limits`: of each drive.
 
-        Raises StoreNotFound, StoreLocked, StoreReadOnly, FormatError, DriveFull, DriveFailed, InvalidRequest.
+        Raises StoreNotFound, StoreLocked, StoreReadOnly, StoreFormatError, DriveFull, DriveFailed, InvalidRequest.
         """
         if mode not in ("a", "r"):
             raise InvalidRequest(f'mode {mode!r}: "a" opens for reading and writing and creates, "r" only reads')
@@ -102,13 +97,13 @@ class Store(Snapshots):
         for drive in self._live():
             try:
                 on_drive = records.read(drive.root)
-            except (FormatError, OSError):
+            except (StoreFormatError, OSError):
                 on_drive = None
             if on_drive is None or on_drive.order < self._record.order:
                 with contextlib.suppress(OSError):  # a majority has it, and a full drive must open to be emptied
                     records.write(drive.root, self._record)
         if self._record.segments < SEGMENT_FORMAT:
-            with contextlib.suppress(StoreError):  # no room for it: small objects have files of their own, as before
+            with contextlib.suppress(LoaderError):  # no room for it: small objects have files of their own, as before
                 self.change_record(ClusterRecord.with_segments)
         for drive in self._live():
             drive.shares_files = self._record.segments >= SEGMENT_FORMAT
@@ -118,7 +113,7 @@ class Store(Snapshots):
             self._synchronise(self._live())
 
     def close(self) -> None:
-        """Wait for running commits, and let go of the drives. What comes later raises StoreClosed."""
+        """Wait for running commits, and let go of the drives. What comes later raises Closed."""
         for drive in self._end():
             drive.close()
 
@@ -140,7 +135,7 @@ class Store(Snapshots):
         return self._set.in_record()
 
     def states(self) -> list[DriveState]:
-        """Raises StoreClosed."""
+        """Raises Closed."""
         self._require_open()
         return [drive_state(slot, retiring=slot.uuid in self._record.retiring) for slot in self._set.rows()]
 
@@ -161,7 +156,7 @@ class Store(Snapshots):
         return self._set.placement.owner(bucket_uuid, name)
 
     def drive_at(self, index: int) -> Drive:
-        """Raises DriveFailed for a drive that is missing, disabled, or not of the store any more, StoreClosed."""
+        """Raises DriveFailed for a drive that is missing, disabled, or not of the store any more, Closed."""
         self._require_open()
         return self._set.at(index)
 
@@ -174,7 +169,7 @@ class Store(Snapshots):
 
     def lookup_moving(
         self, placement: Placement, bucket_uuid: bytes, names: Sequence[str]
-    ) -> list[Located | StoreError | UnicodeEncodeError]:
+    ) -> list[Located | LoaderError | UnicodeEncodeError]:
         """Objects of many names while they may be on several drives; slot and record of each, or what went wrong."""
         self._require_open()
         return self._set.lookup_moving(placement, bucket_uuid, names)
@@ -191,7 +186,7 @@ class Store(Snapshots):
     def look_again(self, bucket_uuid: bytes, name: str, cut: int | None = None) -> Located:
         """Straight from the catalogs, after the file of an object was not there; with a `cut` as a snapshot sees it.
 
-        Raises DriveFailed, FormatError.
+        Raises DriveFailed, StoreFormatError.
         """
         if cut is not None:
             return self._set.lookup_at(bucket_uuid, name, cut)
@@ -231,10 +226,10 @@ class Store(Snapshots):
         )
         return Upload(f"{bucket}/{name}", StagedObject(drive, placement, pending, indexing_of(name)), self._changes)
 
-    def commit_many(self, uploads: Sequence[Upload | StoreError]) -> list[Record | StoreError]:
+    def commit_many(self, uploads: Sequence[Upload | LoaderError]) -> list[Record | LoaderError]:
         """Commit many uploads with few catalog writes; each succeeds or fails on its own drive. Order is kept."""
-        results: list[Record | StoreError] = [
-            StoreError("not committed") if isinstance(upload, Upload) else upload for upload in uploads
+        results: list[Record | LoaderError] = [
+            LoaderError("not committed") if isinstance(upload, Upload) else upload for upload in uploads
         ]
         staged: dict[int, StagedObject] = {}
         for at, upload in enumerate(uploads):
@@ -267,7 +262,7 @@ class Store(Snapshots):
         return drive, found
 
     def head(self, bucket: str, name: str) -> Record:
-        """Raises BucketNotFound, ObjectNotFound, DriveFailed, FormatError, StoreClosed."""
+        """Raises BucketNotFound, ObjectNotFound, DriveFailed, StoreFormatError, Closed."""
         return self.locate(bucket, name)[1]
 
     def delete(
@@ -302,16 +297,16 @@ class Store(Snapshots):
             raise ObjectNotFound(not_found_message(bucket, name))
         return found
 
-    def delete_many(self, bucket: str, names: Sequence[str]) -> list[StoreError | None]:
+    def delete_many(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
         """Remove objects without a trace; of each, in order, None or why not. A repeated name is there only once.
 
-        Raises what `bucket_to_change` raises, StoreReadOnly, StoreClosed.
+        Raises what `bucket_to_change` raises, StoreReadOnly, Closed.
         """
         self._require_writable()
         bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
         different = [name for name in dict.fromkeys(names) if not object_name_fault(name)]
         done = dict(zip(different, self._changes.delete_many(bucket_uuid, different), strict=True))
-        results: list[StoreError | None] = []
+        results: list[LoaderError | None] = []
         for name in names:
             result = done.pop(name, False)
             if result is False:
@@ -319,15 +314,15 @@ class Store(Snapshots):
             results.append(None if isinstance(result, bool) else result)
         return results
 
-    def entomb_many(self, bucket: str, graves: Sequence[tuple[str, Version]]) -> list[Record | StoreError]:
+    def entomb_many(self, bucket: str, graves: Sequence[tuple[str, Version]]) -> list[Record | LoaderError]:
         """Leave tombstones of these versions where nothing newer is; what counts of each now, in order.
 
-        Raises what `bucket_to_change` raises, StoreReadOnly, StoreClosed.
+        Raises what `bucket_to_change` raises, StoreReadOnly, Closed.
         """
         self._require_writable()
-        left: list[Record | StoreError] = []
+        left: list[Record | LoaderError] = []
         for result in self._changes.entomb_many(self.bucket_to_change(bucket).uuid_bytes, graves):
-            if isinstance(result, StoreError):
+            if isinstance(result, LoaderError):
                 left.append(result)
             else:
                 assert result[1] is not None

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from ais_loader.errors import StoreFormatError
 from storage_node.store.checked_json import seal, unseal
 from storage_node.store.commit_mark import commit_mark
-from storage_node.store.errors import FormatError
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.segment_format import SEGMENT_FORMAT
 from storage_node.store.format import FORMAT_VERSION
@@ -243,7 +243,7 @@ def encode(record: ClusterRecord) -> bytes:
 
 
 def decode(data: bytes, source: Path) -> ClusterRecord:
-    """Raises FormatError on anything that `encode` did not write."""
+    """Raises StoreFormatError on anything that `encode` did not write."""
     try:
         fields = unseal("record", _READ_VERSIONS, data, source)
         fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
@@ -258,7 +258,7 @@ def decode(data: bytes, source: Path) -> ClusterRecord:
         fields["segments"] = int(fields.get("segments", 0))
         return ClusterRecord(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{source}: not a cluster record: {error}") from error
+        raise StoreFormatError(f"{source}: not a cluster record: {error}") from error
 
 
 def write(folder: Path, record: ClusterRecord) -> None:

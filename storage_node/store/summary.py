@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from storage_node.store.errors import InvalidRequest
+from ais_loader.errors import InvalidRequest
 
 MAX_FOLDERS = 100_000
 """Of one summary: what it takes stays small, whatever the names are."""

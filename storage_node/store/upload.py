@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from ais_loader.errors import InvalidRequest, LoaderError
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.files.clone_or_copy import Taken, fill
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import WRITE_ID_KEY, Record, Version
@@ -88,7 +88,7 @@ class Upload:
             raise
 
     def newest(self) -> Record | None:
-        """What the store has of this name now, a tombstone too. Raises DriveFailed, FormatError, StoreClosed."""
+        """What the store has of this name now, a tombstone too. Raises DriveFailed, StoreFormatError, Closed."""
         pending = self._open
         return self._changes.newest(pending.bucket_uuid, pending.name)
 
@@ -130,7 +130,7 @@ class Upload:
         changed, and it is what the store has, be it a tombstone. Raises what `Drive.commit` raises, VersionConflict.
         """
         result = self._changes.commit([self.take()])[0]
-        if isinstance(result, StoreError):
+        if isinstance(result, LoaderError):
             raise result
         return result
 

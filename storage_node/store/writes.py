@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from ais_loader.errors import ContentMismatch
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.errors import ContentMismatch
 from storage_node.store.store import Store, Upload
 
 

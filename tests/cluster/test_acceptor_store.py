@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from agreement_kit import endpoints_of, known_map, make_cluster, node_at, nodes_at
 
+from ais_loader.errors import DriveFailed
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.acceptor import Refused
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
@@ -15,7 +16,6 @@ from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_bucket
 from storage_node.store import store_record as records
 from storage_node.store.drive.identity import CLUSTER_FILE_NAME
-from storage_node.store.errors import DriveFailed
 
 STORE = "5" * 32
 

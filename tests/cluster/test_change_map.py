@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from agreement_kit import TIMEOUT_S, endpoint_of, endpoints_of, known_map, make_cluster, member, node_at, nodes_at
 
+from ais_loader.errors import InvalidName, StoreFormatError
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import Channels, change_map
@@ -29,7 +30,6 @@ from storage_node.cluster.map.mutations import (
 )
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
-from storage_node.store.errors import FormatError, InvalidName
 
 
 @pytest.fixture
@@ -293,14 +293,14 @@ class TestWhatIsOnTheDrives:
         self.make(tmp_path)
         for file in self.drives(tmp_path):
             file.write_bytes(file.read_bytes().replace(b"promise", b"premise"))
-        with pytest.raises(FormatError, match=r"agreed to in its cluster is lost.*checksum"):
+        with pytest.raises(StoreFormatError, match=r"agreed to in its cluster is lost.*checksum"):
             node_at(tmp_path / "node-0", drives=3).start()
 
     def test_the_file_of_another_format_is_refused(self, tmp_path: Path) -> None:
         self.make(tmp_path)
         for file in self.drives(tmp_path):
             file.write_text(json.dumps({**json.loads(file.read_bytes()), "format": 99}))
-        with pytest.raises(FormatError, match="format 99"):
+        with pytest.raises(StoreFormatError, match="format 99"):
             node_at(tmp_path / "node-0", drives=3).start()
 
     def test_the_files_of_another_node_are_not_taken(self, tmp_path: Path) -> None:
@@ -310,5 +310,5 @@ class TestWhatIsOnTheDrives:
         stolen = (tmp_path / "other" / "node-0" / "drive-0" / "cluster.json").read_bytes()
         for file in self.drives(tmp_path):
             file.write_bytes(stolen)
-        with pytest.raises(FormatError, match="written by the node"):
+        with pytest.raises(StoreFormatError, match="written by the node"):
             node_at(tmp_path / "node-0", drives=3).start()

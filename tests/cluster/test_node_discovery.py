@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import StoreFormatError
 from storage_node.ops import node_file
 from storage_node.ops.node_discovery import find_nodes, group_drives, make_nodes, plan_new_nodes
 from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ports import free_port, is_free, usable_ports
 from storage_node.store.drive.identity import DriveIdentity
-from storage_node.store.errors import FormatError
 
 
 def test_drives_are_grouped_by_the_store_they_belong_to_wherever_they_lie() -> None:
@@ -97,7 +97,7 @@ def test_a_damaged_identity_is_a_problem_and_foreign_folders_are_none(tmp_path: 
 def test_new_nodes_do_not_take_folders_with_other_things_in_them(tmp_path: Path) -> None:
     (tmp_path / "node-1" / "drive-1").mkdir(parents=True)
     (tmp_path / "node-1" / "drive-1" / "thesis.pdf").write_bytes(b"pdf")
-    with pytest.raises(FormatError, match="not empty"):
+    with pytest.raises(StoreFormatError, match="not empty"):
         make_nodes(tmp_path, 1, 1)
 
 

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from ais_loader.errors import BucketHasSnapshots, BucketNotFound, SnapshotExists, SnapshotNotFound, Unsupported
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.map import snapshot_mutations as edits
 from storage_node.cluster.map.mutations import delete_bucket
 from storage_node.cluster.replication.replica_set import TooFewCopies
-from storage_node.store.errors import (
-    BucketHasSnapshots,
-    BucketNotFound,
-    SnapshotExists,
-    SnapshotNotFound,
-    Unsupported,
-)
 
 UUID, MAKER = b"u" * 16, b"0" * 16
 NODES = frozenset(bytes([48 + at]) * 16 for at in range(3))

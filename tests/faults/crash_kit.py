@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ais_loader.errors import BucketNotFound
 from storage_node.store import failpoints
-from storage_node.store.errors import BucketNotFound
 from storage_node.store.fsck.fsck import check
 from storage_node.store.store import Store
 from tests.store.store_kit import names, read

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from ais_loader.errors import LoaderError
 from storage_node.store import failpoints
 from storage_node.store.drive import clean_shutdown as session
-from storage_node.store.errors import StoreError
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store
@@ -227,9 +227,9 @@ def survivors(roots: list[str], out: str) -> None:
     """What a store holds after a power cut, whether or not that is what was acknowledged."""
     session.boot_id = lambda: b"another start of the machine"
     found: dict[str, State] = {}
-    with contextlib.suppress(StoreError, AssertionError), Store.open(roots) as store:
+    with contextlib.suppress(LoaderError, AssertionError), Store.open(roots) as store:
         for name in names(store, bucket="main"):
-            with contextlib.suppress(StoreError, AssertionError):
+            with contextlib.suppress(LoaderError, AssertionError):
                 found[f"main/{name}"] = state_of(f"main/{name}", read(store, name, "main"))
     Path(out).write_text(json.dumps(found))
 

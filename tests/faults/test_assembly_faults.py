@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from ais_loader.checksum import crc32c
+from ais_loader.errors import LoaderError
 from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.cluster_map import ClusterView
@@ -24,7 +25,6 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 from storage_node.store.checksum import digest
-from storage_node.store.errors import StoreError
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.node.cluster_kit import BUCKET, Answer
@@ -88,7 +88,7 @@ def fill(drive: Path) -> None:
     with Store.open([drive], mode="a") as store:
         store.create_bucket(BUCKET, bucket_uuid=BUCKET_UUID.hex())
         done = store.commit_many([stage_object(store, BUCKET, name, [data], {}) for name, data in OBJECTS.items()])
-        assert not any(isinstance(result, StoreError) for result in done)
+        assert not any(isinstance(result, LoaderError) for result in done)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ais_loader.errors import LoaderError
 from ais_loader.testing import FaultyLink, eventually
 from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.wire.cluster_map import ClusterView
@@ -18,7 +19,6 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.session import BatchService
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
-from storage_node.store.errors import StoreError
 from storage_node.store.format import Version
 from storage_node.store.writes import stage_object
 
@@ -145,7 +145,7 @@ class LocalCluster:
             for upload, name in zip(uploads, objects, strict=True):
                 upload.assign(versions[name])
         done = store.commit_many(uploads)
-        assert not any(isinstance(result, StoreError) for result in done)
+        assert not any(isinstance(result, LoaderError) for result in done)
 
     def names_of(self, number: int, names: Iterable[str]) -> list[str]:
         """Those whose first owner is this node."""

@@ -10,12 +10,12 @@ import google_crc32c
 import pytest
 
 from ais_loader import connect, errors
+from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, ObjectNotFound, RangeError
 from ais_loader.wire.generated import ais_compose_pb2 as wire
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.repair.source_reader import Source
 from storage_node.cluster.replication.replica_set import TooFewCopies
 from storage_node.cluster.replication.replica_stream import ReplicaLost
-from storage_node.store.errors import CorruptObject, DriveFailed, ObjectNotFound, RangeError, StoreError
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.loop_kit import run
 from tests.node.write_kit import cluster_of, staged_files
@@ -87,7 +87,7 @@ def test_the_next_holder_goes_on_from_the_last_byte_in_the_same_version(failure:
 def test_what_all_holders_fail_with_is_told_by_what_weighs_most() -> None:
     lost, missing, corrupt, drive = ReplicaLost("gone"), ObjectNotFound("x"), CorruptObject("x"), DriveFailed("x")
     refused = ReplicaLost("far away", CorruptObject("x"))
-    in_doubt = ReplicaLost("far away", StoreError("this copy may be old"))
+    in_doubt = ReplicaLost("far away", LoaderError("this copy may be old"))
 
     async def check() -> None:
         for failures, error in [
@@ -101,7 +101,7 @@ def test_what_all_holders_fail_with_is_told_by_what_weighs_most() -> None:
             ((), TooFewCopies),
             ((RangeError("x"), lost), RangeError),
         ]:
-            with pytest.raises(StoreError) as raised:
+            with pytest.raises(LoaderError) as raised:
                 await taken(*map(FakeStream, failures))
             assert type(raised.value) is error
 

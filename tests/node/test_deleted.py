@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ais_loader import connect, errors
+from ais_loader.errors import ObjectDeleted, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.store.errors import ObjectDeleted, ObjectNotFound
 from storage_node.store.format import Version
 from storage_node.store.stale_replicas import CopyInDoubt
 from tests.node.cluster_kit import BUCKET, LocalCluster

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import ObjectNotFound
 from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.store.errors import ObjectNotFound
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.stale_replicas import CopyInDoubt
 from tests.node.cluster_kit import BUCKET, LocalCluster

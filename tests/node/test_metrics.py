@@ -20,6 +20,7 @@ from promql_kit import Series, check, exported, legend_labels
 
 import storage_node
 from ais_loader import connect, errors
+from ais_loader.errors import InvalidRequest
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
@@ -27,7 +28,6 @@ from storage_node.config import ServerConfig
 from storage_node.metric_counters import BOUNDS_S, BatchTally, Histogram, NodeMetrics
 from storage_node.metric_list import METRICS, PROCESS, markdown_table
 from storage_node.server import NodeServer
-from storage_node.store.errors import InvalidRequest
 
 ROOT = Path(storage_node.__file__).parent
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "dashboards" / "node.json").read_text())

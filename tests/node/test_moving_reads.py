@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Bucket, connect
+from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.store.errors import ObjectNotFound
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 WAYS: dict[str, Callable[[Bucket, str], bytes]] = {

@@ -280,17 +280,6 @@ class TestListing:
         assert found == [f"{at:05d}" for at in range(10_010)]
 
 
-def test_every_kind_of_a_store_error_is_an_error_of_the_client() -> None:
-    from storage_node.store import errors as store_errors
-
-    def below(cls: type[Exception]) -> list[type[Exception]]:
-        return [cls, *(found for child in cls.__subclasses__() for found in below(child))]
-
-    between_nodes = {"newer-first"}  # answered by the node that hears it
-    for cls in below(store_errors.StoreError):
-        assert cls.kind in errors.BY_KIND or cls.kind in between_nodes, cls  # type: ignore[attr-defined]
-
-
 def test_an_error_of_a_bucket_call_keeps_its_class_over_the_wire(node: NodeServer, bucket: Bucket) -> None:
     with connect(node.url) as client:
         for call, error in (

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader import connect, errors
+from ais_loader.errors import StaleMap
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
@@ -25,7 +26,7 @@ from storage_node.promote.job import Job, Outcome, open_unless_there
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import Found
 from storage_node.server import NodeServer
-from storage_node.services.promote import StaleMap, _share
+from storage_node.services.promote import _share
 from storage_node.settings import WrongSetting, configured, read_assignments, read_file
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Bucket, Client, connect, errors
+from ais_loader.errors import LoaderError
 from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
-from storage_node.store.errors import StoreError
 from storage_node.store.format import Record, Version
 from storage_node.store.replica_state import StoredVersion
 from storage_node.store.stale_replicas import CopyInDoubt
@@ -309,7 +309,7 @@ def test_a_write_begun_by_an_older_map_is_what_others_are_told_until_it_is_done(
         store = store_of(cluster.nodes[cluster.owners("k")[1]])
         commit = store.commit_many
 
-        def slow_commit(uploads: Sequence[Upload | StoreError]) -> list[Record | StoreError]:
+        def slow_commit(uploads: Sequence[Upload | LoaderError]) -> list[Record | LoaderError]:
             arrived.set()
             assert go_on.wait(TIMEOUT_S)
             return commit(uploads)

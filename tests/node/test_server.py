@@ -14,11 +14,11 @@ import pytest
 from node_kit import RawSession, batch_of, bucket_of, serving
 
 from ais_loader import connect, errors
+from ais_loader.errors import StoreLocked
 from ais_loader.testing import NodeProcess, eventually, seeded_bytes
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
-from storage_node.store.errors import StoreLocked
 
 MiB = 1 << 20
 

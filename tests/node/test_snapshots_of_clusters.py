@@ -13,6 +13,7 @@ import pytest
 from cluster_kit import BUCKET, LocalCluster
 
 from ais_loader import Client, connect, errors
+from ais_loader.errors import ObjectNotFound
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc, ais_snapshot_copies_pb2_grpc
@@ -22,7 +23,6 @@ from storage_node.cluster.map import snapshot_mutations as edits
 from storage_node.cluster.replication import commit_barrier
 from storage_node.cluster.snapshots import coordinator as snapshotting
 from storage_node.cluster.snapshots import sweep as snapshot_care
-from storage_node.store.errors import ObjectNotFound
 from storage_node.store.format import Version
 from storage_node.store.read.object_reader import open_object
 from tests.store.snapshot_kit import retained

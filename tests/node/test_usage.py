@@ -7,10 +7,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ais_loader.errors import InvalidRequest
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc as rpc
 from storage_node.cluster.repair import usage as summing
-from storage_node.store.errors import InvalidRequest
 from storage_node.store.format import Version
 from storage_node.store.store import Store
 from storage_node.store.summary import MAX_FOLDERS, Tally

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import DriveFull
 from storage_node.store import store_record as records
 from storage_node.store.drive.catalog import Catalog, WriteBatch
-from storage_node.store.errors import DriveFull
 from storage_node.store.files import staged_file
 
 SIZE_BYTES = 96 << 20  # RocksDB reserves 18 MiB for each log that it begins

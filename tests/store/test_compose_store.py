@@ -13,10 +13,10 @@ import pytest
 
 import ais_loader
 from ais_loader import errors
+from ais_loader.errors import CorruptObject, InvalidRequest
 from ais_loader.objects.parts import PREFIX
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from storage_node.store.compose import MAX_PARTS, check_parts, compose_object
-from storage_node.store.errors import CorruptObject, InvalidRequest
 from storage_node.store.format import BLOCK_BYTES
 from tests.faults.crash_kit import CrashServer
 from tests.store.store_kit import BUCKET, assert_sound, contents, file_of, flip_a_byte, names, put, read, store_at

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import InvalidRequest, ObjectNotFound, VersionConflict
 from storage_node.store.drive.preconditions import Condition, parse_condition, parse_version
-from storage_node.store.errors import InvalidRequest, ObjectNotFound, VersionConflict
 from storage_node.store.format import WRITE_ID_KEY, Record, Version
 from storage_node.store.store import Store, Upload
 from storage_node.store.writes import stage_object

@@ -10,16 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import CorruptObject, InvalidRequest, ObjectNotFound, StoreFormatError, StoreNotFound
 from storage_node.store import format as fmt
 from storage_node.store import store_record as records
 from storage_node.store.drive.catalog import WriteBatch
-from storage_node.store.errors import (
-    CorruptObject,
-    FormatError,
-    InvalidRequest,
-    ObjectNotFound,
-    StoreNotFound,
-)
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck import report as report_module
 from storage_node.store.fsck.fsck import check, repair
@@ -287,7 +281,7 @@ def test_entries_of_a_later_epoch_than_the_record_raise_the_record(root: Path) -
         put(store, "3", b"of epoch 2")
     (root / "record.json").write_bytes(records.encode(old))
     assert kinds(check([root])) == ["later-epoch"]
-    with Store.open([root]) as store, pytest.raises(FormatError, match=r"later epoch .*--repair"):
+    with Store.open([root]) as store, pytest.raises(StoreFormatError, match=r"later epoch .*--repair"):
         put(store, "3", b"x")
     assert repair([root]).healthy
     with Store.open([root]) as store:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store.errors import StoreLocked
+from ais_loader.errors import StoreLocked
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck.fsck import check, repair
 from storage_node.store.store import Store

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import CorruptObject, StoreFormatError, StoreLocked, StoreNotFound
 from storage_node.store import format as fmt
-from storage_node.store.errors import CorruptObject, FormatError, StoreLocked, StoreNotFound
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck.fsck import rebuild, repair
 from storage_node.store.store import Store
@@ -256,7 +256,7 @@ def test_files_that_say_nothing_cannot_be_rebuilt_from(root: Path, monkeypatch: 
         os.removexattr(file_of(store, "a"), fmt.XATTR_NAME)
     shutil.rmtree(root / "catalog")
     monkeypatch.setattr("storage_node.store.fsck.file_identity.keeps_identity", lambda files: False)
-    with pytest.raises(FormatError, match="none of its 1 files says what it is"):
+    with pytest.raises(StoreFormatError, match="none of its 1 files says what it is"):
         rebuild([root])
     assert len(object_files(root)) == 1
 
@@ -285,7 +285,7 @@ def test_the_identity_of_one_drive_of_several_comes_back_from_the_others(tmp_pat
     before = (roots[1] / "drive.json").read_bytes()
     (roots[1] / "drive.json").unlink()
     (roots[1] / "record.json").unlink()
-    with pytest.raises(FormatError, match=r"drive\.json is missing"):
+    with pytest.raises(StoreFormatError, match=r"drive\.json is missing"):
         Store.open(roots)
     assert rebuild(roots).healthy
     assert (roots[1] / "drive.json").read_bytes() == before
@@ -301,7 +301,7 @@ def test_two_lost_identities_cannot_be_told_apart(tmp_path: Path) -> None:
     for root in roots[:2]:
         (root / "drive.json").unlink()
     for given in (roots, roots[:1]):
-        with pytest.raises(FormatError, match="cannot be told which drive"):
+        with pytest.raises(StoreFormatError, match="cannot be told which drive"):
             rebuild(given)
     assert not (roots[0] / "drive.json").exists()
 
@@ -319,7 +319,7 @@ def test_a_lost_record_is_made_anew_with_its_buckets_under_new_names(tmp_path: P
     shutil.copytree(roots[0], tmp_path / "other", symlinks=True, copy_function=_copy_with_attributes)
     other = tmp_path / "other" / "drive.json"
     other.write_text(other.read_text().replace(drives[0], "0" * 32))  # as if a third drive were the one left out
-    with pytest.raises(FormatError, match="does not belong there in a store of these 2 drives"):
+    with pytest.raises(StoreFormatError, match="does not belong there in a store of these 2 drives"):
         rebuild([tmp_path / "other", roots[1]])
     report = rebuild(roots)
     assert report.healthy and "record-lost" in kinds(report)

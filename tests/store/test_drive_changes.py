@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store.errors import (
+from ais_loader.errors import (
+    Closed,
     DriveFailed,
     DriveFull,
-    FormatError,
     InvalidRequest,
     ObjectNotFound,
-    StoreClosed,
+    StoreFormatError,
     StoreReadOnly,
 )
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
@@ -95,14 +95,14 @@ def test_only_an_empty_folder_becomes_a_drive(store: Store, tmp_path: Path) -> N
         store.add_drive(tmp_path / "a")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "1.jpg").write_bytes(b"jpeg")
-    with pytest.raises(FormatError, match="not a store, and not empty either"):
+    with pytest.raises(StoreFormatError, match="not a store, and not empty either"):
         store.add_drive(tmp_path / "photos")
     with store_at(tmp_path / "other"):
         pass
-    with pytest.raises(FormatError, match="a drive of another store"):
+    with pytest.raises(StoreFormatError, match="a drive of another store"):
         store.add_drive(tmp_path / "other")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(FormatError, match="is not a folder"):
+    with pytest.raises(StoreFormatError, match="is not a folder"):
         store.add_drive(tmp_path / "file")
     assert len(store.record.drives) == 2 and not store.moving
     (tmp_path / "empty").mkdir()
@@ -114,7 +114,7 @@ def test_only_an_empty_folder_becomes_a_drive(store: Store, tmp_path: Path) -> N
         with pytest.raises(StoreReadOnly):
             reader.move_some(1, 1)
     store.close()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(Closed):
         store.add_drive(tmp_path / "d")
 
 
@@ -217,10 +217,10 @@ def test_a_retired_drive_leaves_and_its_folder_says_so(store: Store, roots: list
     assert not (roots[0] / "drive.json").exists() and (roots[0] / "left.json").exists() and not files_on(roots[0])
     with pytest.raises(InvalidRequest, match="not one of this store"):
         store.retire_drive(first)
-    with pytest.raises(FormatError, match="was retired; empty the folder"):
+    with pytest.raises(StoreFormatError, match="was retired; empty the folder"):
         store.add_drive(roots[0])
     store.close()
-    with pytest.raises(FormatError, match="was retired"):
+    with pytest.raises(StoreFormatError, match="was retired"):
         Store.open([roots[0]])
     report = doctor.check(roots)
     assert report.healthy and [finding.kind for finding in report.findings] == ["left-out"]
@@ -275,7 +275,7 @@ def test_a_forgotten_drive_is_not_let_in_again_before_it_is_empty(roots: list[Pa
         assert names(store) == sorted(set(WANTED) - lost)
         assert [status for status, _ in batch(store, sorted(lost))] == [pb.NOT_FOUND] * len(lost)
         put(store, sorted(lost)[0], b"new")
-        with pytest.raises(FormatError, match="which was forgotten"):
+        with pytest.raises(StoreFormatError, match="which was forgotten"):
             store.add_drive(roots[1])
         with pytest.raises(InvalidRequest, match="not one of this store"):
             store.enable_drive(b, roots[1])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import BucketNotFound, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store.errors import BucketNotFound, ObjectNotFound
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.batch_kit import batch

@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from ais_loader.errors import DriveFailed, InvalidRequest, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.identity import DriveIdentity
-from storage_node.store.errors import DriveFailed, InvalidRequest, ObjectNotFound
 from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.pool import rebalance as moving
 from storage_node.store.pool import writes as placed_changes

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from ais_loader.errors import DriveFailed, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store.errors import DriveFailed, ObjectNotFound
 from storage_node.store.store import Store
 from tests.faults.eio_kit import EioShim
 from tests.store.batch_kit import batch
@@ -23,7 +23,7 @@ WANTED = {f"{number:03}": b"%d" % number * (1 + number * 100) for number in rang
 
 WORKER = """
 import json, sys
-from storage_node.store.errors import StoreError
+from ais_loader.errors import LoaderError
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.store_kit import BUCKET, put, read
@@ -34,7 +34,7 @@ names = json.loads(sys.argv[1])
 def kind_of(call, *arguments):
     try:
         call(*arguments)
-    except StoreError as error:
+    except LoaderError as error:
         return error.kind
     return "ok"
 
@@ -57,7 +57,7 @@ for line in sys.stdin:
     order = json.loads(line)
     try:
         answer = one(*order)
-    except StoreError as error:
+    except LoaderError as error:
         answer = f"{error.kind}: {error}"
     print(json.dumps(answer), flush=True)
 store.close()

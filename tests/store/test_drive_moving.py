@@ -9,14 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import CorruptObject, DriveFailed, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import (
-    CorruptObject,
-    DriveFailed,
-    ObjectNotFound,
-)
 from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.pool import writes as placed_changes

@@ -12,9 +12,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ais_loader.errors import StoreFormatError
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import FormatError
 from storage_node.store.format import BLOCK_BYTES
 from tests.store.store_kit import BUCKET, drive_of, file_of, object_files, put, store_at
 
@@ -233,11 +233,11 @@ def test_garbage_is_a_format_error_and_nothing_else(data: bytes) -> None:
     for decode in (fmt.decode_identity, fmt.decode_record, fmt.decode_metadata, fmt.generation_of_path):
         try:
             decode(data)
-        except FormatError:
+        except StoreFormatError:
             continue
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"1", b'{"a": 1}', b"{", b"null"])
 def test_metadata_that_is_not_a_mapping_of_strings_is_a_format_error(raw: bytes) -> None:
-    with pytest.raises(FormatError, match="metadata"):
+    with pytest.raises(StoreFormatError, match="metadata"):
         fmt.decode_metadata(raw)

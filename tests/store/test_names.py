@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store.errors import InvalidName, ObjectNotFound
+from ais_loader.errors import InvalidName, ObjectNotFound
 from storage_node.store.names import check_bucket_name, check_object_name, object_name_fault
 from tests.store.store_kit import contents, object_files, put, read, store_at
 

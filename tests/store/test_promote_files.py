@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from store_kit import BUCKET, assert_sound, contents, drive_of, file_of, put, store_at
 
+from ais_loader.errors import DriveFull, SourceChanged, SourceRefused, SourceUnreadable, StoreReadOnly
 from ais_loader.testing import seeded_bytes
 from storage_node.promote import beneath, job
 from storage_node.promote.beneath import root_of
@@ -17,7 +18,6 @@ from storage_node.promote.here import promote_path
 from storage_node.promote.job import Job, Outcome
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import GROUP_FILES, Wanted
-from storage_node.store.errors import DriveFull, SourceChanged, SourceRefused, SourceUnreadable, StoreReadOnly
 from storage_node.store.files import clone_or_copy as filling
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.store import Store

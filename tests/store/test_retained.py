@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store import format as fmt
-from storage_node.store import store_record as records
-from storage_node.store.drive import clean_shutdown as session
-from storage_node.store.drive.drive import Drive
-from storage_node.store.drive.pending import PendingObject
-from storage_node.store.drive.publish import CommitFiles
-from storage_node.store.errors import (
+from ais_loader.errors import (
     BucketHasSnapshots,
     CorruptObject,
     DriveFailed,
@@ -24,6 +18,12 @@ from storage_node.store.errors import (
     SnapshotNotFound,
     SnapshotReadOnly,
 )
+from storage_node.store import format as fmt
+from storage_node.store import store_record as records
+from storage_node.store.drive import clean_shutdown as session
+from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.pending import PendingObject
+from storage_node.store.drive.publish import CommitFiles
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.snapshots import Snapshot
 from storage_node.store.store import Store

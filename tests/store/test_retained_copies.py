@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import WriteTooLate
 from storage_node.store import format as fmt
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.errors import WriteTooLate
 from storage_node.store.format import Record, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.read.object_reader import open_object

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store.errors import FormatError
+from ais_loader.errors import StoreFormatError
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store
 from tests.store.segment_kit import (
@@ -56,5 +56,5 @@ def test_what_does_not_know_of_the_copy_does_not_open_the_store(
 ) -> None:
     make(tmp_path)
     monkeypatch.setattr("storage_node.store.store_record._READ_VERSIONS", (2, 3, 4, 5, 6, 7))
-    with pytest.raises(FormatError, match="format 8"):
+    with pytest.raises(StoreFormatError, match="format 8"):
         Store.open([tmp_path])

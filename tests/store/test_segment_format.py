@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ais_loader.errors import StoreFormatError
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import FormatError
 from storage_node.store.files import segment_format as segments
 from storage_node.store.files.segment_format import (
     DEAD,
@@ -64,7 +64,7 @@ def test_one_wrong_byte_is_noticed_wherever_it_is(sizes: list[int], at: int, bit
     at %= len(data)
     damaged = data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]
     if at < HEAD_BYTES:
-        with pytest.raises(FormatError):
+        with pytest.raises(StoreFormatError):
             segments.decode_head(damaged)
         return
     wrong = []

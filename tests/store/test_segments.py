@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import CorruptObject, NotAnArchive, ObjectNotFound, VersionConflict
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store import store_record as records
-from storage_node.store.archives.errors import NotAnArchive
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.errors import CorruptObject, ObjectNotFound, VersionConflict
 from storage_node.store.files import segments
 from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.format import Record, Version

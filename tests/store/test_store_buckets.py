@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store import store_record as records
-from storage_node.store.errors import (
+from ais_loader.errors import (
     BucketExists,
     BucketNotEmpty,
     BucketNotFound,
@@ -19,6 +18,7 @@ from storage_node.store.errors import (
     InvalidRequest,
     StoreReadOnly,
 )
+from storage_node.store import store_record as records
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, contents, object_files, put, store_at

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, StoreFormatError, StoreReadOnly
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store.errors import CorruptObject, DriveFailed, FormatError, StoreError, StoreReadOnly
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck.fsck import check
 from storage_node.store.read.object_reader import open_object
@@ -147,7 +147,7 @@ def test_a_whole_drive_that_vanishes_fails_as_a_drive_in_every_operation(tmp_pat
             assert batch(target, [*gone, *kept]) == [(pb.UNAVAILABLE, b"")] * len(gone) + [(pb.OK, b"x")] * len(kept)
         with pytest.raises(DriveFailed):
             put(store, gone[0], b"new")
-        with pytest.raises(StoreError):
+        with pytest.raises(LoaderError):
             store.create_bucket("new")
         put(store, kept[0], b"new")
         assert [state.problem is None for state in store.states()] == [True, False]
@@ -230,7 +230,7 @@ def test_a_catalog_that_cannot_be_opened_says_how_to_make_it_anew(tmp_path: Path
         for name, data in DATA.items():
             put(store, name, data)
     CATALOG_DAMAGES[damage](tmp_path / "drive")
-    with pytest.raises(FormatError, match="ais-loader doctor --rebuild"):
+    with pytest.raises(StoreFormatError, match="ais-loader doctor --rebuild"):
         Store.open([tmp_path / "drive"], mode=mode)  # type: ignore[arg-type]
     report = check([tmp_path / "drive"])
     assert kinds(report) == ["drive-unusable"] and "--rebuild" in report.errors[0].message
@@ -242,9 +242,9 @@ def test_damage_inside_a_table_is_an_error_and_never_a_shorter_list(tmp_path: Pa
             put(store, f"{number:04}", b"")
     overwrite_middle(newest(tmp_path / "drive", "*.sst"))
     with Store.open([tmp_path / "drive"], mode="r") as store:
-        with pytest.raises(FormatError, match=r"damaged catalog .*--rebuild"):
+        with pytest.raises(StoreFormatError, match=r"damaged catalog .*--rebuild"):
             names(store)
-        with pytest.raises(FormatError, match=r"damaged catalog .*--rebuild"):
+        with pytest.raises(StoreFormatError, match=r"damaged catalog .*--rebuild"):
             for number in range(3000):
                 read(store, f"{number:04}")
         answers = batch(store, [f"{number:04}" for number in range(3000)])

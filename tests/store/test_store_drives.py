@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import DriveFailed, LoaderError, StoreFormatError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.placement import Candidate, owner
-from storage_node.store.errors import DriveFailed, FormatError, StoreError
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.drives_kit import store_with
@@ -108,19 +108,19 @@ def test_a_drive_whose_catalog_is_damaged_takes_its_own_objects_and_says_what_to
 def test_a_drive_of_another_store_is_refused(roots: list[Path], tmp_path: Path) -> None:
     with store_at(tmp_path / "other"):
         pass
-    with pytest.raises(FormatError, match="belong to 2 different stores"):
+    with pytest.raises(StoreFormatError, match="belong to 2 different stores"):
         Store.open([*roots, tmp_path / "other"])
 
 
 def test_a_folder_more_than_the_store_has_drives_is_refused(roots: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="has its 3 drives already"):
+    with pytest.raises(StoreFormatError, match="has its 3 drives already"):
         Store.open([*roots, tmp_path / "new"])
     assert not (tmp_path / "new").exists()
 
 
 def test_a_copy_of_a_drive_is_not_a_second_drive(roots: list[Path], tmp_path: Path) -> None:
     shutil.copytree(roots[0], tmp_path / "copy")
-    with pytest.raises(FormatError, match="copies of the same drive"):
+    with pytest.raises(StoreFormatError, match="copies of the same drive"):
         Store.open([roots[0], tmp_path / "copy"])
 
 
@@ -133,7 +133,7 @@ def test_a_group_over_two_drives_fails_only_where_the_drive_does(roots: list[Pat
         results = store.commit_many(uploads)
         for name, result in zip(WANTED, results, strict=True):
             on_broken = store.locate(BUCKET, name)[0] is broken
-            assert isinstance(result, StoreError) == on_broken, name
+            assert isinstance(result, LoaderError) == on_broken, name
             assert read(store, name) == (WANTED[name] if on_broken else b"")
     with Store.open(roots):
         pass  # removes what the broken drive could not

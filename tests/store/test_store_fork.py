@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store.errors import StoreClosed, StoreLocked
+from ais_loader.errors import Closed, StoreLocked
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
@@ -48,7 +48,7 @@ def in_a_child(work: Callable[[], None], timeout_s: float = 60.0) -> None:
 
 
 def refused(action: Callable[[], object]) -> None:
-    with pytest.raises(StoreClosed, match="fork"):
+    with pytest.raises(Closed, match="fork"):
         action()
 
 

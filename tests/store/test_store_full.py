@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import DriveFull, LoaderError, ObjectNotFound
 from storage_node.store.drive.catalog import WriteBatch
-from storage_node.store.errors import DriveFull, ObjectNotFound, StoreError
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.small_drive import InjectedDrive, SmallDrive, small_drive
@@ -46,7 +46,7 @@ def again(action: Callable[[], object], seconds: float = 60.0) -> None:
         try:
             action()
             return
-        except StoreError:
+        except LoaderError:
             if time.monotonic() > deadline:
                 raise
             threading.Event().wait(0.05)
@@ -95,10 +95,10 @@ def test_a_group_on_a_full_drive_fails_in_its_places_and_leaves_nothing(small: S
         for number in range(4):
             try:
                 uploads.append(stage_object(store, BUCKET, f"group{number}", [bytes(MIB)], {}))
-            except StoreError as error:
+            except LoaderError as error:
                 uploads.append(error)
         results = store.commit_many(uploads)  # type: ignore[arg-type]
-        stored = {f"group{at}": bytes(MIB) for at, result in enumerate(results) if not isinstance(result, StoreError)}
+        stored = {f"group{at}": bytes(MIB) for at, result in enumerate(results) if not isinstance(result, LoaderError)}
         assert any(isinstance(result, DriveFull) for result in results)
         assert contents(store) == {**kept, **stored}
     assert_sound(small.root)

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import BucketNotFound, Closed, ContentMismatch, InvalidRequest, ObjectNotFound, RangeError
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import (
-    BucketNotFound,
-    ContentMismatch,
-    InvalidRequest,
-    ObjectNotFound,
-    RangeError,
-    StoreClosed,
-)
 from storage_node.store.format import BLOCK_BYTES, BLOCKS_PER_CHUNK
 from storage_node.store.read.object_reader import CHUNK_BYTES, open_object
 from storage_node.store.store import Store
@@ -238,7 +231,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         upload.commit,
         store.states,
     ):
-        with pytest.raises(StoreClosed):
+        with pytest.raises(Closed):
             action()
     store.close()
     assert_sound(tmp_path / "drive")

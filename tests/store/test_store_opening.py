@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import InvalidRequest, LoaderError, StoreFormatError, StoreLocked, StoreNotFound
 from storage_node.store import store_record as records
 from storage_node.store.drive.identity import FILE_NAME
-from storage_node.store.errors import FormatError, InvalidRequest, StoreError, StoreLocked, StoreNotFound
 from storage_node.store.fsck.fsck import check
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, contents, put, store_at
@@ -61,14 +61,14 @@ def test_options_that_do_not_exist_are_refused(tmp_path: Path, options: dict[str
 
 def test_a_folder_with_foreign_files_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("important")
-    with pytest.raises(FormatError, match=r"not a store, and not empty either \(thesis.tex\)"):
+    with pytest.raises(StoreFormatError, match=r"not a store, and not empty either \(thesis.tex\)"):
         Store.open([tmp_path])
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(FormatError, match="not a folder"):
+    with pytest.raises(StoreFormatError, match="not a folder"):
         Store.open([tmp_path / "file"])
 
 
@@ -108,13 +108,13 @@ def test_a_path_with_the_word_lock_in_it_is_not_mistaken_for_a_held_lock(tmp_pat
     with store_at(root):
         pass
     (root / "catalog" / "CURRENT").write_bytes(b"nonsense")
-    with pytest.raises(FormatError, match="--rebuild"):
+    with pytest.raises(StoreFormatError, match="--rebuild"):
         Store.open([root])
 
 
 def test_of_many_that_create_one_store_at_once_all_find_the_same_or_are_told_it_is_held(tmp_path: Path) -> None:
     found: list[str] = []
-    refused: list[StoreError] = []
+    refused: list[LoaderError] = []
     start = threading.Barrier(8)
 
     def create() -> None:
@@ -122,7 +122,7 @@ def test_of_many_that_create_one_store_at_once_all_find_the_same_or_are_told_it_
         try:
             with Store.open([tmp_path / "a", tmp_path / "b"]) as store:
                 found.append(store.store_uuid)
-        except StoreError as error:
+        except LoaderError as error:
             refused.append(error)
 
     threads = [threading.Thread(target=create) for _ in range(8)]
@@ -156,7 +156,7 @@ def test_a_drive_in_use_that_lost_its_identity_is_not_replaced_by_an_empty_store
         put(store, "a", b"1")
     record = (tmp_path / "drive" / "record.json").read_bytes()
     (tmp_path / "drive" / FILE_NAME).unlink()
-    with pytest.raises(FormatError, match=r"drive.json is missing from a drive in use; .*--rebuild"):
+    with pytest.raises(StoreFormatError, match=r"drive.json is missing from a drive in use; .*--rebuild"):
         Store.open([tmp_path / "drive"])
     assert (tmp_path / "drive" / "record.json").read_bytes() == record
 
@@ -168,7 +168,7 @@ def test_a_damaged_identity_is_reported(tmp_path: Path, data: bytes) -> None:
     with store_at(tmp_path / "drive"):
         pass
     (tmp_path / "drive" / FILE_NAME).write_bytes(data)
-    with pytest.raises(FormatError, match="not a drive identity"):
+    with pytest.raises(StoreFormatError, match="not a drive identity"):
         Store.open([tmp_path / "drive"])
 
 
@@ -178,7 +178,7 @@ def test_a_later_format_is_refused_by_its_number(tmp_path: Path, name: str) -> N
         pass
     path = tmp_path / "drive" / name
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 9}))
-    with pytest.raises(FormatError, match="format 9; this version reads format 2"):
+    with pytest.raises(StoreFormatError, match="format 9; this version reads format 2"):
         Store.open([tmp_path / "drive"])
 
 
@@ -201,7 +201,7 @@ def test_a_store_without_any_readable_record_says_how_to_get_one(tmp_path: Path)
         pass
     (tmp_path / "drive" / "record.json").write_bytes(b"{}")
     for mode in ("a", "r"):
-        with pytest.raises(FormatError, match=r"no drive has a readable record .*--rebuild"):
+        with pytest.raises(StoreFormatError, match=r"no drive has a readable record .*--rebuild"):
             Store.open([tmp_path / "drive"], mode=mode)
 
 
@@ -225,11 +225,11 @@ def test_a_store_that_fails_to_open_holds_no_lock(tmp_path: Path, monkeypatch: p
         pass
 
     def fail(self: Store) -> None:
-        raise StoreError("injected")
+        raise LoaderError("injected")
 
     with monkeypatch.context() as patched:
         patched.setattr(Store, "_settle", fail)
-        with pytest.raises(StoreError, match="injected"):
+        with pytest.raises(LoaderError, match="injected"):
             Store.open(roots)
     with store_at(*roots) as store:
         assert BUCKET in store.buckets()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store.errors import ObjectNotFound
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader import errors
+from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store import errors
-from storage_node.store.errors import ObjectNotFound
 from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store

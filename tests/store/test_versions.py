@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store.errors import DriveFailed, InvalidName, StoreError
+from ais_loader.errors import DriveFailed, InvalidName, LoaderError
 from storage_node.store.format import BLOCK_BYTES, Record, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store, StoredVersion
@@ -74,7 +74,7 @@ def test_many_copies_in_one_commit_are_each_new_or_not(store: Store) -> None:
         upload.write(data)
         uploads.append(upload)
     results = store.commit_many(uploads)
-    assert not any(isinstance(result, StoreError) for result in results)
+    assert not any(isinstance(result, LoaderError) for result in results)
     assert [result.version for result in results] == [V(2, 8, 1), V(2, 7, 3), V(2, 7, 3), V(2, 9, 1), V(2, 9, 1)]  # type: ignore[union-attr]
     assert contents(store) == {"newer": b"kept", "older": b"yes", "none": b"new", "twice": b"second"}
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import InvalidRequest
 from ais_loader.wire.frame import U8, Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
@@ -22,7 +23,6 @@ from storage_node.batch.outcomes import Busy
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import BatchTally, clock_s
 from storage_node.store.checksum import digest
-from storage_node.store.errors import InvalidRequest
 from storage_node.tasks import retrieve, settled
 
 
@@ -62,7 +62,7 @@ class AssembledBatch:
     async def run(self) -> pb.End | None:
         """Returns the END that is still to be sent; None when it went with the last frame.
 
-        Raises StoreError, Busy, Gone.
+        Raises LoaderError, Busy, Gone.
         """
         resources = self._resources
         if resources.assembly.held_bytes > resources.assembly.limit_bytes:

@@ -6,22 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ais_loader.errors import EntryFailed, LoaderError
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.resources import BatchResources
-from storage_node.store.errors import StoreError
 
 MAY_BE_BETTER_ELSEWHERE = (pb.NOT_FOUND, pb.CORRUPT, pb.TIMEOUT, pb.UNAVAILABLE)
 """Statuses that ask for another holder; of several answers the one that stands last here is told."""
 _WEIGHT: dict[int, int] = {status: weight for weight, status in enumerate(MAY_BE_BETTER_ELSEWHERE)}
 _NAMES_IN_MESSAGE = 5
-
-
-class TooManyFailures(StoreError):
-    """More went wrong than the node's configuration lets one batch put up with."""
-
-    kind = "entry-failed"
 
 
 class Failures:
@@ -32,7 +26,7 @@ class Failures:
         resources: BatchResources,
         request: pb.BatchRequest,
         routing: ReplicaRouting,
-        fail: Callable[[StoreError], None],
+        fail: Callable[[LoaderError], None],
     ) -> None:
         self._resources = resources
         self._request = request
@@ -84,10 +78,10 @@ class Failures:
         if self._soft_errors > self._resources.node.config.max_soft_errors:
             self._fail(self._too_many("failed", "max_soft_errors"))
 
-    def _too_many(self, what: str, setting: str) -> TooManyFailures:
+    def _too_many(self, what: str, setting: str) -> EntryFailed:
         worst = [
             f"{self._request.name[position]!r} ({fault.message or pb.Status.Name(status)})"
             for position, (status, fault) in list(self.said.items())[:_NAMES_IN_MESSAGE]
         ]
         limit = getattr(self._resources.node.config, setting)
-        return TooManyFailures(f"more than {limit:,} entries ({setting}) {what}, among them {', '.join(worst)}")
+        return EntryFailed(f"more than {limit:,} entries ({setting}) {what}, among them {', '.join(worst)}")

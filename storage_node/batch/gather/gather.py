@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import LoaderError, ObjectDeleted, StaleMap
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, EntryFault, Frame
 from ais_loader.wire.gather.lanes import in_lanes
 from ais_loader.wire.gather.reorder import Reorder
@@ -39,11 +40,9 @@ from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerRefused, PeerStream, PeerUnavailable
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import clock_s
-from storage_node.store.errors import ObjectDeleted, StoreError
 from storage_node.tasks import settled
 
 NOBODY = -1
-STALE_MAP = "stale-map"
 _RETRY_PAUSE_S = 0.1
 _NO_FAULT = EntryFault("")
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -89,7 +88,7 @@ class Gather:
     # -- the way out
 
     async def next(self) -> Frame:
-        """The next frame in order, or any where order does not matter; waits for it. Raises StoreError."""
+        """The next frame in order, or any where order does not matter; waits for it. Raises LoaderError."""
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -246,7 +245,7 @@ class Gather:
         self._end_lane(lane)
         owed = len(self.reorder.missing_of(lane.number))
         missing = self.reorder.close_lane(lane.number)[0].tolist()
-        if isinstance(error, PeerRefused) and error.kind == STALE_MAP and self._plan_again(lane, missing):
+        if isinstance(error, PeerRefused) and error.kind == StaleMap.kind and self._plan_again(lane, missing):
             return
         peers = self._resources.peers
         # Silence has used up its time already; what breaks at once may be back in a moment.
@@ -262,7 +261,7 @@ class Gather:
             self._paused[lane.node] = loop.call_later(pause_s, self._resume_asking, lane.node)
         self._give_up(lost)
         if isinstance(error, PeerAnswerWrong) and not owed:
-            self._fail(StoreError(str(error)))
+            self._fail(LoaderError(str(error)))
         self._ask_waiting()
         self._changed.set()
 

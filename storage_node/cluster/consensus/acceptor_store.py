@@ -17,13 +17,13 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
+from ais_loader.errors import DriveFailed, LoaderError, StoreFormatError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus import acceptor
 from storage_node.cluster.consensus.acceptor import AcceptorState
 from storage_node.store import store_record as records
 from storage_node.store.checked_json import seal, unseal
 from storage_node.store.drive.identity import CLUSTER_FILE_NAME
-from storage_node.store.errors import DriveFailed, FormatError, StoreError
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store
 
@@ -38,7 +38,7 @@ class AcceptorStore:
     def __init__(self, store_uuid: str, roots: list[Path | None]) -> None:
         """`roots`: the store's drives, None for one that is missing.
 
-        Raises FormatError when what was kept is damaged on every drive that could be read.
+        Raises StoreFormatError when what was kept is damaged on every drive that could be read.
         """
         self._store_uuid = store_uuid
         self._lock = threading.Lock()
@@ -48,11 +48,11 @@ class AcceptorStore:
         for root in self._roots:
             try:
                 found[root] = _read(root, store_uuid)
-            except (FormatError, OSError) as error:
+            except (StoreFormatError, OSError) as error:
                 faults.append(str(error))
         states = [state for state in found.values() if state is not None]
         if faults and not states:
-            raise FormatError(
+            raise StoreFormatError(
                 f"what this node has agreed to in its cluster is lost: {'; '.join(faults)}. While all other nodes "
                 "are up, take this one out of the cluster; then remove the file, start it, and add it again"
             )
@@ -87,7 +87,7 @@ class AcceptorStore:
         with self._lock:
             self._use(roots, leaving)
             for root in set(self._roots) - self._heard:
-                with contextlib.suppress(FormatError, OSError):
+                with contextlib.suppress(StoreFormatError, OSError):
                     found = _read(root, self._store_uuid)
                     self.state = acceptor.merged([self.state, found]) if found is not None else self.state
                     self._heard.add(root)
@@ -114,26 +114,26 @@ class AcceptorStore:
             self._spread(self._roots)
             return result
 
-    def _spread(self, roots: Sequence[Path]) -> StoreError | None:
+    def _spread(self, roots: Sequence[Path]) -> LoaderError | None:
         """Write the state to these drives, as far as possible; the last problem."""
-        problem: StoreError | None = None
+        problem: LoaderError | None = None
         for root in roots if self.state != AcceptorState() else ():
             try:
                 self._write(root, self.state)
-            except StoreError as error:  # a full drive must open to be emptied; every answer needs a majority anyway
+            except LoaderError as error:  # a full drive must open to be emptied; every answer needs a majority anyway
                 problem = error
         return problem
 
     def prepare(self, request: pb.PrepareRequest) -> pb.PrepareResponse:
-        """Raises Refused, StoreError."""
+        """Raises Refused, LoaderError."""
         return self._answer(lambda state: acceptor.prepare(state, request), request.node_uuid)
 
     def accept(self, request: pb.AcceptRequest) -> pb.AcceptResponse:
-        """Raises Refused, StoreError."""
+        """Raises Refused, LoaderError."""
         return self._answer(lambda state: acceptor.accept(state, request), request.node_uuid)
 
     def learn(self, map_: pb.ClusterMap) -> None:
-        """One drive is enough: a committed map that was forgotten is learned again. Raises Refused, StoreError."""
+        """One drive is enough: a committed map that was forgotten is learned again. Raises Refused, LoaderError."""
         with self._lock:
             self._keep(acceptor.learn(self.state, map_), everywhere=False)
 
@@ -151,12 +151,12 @@ class AcceptorStore:
         if state is self.state:
             return
         written: set[Path] = set()
-        problem: StoreError | None = None
+        problem: LoaderError | None = None
         for root in self._roots:
             try:
                 self._write(root, state)
                 written.add(root)
-            except StoreError as error:
+            except LoaderError as error:
                 problem = error
         enough = 2 * len(written) > self._all and 2 * len(written & set(self._staying)) > self._all_staying
         if not (enough if everywhere else written):
@@ -191,11 +191,11 @@ def encode(store_uuid: str, state: AcceptorState) -> bytes:
 
 
 def decode(data: bytes, source: Path, store_uuid: str) -> AcceptorState:
-    """Raises FormatError on anything that `encode` did not write for this store."""
+    """Raises StoreFormatError on anything that `encode` did not write for this store."""
     try:
         fields = unseal("cluster", FORMAT_VERSION, data, source)
         if fields["store_uuid"] != store_uuid:
-            raise FormatError(f"{source}: written by the node with store {fields['store_uuid']}")
+            raise StoreFormatError(f"{source}: written by the node with store {fields['store_uuid']}")
         promise, accepted, committed = (
             None if fields[name] is None else base64.b64decode(fields[name], validate=True)
             for name in ("promise", "accepted", "committed")
@@ -206,7 +206,7 @@ def decode(data: bytes, source: Path, store_uuid: str) -> AcceptorState:
             None if committed is None else pb.ClusterMap.FromString(committed),
         )
     except (ValueError, KeyError, TypeError, AttributeError, DecodeError) as error:
-        raise FormatError(f"{source}: not what a node keeps of its cluster: {error}") from error
+        raise StoreFormatError(f"{source}: not what a node keeps of its cluster: {error}") from error
 
 
 def _read(root: Path, store_uuid: str) -> AcceptorState | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.channels import Channels
@@ -29,7 +30,6 @@ from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, Rep
 from storage_node.node import Node
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive
-from storage_node.store.errors import InvalidRequest, StoreError
 from storage_node.store.pool.status import DriveState
 from storage_node.tasks import keep_going
 
@@ -97,7 +97,7 @@ class DriveManager:
         await asyncio.gather(*self._tasks, *self._changes, return_exceptions=True)
         await self._channels.close()
 
-    # -- changes; all raise StoreError, InvalidRequest among them
+    # -- changes; all raise LoaderError, InvalidRequest among them
 
     async def add(self, path: str) -> None:
         """An empty or new folder becomes a drive."""
@@ -148,7 +148,7 @@ class DriveManager:
     # -- how it is
 
     async def report(self) -> pb.ListDrivesResponse:
-        """Raises StoreClosed."""
+        """Raises Closed."""
         states = await self._node.read(self._store.states)
         self._look()
         now, counts, grace_s = time.monotonic(), self.counts, self._config.drive_grace_s
@@ -305,7 +305,7 @@ class DriveManager:
                     try:
                         await self._in_turn(self._disable(uuid, reason, by_hand=False))
                         self.counts.disabled += 1
-                    except StoreError as error:
+                    except LoaderError as error:
                         if said.get(uuid) != str(error):
                             log.error("drive %s fails, and is not disabled: %s", drive.root, error)
                         said[uuid] = str(error)
@@ -323,7 +323,7 @@ class DriveManager:
             away.kept_because = await self._why_kept()
             if not away.kept_because:
                 await self._in_turn(self._give_up(uuid))
-        except StoreError as error:
+        except LoaderError as error:
             away.kept_because = str(error)
         if away.kept_because and away.kept_because != before:
             log.warning("drive %s is not given up: %s", self._name(uuid), away.kept_because)
@@ -368,7 +368,7 @@ class DriveManager:
                     log.warning("some objects cannot be moved between drives for now: %s", moved.problem)
                 said = moved.problem or ""
                 stuck = self._store.moving and not moved.objects
-            except StoreError as error:
+            except LoaderError as error:
                 if str(error) != said:
                     log.warning("objects cannot be moved between drives for now: %s", error)
                 said, stuck = str(error), True

@@ -11,6 +11,15 @@ import asyncio
 import grpc
 import grpc.aio
 
+from ais_loader.errors import (
+    BucketExists,
+    BucketNotEmpty,
+    BucketNotFound,
+    InvalidRequest,
+    LoaderError,
+    SnapshotNotFound,
+    SnapshotReadOnly,
+)
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -20,15 +29,6 @@ from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import NodesSilent
 from storage_node.cluster.map import mutations as edits
 from storage_node.cluster.map.membership import Membership
-from storage_node.store.errors import (
-    BucketExists,
-    BucketNotEmpty,
-    BucketNotFound,
-    InvalidRequest,
-    SnapshotNotFound,
-    SnapshotReadOnly,
-    StoreError,
-)
 from storage_node.store.names import SNAPSHOT_MARK, check_bucket_name
 
 CHANGE_TIMEOUT_S = 20.0
@@ -173,6 +173,8 @@ class _Listing:
 async def _change(view: ClusterView, edit: Edit) -> cluster_pb.ClusterMap:
     try:
         return await change_map_async([node.endpoint for node in view.nodes], edit, timeout_s=CHANGE_TIMEOUT_S)
+    except LoaderError:
+        raise  # many are a ValueError, too
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
 
@@ -189,7 +191,7 @@ def _not_found(name: str, view: ClusterView | None = None) -> BucketNotFound:
     return BucketNotFound(f"bucket {name!r} does not exist; create_bucket makes it")
 
 
-def _not_to_change(name: str, view: ClusterView) -> StoreError:
+def _not_to_change(name: str, view: ClusterView) -> LoaderError:
     if name in view.pinned:
         return SnapshotReadOnly(f"{name!r} is a snapshot, which never changes; change the bucket itself")
     return _not_found(name, view)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.map.membership import Membership
-from storage_node.store.errors import StoreError
 from storage_node.store.names import unfinished_name
 from storage_node.store.store import Store
 from storage_node.store.store_record import SnapshotRecord
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def open_membership(store: Store) -> tuple[Membership, AcceptorStore]:
-    """The map under which the node served last, and its vote on the next one. Raises FormatError."""
+    """The map under which the node served last, and its vote on the next one. Raises StoreFormatError."""
     acceptor_store = AcceptorStore.of_store(store)
     kept = acceptor_store.state.committed
     membership = Membership(bytes.fromhex(store.store_uuid), ClusterView(kept) if kept is not None else None)
@@ -25,7 +25,7 @@ def open_membership(store: Store) -> tuple[Membership, AcceptorStore]:
     if membership.view is not None:
         try:
             restore_buckets(store, membership.view)
-        except StoreError as error:
+        except LoaderError as error:
             log.warning("the buckets of the cluster's map cannot all be made for now: %s", error)
     # The map is kept last: until then, what has to be done for it is done again after a crash.
     membership.on_change(lambda view: sync_buckets(store, view, membership.view))
@@ -38,7 +38,7 @@ def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) ->
 
     Safe to repeat: `before` is the last map for which this has succeeded, also over a restart. A bucket that no map
     ever had is left alone: it may have been made before the node joined. If it has objects, and the name of one of the
-    map's, the map is refused with BucketNotEmpty. Raises StoreError.
+    map's, the map is refused with BucketNotEmpty. Raises LoaderError.
     """
     here = store.buckets()
     known = set(before.buckets) if before is not None else set()
@@ -53,7 +53,7 @@ def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) ->
 
 
 def sync_snapshots(store: Store, view: ClusterView) -> None:
-    """Retain what the map's snapshots see, and no more than that. Raises StoreError.
+    """Retain what the map's snapshots see, and no more than that. Raises LoaderError.
 
     Those that are being made are kept under names that no snapshot can have. A node that comes back may not know yet
     that one has been made since: it says so to readers, who ask others or again.
@@ -74,7 +74,7 @@ def sync_snapshots(store: Store, view: ClusterView) -> None:
 def restore_buckets(store: Store, view: ClusterView) -> None:
     """Make the buckets and snapshots that a store lacks although the map that it served under has them.
 
-    Raises StoreError.
+    Raises LoaderError.
     """
     for name in set(view.buckets) - set(store.buckets()):
         bucket = view.buckets[name]

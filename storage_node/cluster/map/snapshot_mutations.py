@@ -6,10 +6,10 @@ sees, and so that whoever finds it abandoned can take it out again.
 
 from __future__ import annotations
 
+from ais_loader.errors import BucketNotFound, SnapshotExists, SnapshotNotFound, Unsupported
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.replication.replica_set import TooFewCopies
-from storage_node.store.errors import BucketNotFound, SnapshotExists, SnapshotNotFound, Unsupported
 
 
 class MapChanged(TooFewCopies):

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import grpc.aio
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
@@ -20,7 +21,6 @@ from storage_node.cluster.consensus.change import AsyncChannels, change_map_asyn
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.mutations import set_endpoint
-from storage_node.store.errors import StoreError
 
 INTERVAL_S, LONGEST_INTERVAL_S = 2.0, 15.0
 PEERS_ASKED = 3
@@ -98,7 +98,7 @@ class MapSync:
         if maps:
             try:
                 await self._learn(max(maps, key=lambda map_: map_.version))
-            except (StoreError, ValueError) as error:
+            except (LoaderError, ValueError) as error:
                 self._say(f"a newer map of the cluster cannot be used: {error}")
         return bool(found)
 

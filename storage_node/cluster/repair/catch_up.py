@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from ais_loader.errors import BucketNotFound, DriveFailed, LoaderError
 from ais_loader.wire.cluster_map import ClusterView, most_copies
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.map.membership import Membership
@@ -26,7 +27,6 @@ from storage_node.cluster.repair.plan import UNKNOWN, State, batches, compare, o
 from storage_node.cluster.repair.transfers import GROUP_BYTES, GROUP_NAMES, RepairMetrics, chunks
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.node import Node
-from storage_node.store.errors import BucketNotFound, DriveFailed, StoreError
 from storage_node.store.format import Version
 from storage_node.store.stale_replicas import Doubt
 
@@ -89,7 +89,7 @@ class Reconciler:
             if self._store.doubts.any:
                 try:
                     await self.resolve()
-                except StoreError as error:
+                except LoaderError as error:
                     log.warning("copies that may be old are not brought up to date for now: %s", error)
             await asyncio.sleep(RESOLVE_INTERVAL_S)
 
@@ -111,7 +111,7 @@ class Reconciler:
                     for bucket in buckets:
                         await self._compare_existing(view, bucket, endpoint)
                     del left[uuid]
-                except (ReplicaLost, StoreError) as error:
+                except (ReplicaLost, LoaderError) as error:
                     log.info("comparing with %s: %s", endpoint, error)
             if left and time.monotonic() > deadline_s:
                 silent = sorted([*silent, *left.values()])
@@ -171,7 +171,7 @@ class Reconciler:
                 for bucket in copied_buckets(view):
                     if bucket.uuid in gaps:
                         await self._compare_existing(view, bucket, node.endpoint)
-            except (ReplicaLost, StoreError) as error:
+            except (ReplicaLost, LoaderError) as error:
                 log.info("looking for what was lost with a drive at %s: %s", node.endpoint, error)
                 continue
             if self._missing < MAX_MISSING and self._asked == asked:
@@ -198,7 +198,7 @@ class Reconciler:
                 raise  # otherwise it has nothing of this bucket
 
     async def _compare(self, view: ClusterView, bucket: pb.MapBucket, endpoint: str) -> None:
-        """Learn which names the node has newer. Raises ReplicaLost, StoreError."""
+        """Learn which names the node has newer. Raises ReplicaLost, LoaderError."""
         here = view.position[self._membership.node_uuid]
         joining = view.nodes[here].state == pb.MapNode.JOINING
         after, more = "", True
@@ -244,7 +244,7 @@ class Reconciler:
     # -- fetching
 
     async def resolve(self) -> None:
-        """Bring names that are in doubt up to date, as far as that is possible now. Raises StoreError."""
+        """Bring names that are in doubt up to date, as far as that is possible now. Raises LoaderError."""
         view = self._membership.view
         if view is None:
             return

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from ais_loader.errors import BucketNotFound, LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
@@ -39,7 +40,6 @@ from storage_node.cluster.replication.replica import from_wire
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, ReplicaLost
 from storage_node.node import Node
 from storage_node.store.drive.drive import Drive
-from storage_node.store.errors import BucketNotFound, StoreError
 from storage_node.store.format import Record
 from storage_node.tasks import keep_going
 
@@ -146,7 +146,7 @@ class Repair:
                 before = self._done()
                 try:
                     clean, counted = await self._pass(view)
-                except StoreError as error:
+                except LoaderError as error:
                     log.warning("a pass of repair ended early: %s", error)
                     clean = counted = False
                 gets_on = clean or counted or self._done() != before
@@ -168,7 +168,7 @@ class Repair:
             await asyncio.sleep(POLL_S)
 
     async def _pass(self, view: ClusterView) -> tuple[bool, bool]:
-        """Go through everything on this node's drives. Raises StoreError.
+        """Go through everything on this node's drives. Raises LoaderError.
 
         Returns whether there was nothing to do, and whether this node need not keep a change of the map from being
         finished. Clients that go on writing must not keep it from that: another owner may always have something newer
@@ -269,7 +269,7 @@ class Repair:
                 if self._membership.view is not view:
                     return  # they may belong elsewhere
                 await self.transfers.push(view.nodes[node].endpoint, bucket, [names[at] for at in group])
-        except (ReplicaLost, StoreError) as error:
+        except (ReplicaLost, LoaderError) as error:
             log.info("%d names cannot be copied to %s for now: %s", len(names), view.nodes[node].endpoint, error)
 
     def _doubt(self, bucket: pb.MapBucket, names: Mapping[str, State]) -> None:
@@ -340,7 +340,7 @@ class Repair:
         return wire.ReturnedResponse(map_version=view.version)
 
     async def push(self, request: wire.PushRequest) -> wire.PushResponse:
-        """Send what the caller asks for. Raises ReplicaLost, StoreError."""
+        """Send what the caller asks for. Raises ReplicaLost, LoaderError."""
         await self._node.read(replica.require_bucket, self._store, request.bucket.name, request.bucket.uuid)
         view = self._membership.view
         at = view.position.get(request.node_uuid) if view is not None else None

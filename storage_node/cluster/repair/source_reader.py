@@ -12,6 +12,15 @@ from typing import Any, Protocol
 
 import grpc.aio
 
+from ais_loader.errors import (
+    BucketNotFound,
+    CorruptObject,
+    DriveFailed,
+    InvalidRequest,
+    LoaderError,
+    ObjectDeleted,
+    ObjectNotFound,
+)
 from ais_loader.wire.generated import ais_compose_pb2 as wire
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc
@@ -21,16 +30,6 @@ from storage_node.cluster.replication.replica_set import TooFewCopies
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.node import Node
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import (
-    BucketNotFound,
-    CorruptObject,
-    DriveFailed,
-    InvalidRequest,
-    ObjectDeleted,
-    ObjectNotFound,
-    RangeError,
-    StoreError,
-)
 from storage_node.store.format import Record
 from storage_node.store.read.object_reader import ObjectReader, open_object
 
@@ -43,7 +42,7 @@ class Stream(Protocol):
 
     async def open(self, request: pb.GetRequest) -> None: ...
     async def next(self) -> bytes:
-        """Empty at the end. Raises ReplicaLost, StoreError, as `open` does."""
+        """Empty at the end. Raises ReplicaLost, LoaderError, as `open` does."""
 
     async def close(self) -> None: ...
 
@@ -134,7 +133,7 @@ class Source:
         )
         self._streams = streams
         self._stream: Stream | None = None
-        self._problems: list[StoreError] = []
+        self._problems: list[LoaderError] = []
         self._left = 0
         self._is_whole = False
         self.checksum = self.size_bytes = 0
@@ -143,7 +142,7 @@ class Source:
         """Of the object, once `open` has returned."""
 
     async def open(self) -> None:
-        """Raises StoreError."""
+        """Raises LoaderError."""
         await self._open_next()
         assert self._stream is not None
         self.info, self._left = self._stream.info, self._stream.length
@@ -151,14 +150,14 @@ class Source:
         self._request.version = self.info.version
 
     async def next(self) -> bytes:
-        """The next piece; empty at the end. Raises StoreError."""
+        """The next piece; empty at the end. Raises LoaderError."""
         while self._left:
             assert self._stream is not None
             try:
                 chunk = await self._stream.next()
                 if not chunk or len(chunk) > self._left:
                     raise ReplicaLost(f"{self._label}: a node's answer has another length than it announced")
-            except (ReplicaLost, StoreError) as error:
+            except (ReplicaLost, LoaderError) as error:
                 self._note(error)
                 self._request.length = self._left
                 await self._open_next()
@@ -179,24 +178,23 @@ class Source:
             try:
                 await stream.open(self._request)
                 return
-            except (ReplicaLost, StoreError) as error:
+            except (ReplicaLost, LoaderError) as error:
                 self._note(error)
                 await self.close()
         raise self._worst()
 
-    def _note(self, error: ReplicaLost | StoreError) -> None:
+    def _note(self, error: ReplicaLost | LoaderError) -> None:
         """Raises what any holder would say."""
         if isinstance(error, ReplicaLost):
-            refusal = error.refusal
-            # One of no class of its own is that of a node that cannot say now: its copy may be old, or it is stopping.
-            if refusal is None or type(refusal) is StoreError:
-                refusal = TooFewCopies(f"{self._label} cannot be read now: {error}")
-            error = refusal
-        if isinstance(error, (RangeError, InvalidRequest)):
+            if error.refusal is None or error.may_pass:
+                error = TooFewCopies(f"{self._label} cannot be read now: {error}")
+            else:
+                error = error.refusal
+        if isinstance(error, InvalidRequest):
             raise error
         self._problems.append(error)
 
-    def _worst(self) -> StoreError:
+    def _worst(self) -> LoaderError:
         """A copy that cannot be asked may be there: that outranks one that is not."""
         for kind in (CorruptObject, ObjectDeleted, DriveFailed):
             for problem in self._problems:
@@ -219,7 +217,7 @@ class SourceReader:
         self._writes = writes
 
     async def open(self, wanted: wire.ComposeRange) -> Source:
-        """Raises StoreError."""
+        """Raises LoaderError."""
         source = Source(wanted, self._streams(wanted))
         try:
             await source.open()

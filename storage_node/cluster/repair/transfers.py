@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ais_loader.errors import LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
@@ -24,7 +25,6 @@ from storage_node.cluster.repair.plan import batches
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, RemoteReplicaStream, refused, reporting
 from storage_node.node import Node
-from storage_node.store.errors import ObjectNotFound, StoreError
 from storage_node.store.format import Record
 from storage_node.store.read.object_reader import ObjectReader, open_object
 
@@ -103,7 +103,7 @@ class Transfers:
     async def push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
         """Have the node take over what this one has of these names; how many it has now.
 
-        Raises ReplicaLost, StoreError.
+        Raises ReplicaLost, LoaderError.
 
 
         Raises when the node or this one's bucket is gone; a single name that fails is counted, and left for later.
@@ -174,7 +174,7 @@ class Transfers:
                 with contextlib.closing(open_object(self._node.store, bucket, name)) as reader:
                     data = b"".join(reader)
                     record = reader.record
-            except StoreError as error:
+            except LoaderError as error:
                 self._failed(name, error)
                 continue
             objects.append(
@@ -206,7 +206,7 @@ class Transfers:
         read = self._node.read
         try:
             reader: ObjectReader = await read(open_object, self._node.store, bucket.name, name)
-        except StoreError as error:
+        except LoaderError as error:
             self._failed(name, error)
             return 0
         copy = RemoteReplicaStream(0, endpoint, self._channels)
@@ -228,7 +228,7 @@ class Transfers:
             end = pb.PutEnd(size_bytes=record.size_bytes, checksum=record.checksum)
             staged = (await copy.ask(wire.WriteRequest(end=end), STEP_TIMEOUT_S)).staged
             return await self._commit(copy, staged, [record])
-        except StoreError as error:
+        except LoaderError as error:
             self._failed(name, error)
             return 0
         finally:

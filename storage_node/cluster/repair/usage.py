@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
+from ais_loader.errors import BucketNotFound, LoaderError, SnapshotNotFound
 from ais_loader.wire.cluster_map import sure_copies
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
@@ -29,7 +30,6 @@ from storage_node.cluster.replication.replica_client import outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
 from storage_node.node import Node
-from storage_node.store.errors import BucketNotFound, SnapshotNotFound, StoreError
 from storage_node.store.names import PARTS_PREFIX
 from storage_node.store.store import Store
 from storage_node.store.summary import Tally
@@ -151,7 +151,7 @@ class UsageScan:
         if feed.node == self._replica_set.position:
             try:
                 return await self._node.read(names_page, self._node.store, request)
-            except StoreError as error:
+            except LoaderError as error:
                 raise ReplicaLost(str(error), error) from error
         endpoint = self._replica_set.endpoint(feed.node)
         stub = ais_contents_pb2_grpc.ContentsReplicaStub(self._channels.to(endpoint))
@@ -186,7 +186,7 @@ def summary_of(tally: Tally) -> pb.Summary:
 
 
 def names_page(store: Store, request: pb.ListNamesRequest) -> pb.ListNamesResponse:
-    """This node's part. Parts of uploads do not count, as in lists. Raises StoreError."""
+    """This node's part. Parts of uploads do not count, as in lists. Raises LoaderError."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     limit = min(request.limit or PAGE_NAMES, PAGE_NAMES)
     page = pb.ListNamesResponse()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ais_loader.errors import LoaderError, WriteTooLate
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.replication.commit_barrier import CommitBarrier
@@ -24,10 +25,9 @@ from storage_node.cluster.replication.replica_client import ReplicaClient, close
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.errors import StoreError, WriteTooLate
 from storage_node.store.format import Record, Version
 
-Result: TypeAlias = pb.ObjectInfo | StoreError
+Result: TypeAlias = pb.ObjectInfo | LoaderError
 """What became of one object."""
 
 
@@ -157,7 +157,7 @@ class CommitProtocol:
             replica_set = mine[0][0].replica_set
             wanted = [(entry.name, condition) for entry, condition in mine]
             for (entry, _), decided in zip(mine, await decide(self._nodes, replica_set, wanted), strict=True):
-                if isinstance(decided, StoreError):
+                if isinstance(decided, LoaderError):
                     entry.settled = decided
                 elif decided.landed is not None:
                     entry.settled = committed_info(replica_set, entry.name, decided.landed)
@@ -196,7 +196,7 @@ class CommitProtocol:
         await self._ask_former(entries)
         try:
             versions = await self._nodes.node.read(self._choose, entries, self._clock_skips.skip_for(entries))
-        except StoreError as error:
+        except LoaderError as error:
             return [error for _ in entries]
         modified_ns = time.time_ns()
         requests = {id(copy): [wire.CommitObject() for _ in range(copy.objects)] for copy in copies}
@@ -278,7 +278,7 @@ def _committed(entry: PendingWrite, answers: dict[int, wire.WriteResponse | Repl
     return committed
 
 
-def _refusal(entry: PendingWrite, answer: wire.WriteResponse | ReplicaLost, place: int) -> StoreError | None:
+def _refusal(entry: PendingWrite, answer: wire.WriteResponse | ReplicaLost, place: int) -> LoaderError | None:
     """Why this node did not commit an entry."""
     if isinstance(answer, ReplicaLost):
         return answer.refusal or entry.unfinished(0)

@@ -18,16 +18,15 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from ais_loader.errors import LoaderError, StaleMap
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.batch.local_batch import StaleMap
 from storage_node.cluster.replication.replica import from_wire
 from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet, TooFewCopies
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.errors import StoreError
 from storage_node.store.format import Record, Version
 
 LEARN_TIMEOUT_S = 5.0
@@ -58,15 +57,15 @@ class ConditionOutcome:
 
 async def decide(
     nodes: ReplicaClient, replica_set: ReplicaSet, wanted: Sequence[tuple[str, Condition]]
-) -> list[ConditionOutcome | StoreError]:
+) -> list[ConditionOutcome | LoaderError]:
     """Whether these conditions hold of these names; in order. The caller holds the names, and the map in use."""
     faults = [misplaced(nodes, replica_set, name) for name, _ in wanted]
     names = [name for (name, _), fault in zip(wanted, faults, strict=True) if fault is None]
     found = iter(await _current_versions(nodes, replica_set, names) if names else [])
-    decided: list[ConditionOutcome | StoreError] = []
+    decided: list[ConditionOutcome | LoaderError] = []
     for (name, condition), misfit in zip(wanted, faults, strict=True):
         there = misfit or next(found)
-        if isinstance(there, StoreError):
+        if isinstance(there, LoaderError):
             decided.append(there)
             continue
         fault = condition.fault(f"{replica_set.bucket.name}/{name}", there.newest)
@@ -83,7 +82,7 @@ async def decide(
     return decided
 
 
-def misplaced(nodes: ReplicaClient, replica_set: ReplicaSet, name: str) -> StoreError | None:
+def misplaced(nodes: ReplicaClient, replica_set: ReplicaSet, name: str) -> LoaderError | None:
     """What is wrong with this node's deciding about a name; None when it is the one that does."""
     membership = nodes.node.membership
     if membership is not None and membership.view is not replica_set.view:
@@ -104,19 +103,19 @@ def _stale(label: str) -> StaleMap:
 
 async def _current_versions(
     nodes: ReplicaClient, replica_set: ReplicaSet, names: Sequence[str]
-) -> list[CurrentVersion | StoreError]:
+) -> list[CurrentVersion | LoaderError]:
     """What there is of these names, of which this node is the first owner."""
     store = nodes.node.store
     uuid = replica_set.bucket.uuid
 
-    def look() -> list[tuple[Record | None, bool] | StoreError]:
-        found: list[tuple[Record | None, bool] | StoreError] = []
+    def look() -> list[tuple[Record | None, bool] | LoaderError]:
+        found: list[tuple[Record | None, bool] | LoaderError] = []
         for name in names:
             try:
                 here = store.newest_entry(uuid, name)
                 there = here if here is not None and not here.is_tombstone else None
                 found.append((here, store.doubts.any and store.in_doubt(uuid, name, there)))
-            except StoreError as error:
+            except LoaderError as error:
                 found.append(error)
         return found
 
@@ -125,7 +124,7 @@ async def _current_versions(
     all_nodes, avoided = range(len(replica_set.view.nodes)), nodes.avoided(replica_set)
     strict: set[int] = set()
     for at, (name, here) in enumerate(zip(names, own, strict=True)):
-        if isinstance(here, StoreError):
+        if isinstance(here, LoaderError):
             continue
         if here[1] or replica_set.view.former is not None:
             strict.add(at)
@@ -188,12 +187,12 @@ async def _teach(nodes: ReplicaClient, replica_set: ReplicaSet, node: int) -> No
 
 def _joined(
     label: str,
-    here: tuple[Record | None, bool] | StoreError,
+    here: tuple[Record | None, bool] | LoaderError,
     states: Iterable[wire.ObjectState],
     silent: Sequence[str],
     clock: int,
-) -> CurrentVersion | StoreError:
-    if isinstance(here, StoreError):
+) -> CurrentVersion | LoaderError:
+    if isinstance(here, LoaderError):
         return here
     if silent:
         return TooFewCopies(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -43,7 +44,6 @@ from storage_node.cluster.replication.replica_set import ReplicaSelection, Repli
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
 from storage_node.node import Node
 from storage_node.store.drive.preconditions import Condition, condition_of
-from storage_node.store.errors import InvalidRequest, ObjectNotFound, StoreError
 from storage_node.store.format import Version
 from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.store import not_found_message
@@ -117,7 +117,7 @@ class WriteCoordinator:
         messages: AsyncIterator[pb.PutRequest],
         held: HeldWrite | None = None,
     ) -> pb.ObjectInfo:
-        """Store an object whose header has come already. Raises StoreError.
+        """Store an object whose header has come already. Raises LoaderError.
 
         `held`: takes this node's own copy in, if it is an owner.
         """
@@ -148,20 +148,20 @@ class WriteCoordinator:
             await close_all(copies)
             raise
         result = (await self._commits.commit([staged], copies))[0]
-        if isinstance(result, StoreError):
+        if isinstance(result, LoaderError):
             raise result
         return result
 
     async def _decided(
         self, replica_set: ReplicaSet, header: pb.PutHeader, condition: Condition
     ) -> pb.ObjectInfo | None:
-        """Look beforehand, where many bytes may come in vain; what an earlier try has stored. Raises StoreError."""
+        """Look beforehand, where many bytes may come in vain; what an earlier try has stored. Raises LoaderError."""
         if (misfit := misplaced(self._nodes, replica_set, header.name)) is not None:
             raise misfit
         if header.HasField("size_bytes") and header.size_bytes < _LOOK_BEFORE_BYTES:
             return None
         decided = (await decide(self._nodes, replica_set, [(header.name, condition)]))[0]
-        if isinstance(decided, StoreError):
+        if isinstance(decided, LoaderError):
             raise decided
         return committed_info(replica_set, header.name, decided.landed) if decided.landed is not None else None
 
@@ -247,7 +247,7 @@ class WriteCoordinator:
                 entry.condition = condition_of(small)
                 if entry.condition is not None:
                     entry.fault = misplaced(self._nodes, entry.replica_set, small.name)
-            except StoreError as error:
+            except LoaderError as error:
                 entry.fault = error
         for replica_set in {id(replica_set): replica_set for replica_set in replica_sets}.values():
             mine = [entry for entry in entries if entry.replica_set is replica_set and entry.fault is None]
@@ -300,7 +300,7 @@ class WriteCoordinator:
                 not_above: Version | None = None
                 if condition is not None:
                     decided = (await decide(self._nodes, replica_set, [(name, condition)]))[0]
-                    if isinstance(decided, StoreError):
+                    if isinstance(decided, LoaderError):
                         raise decided
                     not_above = decided.there.version
                 await self._delete(replica_set, name, not_above)
@@ -339,7 +339,7 @@ class WriteCoordinator:
         if absent:
             raise ObjectNotFound(not_found_message(replica_set.bucket.name, name))
 
-    async def delete_many(self, replica_set: ReplicaSet, names: Sequence[str]) -> list[StoreError | None]:
+    async def delete_many(self, replica_set: ReplicaSet, names: Sequence[str]) -> list[LoaderError | None]:
         """As `delete` of each; None, or why it is not deleted, in order."""
         return await self._deletions.delete(replica_set, names)
 
@@ -405,6 +405,6 @@ class WriteCoordinator:
 
 
 def _result(stored: Result) -> pb.PutResult:
-    if isinstance(stored, StoreError):
+    if isinstance(stored, LoaderError):
         return pb.PutResult(error=pb.Error(kind=stored.kind, message=str(stored)))
     return pb.PutResult(info=stored)

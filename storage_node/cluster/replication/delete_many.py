@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ais_loader.errors import DriveFailed, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
@@ -24,7 +25,6 @@ from storage_node.cluster.replication.replica import error_to_wire, from_wire, r
 from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, refused, reporting
-from storage_node.store.errors import DriveFailed, ObjectNotFound, StoreError
 from storage_node.store.format import Version
 from storage_node.store.names import object_name_fault
 from storage_node.store.store import Store, not_found_message
@@ -70,13 +70,13 @@ class Deletions:
         self._clock_skips = clock_skips
         self._commits = commits
 
-    async def delete(self, replica_set: ReplicaSet, names: Sequence[str]) -> list[StoreError | None]:
+    async def delete(self, replica_set: ReplicaSet, names: Sequence[str]) -> list[LoaderError | None]:
         """Leave tombstones on all owners; of each name, in order, None or why it is not deleted.
 
         A repeated name is there only once.
         """
         different = [name for name in dict.fromkeys(names) if not object_name_fault(name)]
-        done: dict[str, StoreError | None] = {}
+        done: dict[str, LoaderError | None] = {}
         for first in range(0, len(different), AT_ONCE):
             group = different[first : first + AT_ONCE]
             async with self._commits.names.hold((replica_set.bucket.uuid, name) for name in group):
@@ -84,12 +84,12 @@ class Deletions:
         missing = {name: ObjectNotFound(not_found_message(replica_set.bucket.name, name)) for name in set(names)}
         return [done.pop(name, missing[name]) for name in names]
 
-    async def _delete(self, replica_set: ReplicaSet, names: Sequence[str]) -> list[StoreError | None]:
+    async def _delete(self, replica_set: ReplicaSet, names: Sequence[str]) -> list[LoaderError | None]:
         rankings = replica_set.rankings(names)
         entries = [_Deletion(replica_set, name, ranking) for name, ranking in zip(names, rankings, strict=True)]
         while await self._ask_round(replica_set, entries):
             pass  # names of which too few nodes answered are asked of the next ones
-        results: dict[str, StoreError | None] = {entry.name: entry.shortage() for entry in entries}
+        results: dict[str, LoaderError | None] = {entry.name: entry.shortage() for entry in entries}
         going = [entry for entry in entries if results[entry.name] is None]
         former: dict[int, list[_Deletion]] = {}
         for entry in going:
@@ -141,7 +141,7 @@ class Deletions:
                 if taking:
                     entry.taking.append(node)
 
-    async def _bury(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> dict[str, StoreError | None]:
+    async def _bury(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> dict[str, LoaderError | None]:
         membership = self._nodes.node.membership
         if membership is not None:
             membership.lease.hold(replica_set.epoch)
@@ -151,16 +151,16 @@ class Deletions:
         self._commits.track(burying)
         try:
             told = await asyncio.shield(burying)
-        except StoreError as error:
+        except LoaderError as error:
             return {entry.name: error for entry in entries}
-        results: dict[str, StoreError | None] = {}
+        results: dict[str, LoaderError | None] = {}
         for entry in entries:
             count = sum(node in entry.taking for node in entry.buried)
             results[entry.name] = None if told and count >= replica_set.min_copies else entry.unfinished(count)
         return results
 
     async def _choose_and_bury(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> bool:
-        """Whether all have been told whom it concerns. Raises StoreError, and nothing has been changed."""
+        """Whether all have been told whom it concerns. Raises LoaderError, and nothing has been changed."""
         async with self._commits.gate.passing([replica_set.bucket.uuid]):
             skip = self._clock_skips.skip_for(entries)
             versions = await self._nodes.node.read(self._choose, replica_set, entries, skip)
@@ -214,7 +214,7 @@ class Deletions:
         if node == replica_set.position:
             try:
                 answer = await self._nodes.node.read(bury_many, self._nodes.node.store, request)
-            except StoreError as error:
+            except LoaderError as error:
                 raise ReplicaLost(f"this node: {error}", error) from error
         else:
             stub = ais_contents_pb2_grpc.ContentsReplicaStub(self._nodes.channels.to(endpoint))
@@ -228,7 +228,7 @@ class Deletions:
 
 
 def bury_many(store: Store, request: contents.BuryManyRequest) -> contents.BuryManyResponse:
-    """This node's part. Raises StoreError."""
+    """This node's part. Raises LoaderError."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     graves = list(zip(request.name, map(from_wire, request.version), strict=True))
     return contents.BuryManyResponse(failure=failures(store.entomb_many(request.bucket.name, graves)))
@@ -239,5 +239,5 @@ def failures(results: Sequence[object]) -> list[contents.DeleteFailure]:
     return [
         contents.DeleteFailure(position=at, error=error_to_wire(result))
         for at, result in enumerate(results)
-        if isinstance(result, StoreError)
+        if isinstance(result, LoaderError)
     ]

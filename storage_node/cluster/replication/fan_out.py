@@ -17,10 +17,10 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet, TooFewCopies
-from storage_node.store.errors import StoreError
 from storage_node.store.format import Version
 
 _MOST_MAPS = 5
@@ -116,7 +116,7 @@ async def invalidate_one(
         await nodes.invalidations.invalidate(replica_set.endpoint(node), (bucket.name, bucket.uuid), versions)
 
 
-def outdated(nodes: ReplicaClient, entry: ReplicaSelection) -> StoreError | None:
+def outdated(nodes: ReplicaClient, entry: ReplicaSelection) -> LoaderError | None:
     """What is wrong with a write whose nodes all have stopped being owners since it began: they may be about to go."""
     replica_set, name, membership = entry.replica_set, entry.name, nodes.node.membership
     if membership is None or membership.view is None or membership.view.version == replica_set.view.version:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ais_loader import errors
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.store import errors
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.errors import StoreError
 from storage_node.store.format import Record, Version
 from storage_node.store.store import Store, Upload
 from storage_node.store.writes import check_content, stage_object
@@ -29,7 +29,7 @@ def from_wire(version: wire.ObjectVersion) -> Version:
     return Version(version.epoch, version.counter, version.node)
 
 
-def error_to_wire(error: StoreError) -> pb.Error:
+def error_to_wire(error: LoaderError) -> pb.Error:
     return pb.Error(kind=error.kind, message=str(error))
 
 
@@ -41,7 +41,7 @@ class HeldWrite:
         self._store = store
         self._known_map = known_map
         self._header: wire.WriteHeader | None = None
-        self._uploads: list[Upload | StoreError] | None = None
+        self._uploads: list[Upload | LoaderError] | None = None
         self._committed = False
 
     def take(self, request: wire.WriteRequest) -> wire.WriteResponse | None:
@@ -54,7 +54,7 @@ class HeldWrite:
             self._header = request.header
             self._uploads = [self._begin(request.header)]
             failed = self._uploads[0]
-            return self._staged() if isinstance(failed, StoreError) else wire.WriteResponse(ready=wire.WriteReady())
+            return self._staged() if isinstance(failed, LoaderError) else wire.WriteResponse(ready=wire.WriteReady())
         if part == "end" and self._header is not None and self._uploads is not None:
             self._end(self._header.object, request.end)
             return self._staged()
@@ -67,14 +67,14 @@ class HeldWrite:
             return self._commit(self._uploads, request.commit)
         raise errors.InvalidRequest(f"a message of a write that is out of turn: {part}")
 
-    def _begin(self, header: wire.WriteHeader) -> Upload | StoreError:
+    def _begin(self, header: wire.WriteHeader) -> Upload | LoaderError:
         put = header.object
         try:
             require_bucket(self._store, put.bucket, header.bucket_uuid)
             upload = self._store.begin_put(put.bucket, put.name, dict(put.metadata))
             upload.require(Condition(write_id=put.condition.write_id))
             return upload
-        except StoreError as error:
+        except LoaderError as error:
             return error
 
     def _write(self, data: bytes) -> None:
@@ -84,7 +84,7 @@ class HeldWrite:
         if isinstance(upload, Upload):
             try:
                 upload.write(data)
-            except StoreError as error:
+            except LoaderError as error:
                 self._uploads[0] = error
 
     def _end(self, header: pb.PutHeader, end: pb.PutEnd) -> None:
@@ -98,11 +98,11 @@ class HeldWrite:
                     header.size_bytes if header.HasField("size_bytes") else None,
                     header.checksum if header.HasField("checksum") else None,
                 )
-            except StoreError as error:
+            except LoaderError as error:
                 upload.abort()
                 self._uploads[0] = error
 
-    def _stage(self, small: pb.SmallObject, group: wire.WriteGroup) -> Upload | StoreError:
+    def _stage(self, small: pb.SmallObject, group: wire.WriteGroup) -> Upload | LoaderError:
         checksum = small.checksum if small.HasField("checksum") else None
         try:
             require_bucket(self._store, small.bucket, group.bucket_uuid[small.bucket])
@@ -116,7 +116,7 @@ class HeldWrite:
                 condition=Condition(write_id=small.condition.write_id),
                 grouped=True,
             )
-        except StoreError as error:
+        except LoaderError as error:
             return error
 
     def _staged(self) -> wire.WriteResponse:
@@ -126,7 +126,7 @@ class HeldWrite:
             if isinstance(upload, Upload):
                 try:
                     newest = upload.newest()
-                except StoreError as error:
+                except LoaderError as error:
                     upload.abort()
                     self._uploads[at] = upload = error
                 else:
@@ -135,14 +135,14 @@ class HeldWrite:
                         checksum=upload.checksum,
                         newest=to_wire(newest.version) if newest is not None else None,
                     )
-            if isinstance(upload, StoreError):
+            if isinstance(upload, LoaderError):
                 staged.object.add(error=error_to_wire(upload))
         return wire.WriteResponse(staged=staged)
 
-    def _commit(self, uploads: Sequence[Upload | StoreError], commit: wire.WriteCommit) -> wire.WriteResponse:
+    def _commit(self, uploads: Sequence[Upload | LoaderError], commit: wire.WriteCommit) -> wire.WriteResponse:
         self._committed = True
-        given_up = StoreError("given up by the coordinator")
-        wanted: list[Upload | StoreError] = []
+        given_up = LoaderError("given up by the coordinator")
+        wanted: list[Upload | LoaderError] = []
         for upload, chosen in zip(uploads, commit.object, strict=True):
             if isinstance(upload, Upload) and not chosen.HasField("version"):
                 upload.abort()
@@ -157,7 +157,7 @@ class HeldWrite:
             wanted.append(upload)
         committed = wire.Committed()
         for result in self._store.commit_many(wanted):
-            if isinstance(result, StoreError):
+            if isinstance(result, LoaderError):
                 committed.object.add(error=error_to_wire(result))
             else:
                 committed.object.add(version=to_wire(result.version))
@@ -177,7 +177,7 @@ def require_bucket(store: Store, name: str, uuid: bytes) -> None:
         raise errors.BucketNotFound(f"bucket {name!r} was deleted and made again, or will be")
 
 
-# -- calls with one answer; all raise StoreError
+# -- calls with one answer; all raise LoaderError
 
 
 def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> wire.NewestResponse:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import grpc.aio
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
@@ -26,7 +27,6 @@ from storage_node.cluster.replication.replica_stream import (
     reporting,
 )
 from storage_node.node import Node
-from storage_node.store.errors import StoreError
 
 R = TypeVar("R")
 _FEW_NAMES = 128
@@ -135,7 +135,7 @@ class ReplicaClient:
     async def _here(self, function: Callable[..., R], request: object) -> R:
         try:
             return await self.node.read(function, self.node.store, request)
-        except StoreError as error:
+        except LoaderError as error:
             raise ReplicaLost(f"this node: {error}", error) from error
 
 

@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
+from ais_loader.errors import InvalidRequest, LoaderError, NodeUnavailable, SourceChanged, SourceUnreadable
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.replication.replica_stream import ReplicaLost
-from storage_node.store.errors import (
-    ContentMismatch,
-    InvalidName,
-    InvalidRequest,
-    SourceChanged,
-    SourceUnreadable,
-    StoreError,
-)
 
 
-class TooFewCopies(StoreError):
+class TooFewCopies(NodeUnavailable):
     """Fewer nodes than the bucket's `min_copies` could take a write; it may be tried again."""
 
-    kind = "node-unavailable"
 
-
-_OF_THE_REQUEST = (InvalidName, InvalidRequest, ContentMismatch, SourceChanged, SourceUnreadable)
+_OF_THE_REQUEST = (InvalidRequest, SourceChanged, SourceUnreadable)
 """What any node would say of the same request."""
 
 
@@ -90,9 +81,9 @@ class ReplicaSelection:
     """Those that take part."""
     tried: set[int] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
-    fault: StoreError | None = None
+    fault: LoaderError | None = None
     """What any node would have against the request."""
-    refusal: StoreError | None = None
+    refusal: LoaderError | None = None
     """What a node that answered had against taking part."""
     unreachable: bool = False
 
@@ -125,7 +116,7 @@ class ReplicaSelection:
         if problem.refusal is not None and isinstance(problem.refusal, _OF_THE_REQUEST):
             self.fault = self.fault or problem.refusal
 
-    def shortage(self) -> StoreError | None:
+    def shortage(self) -> LoaderError | None:
         """Why the write cannot go on; None when it can."""
         if self.fault is not None or len(self.taking) >= self.replica_set.min_copies:
             return self.fault
@@ -134,13 +125,13 @@ class ReplicaSelection:
             return type(self.refusal)(message)
         return TooFewCopies(message)
 
-    def without_its_first_owner(self) -> StoreError:
+    def without_its_first_owner(self) -> LoaderError:
         """Why a write on a condition cannot go on, which this node decides about and has no part in."""
         kind = type(self.refusal) if self.refusal is not None else TooFewCopies
         why = "; ".join(dict.fromkeys(self.problems))
         return kind(f"{self.replica_set.bucket.name}/{self.name}: its first owner cannot take it now ({why})")
 
-    def unfinished(self, count: int) -> StoreError:
+    def unfinished(self, count: int) -> LoaderError:
         """What a client is told when too few nodes of those that took part have said that they are done."""
         return TooFewCopies(f"{self._sentence(count)}; others may be changed already, trying again makes them equal")
 
@@ -150,7 +141,7 @@ class ReplicaSelection:
         return f"{label}: {count} copies can be written now, {self.replica_set.min_copies} at least are needed ({why})"
 
     def require(self) -> None:
-        """Raises StoreError when the write cannot go on."""
+        """Raises LoaderError when the write cannot go on."""
         shortage = self.shortage()
         if shortage is not None:
             raise shortage

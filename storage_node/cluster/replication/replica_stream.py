@@ -16,6 +16,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ais_loader import errors
+from ais_loader.errors import LoaderError, NodeUnavailable, SilenceTimeout
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
@@ -23,8 +25,6 @@ from ais_loader.wire.reserved import ERROR_KIND_KEY
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.node import Node
-from storage_node.store import errors
-from storage_node.store.errors import StoreError
 
 REACH_TIMEOUT_S = 2.0
 """For a node to say that it is there; after that the next host in order takes its place."""
@@ -35,18 +35,18 @@ STEP_TIMEOUT_S = 10.0
 class ReplicaLost(Exception):
     """A node takes no part in a write, or not any more. `refusal` is its reason, None when it did not answer."""
 
-    def __init__(self, message: str, refusal: StoreError | None = None) -> None:
+    def __init__(self, message: str, refusal: LoaderError | None = None) -> None:
         super().__init__(message)
         self.refusal = refusal
 
-
-_BY_KIND = {
-    cls.kind: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.StoreError)
-}
+    @property
+    def may_pass(self) -> bool:
+        """The node did not answer, or cannot say now: its copy may be old, or it is stopping."""
+        return self.refusal is None or type(self.refusal) in (LoaderError, NodeUnavailable, SilenceTimeout)
 
 
 def refused(who: str, error: pb.Error) -> ReplicaLost:
-    return ReplicaLost(f"{who}: {error.message}", _BY_KIND.get(error.kind, StoreError)(error.message))
+    return ReplicaLost(f"{who}: {error.message}", errors.from_kind(error.kind, error.message))
 
 
 class ReplicaStream(ABC):
@@ -93,7 +93,7 @@ class LocalReplicaStream(ReplicaStream):
     async def send(self, request: wire.WriteRequest, timeout_s: float) -> None:
         try:
             answer = await self._here.read(self._held.take, request)
-        except StoreError as error:
+        except LoaderError as error:
             raise ReplicaLost(f"this node: {error}", error) from error
         if answer is not None:
             self._answers.append(answer)

@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
+from ais_loader.errors import BucketNotFound, LoaderError, ObjectNotFound, SnapshotNotFound
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
@@ -22,7 +23,6 @@ from storage_node.cluster.replication.replica import to_wire
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.snapshots.plan import Unsettled, compare_seen, count_first, end_of
 from storage_node.node import Node
-from storage_node.store.errors import BucketNotFound, ObjectNotFound, SnapshotNotFound, StoreError
 from storage_node.store.format import Record
 from storage_node.store.names import SNAPSHOT_MARK
 from storage_node.store.read.object_reader import open_object
@@ -45,7 +45,7 @@ class Convergence:
         self._slots = asyncio.Semaphore(_KEPT_AT_ONCE)
 
     async def page(self, bucket_uuid: bytes, cut: int, start_after: str) -> pb.SettleResponse:
-        """Settle the names after this one. Raises BucketNotFound, StoreError."""
+        """Settle the names after this one. Raises BucketNotFound, LoaderError."""
         view, here = self._membership.view, self._membership.position
         bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
         if view is None or here is None or bucket is None:
@@ -143,14 +143,14 @@ class Convergence:
                         if state is not None and state.version >= found[name].record.version:
                             del found[name]
                 await asyncio.gather(*(self._keep(endpoint, bucket, cut, name, one) for name, one in found.items()))
-            except (ReplicaLost, StoreError) as error:
+            except (ReplicaLost, LoaderError) as error:
                 problems.append(f"{endpoint}: {error}")
 
         await asyncio.gather(*(push(node, names) for node, names in unsettled.push.items()))
         return problems[-1] if problems else ""
 
     async def _keep(self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, name: str, version: Seen) -> None:
-        """Have the node retain one version. Raises ReplicaLost, StoreError."""
+        """Have the node retain one version. Raises ReplicaLost, LoaderError."""
         async with self._slots:
             try:
                 messages = self._messages(bucket, cut, name, version)
@@ -168,7 +168,7 @@ class Convergence:
     async def _messages(
         self, bucket: cluster_pb.MapBucket, cut: int, name: str, version: Seen
     ) -> AsyncGenerator[pb.KeepRequest, None]:
-        """Raises StoreError."""
+        """Raises LoaderError."""
         record = version.record
         cuts = self._store.record.cuts.get(bucket.uuid, [])
         header = pb.KeepHeader(

@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
+from ais_loader.errors import BucketNotFound, LoaderError, SnapshotNotFound, SnapshotReadOnly
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
@@ -37,7 +38,6 @@ from storage_node.cluster.replication.commit_barrier import DRAIN_S, HOLD_S
 from storage_node.cluster.replication.replica_set import TooFewCopies
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.snapshots.converge import KEEP_TIMEOUT_S
-from storage_node.store.errors import BucketNotFound, SnapshotNotFound, SnapshotReadOnly, StoreError
 from storage_node.store.failpoints import failpoint
 from storage_node.store.names import SNAPSHOT_MARK, check_snapshot_name
 
@@ -144,7 +144,7 @@ class SnapshotCoordinator:
     # -- the cut
 
     async def _cut(self, view: ClusterView, bucket: cluster_pb.MapBucket, name: str) -> cluster_pb.MapSnapshot:
-        """Have the map say that a snapshot with this name is being made. Raises _Overtaken, StoreError."""
+        """Have the map say that a snapshot with this name is being made. Raises _Overtaken, LoaderError."""
         attempt, ref = os.urandom(16), bucket_ref(bucket)
         endpoints = [node.endpoint for node in sorted(view.nodes, key=lambda node: node.uuid)]
         await asyncio.gather(*(_all_needed(reach(self._channels, endpoint)) for endpoint in endpoints))
@@ -201,7 +201,7 @@ class SnapshotCoordinator:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _abandon(self, bucket_uuid: bytes, making: cluster_pb.MapSnapshot) -> None:
-        with contextlib.suppress(StoreError, ValueError):  # otherwise whoever finds it, see `snapshot_care`
+        with contextlib.suppress(LoaderError, ValueError):  # otherwise whoever finds it, see `snapshot_care`
             await asyncio.shield(self._change(edits.abandon_snapshot(bucket_uuid, making)))
 
     # -- the same for all
@@ -209,7 +209,7 @@ class SnapshotCoordinator:
     async def _settle(
         self, view: ClusterView, bucket: cluster_pb.MapBucket, making: cluster_pb.MapSnapshot
     ) -> tuple[int, int]:
-        """Returns when all owners see the same: how many objects, and their bytes. Raises StoreError."""
+        """Returns when all owners see the same: how many objects, and their bytes. Raises LoaderError."""
         endpoints = [node.endpoint for node in view.nodes]
         fewest, since_s = -1, time.monotonic()
         while True:
@@ -250,7 +250,7 @@ class SnapshotCoordinator:
         return list(answers)
 
     async def _ask(self, endpoint: str, method: str, request: Any, timeout_s: float) -> Any:
-        """Raises StoreError."""
+        """Raises LoaderError."""
         return await _all_needed(self._call(endpoint, method, request, timeout_s))
 
     async def _call(self, endpoint: str, method: str, request: Any, timeout_s: float) -> Any:
@@ -265,11 +265,13 @@ class SnapshotCoordinator:
             raise _left()
         try:
             return await change_map_async([node.endpoint for node in view.nodes], edit, timeout_s=CHANGE_TIMEOUT_S)
+        except LoaderError:
+            raise  # many are a ValueError, too
         except ValueError as error:
             raise ChangeFailed(str(error)) from error
 
 
-class _Overtaken(StoreError):
+class _Overtaken(LoaderError):
     """The same may succeed at once when it is tried again."""
 
 
@@ -278,10 +280,9 @@ async def _all_needed(answer: Awaitable[T]) -> T:
     try:
         return await answer
     except ReplicaLost as lost:
-        refusal = type(lost.refusal) if lost.refusal is not None else StoreError
-        kind = TooFewCopies if refusal is StoreError else refusal
+        kind = TooFewCopies if lost.refusal is None or lost.may_pass else type(lost.refusal)
         raise kind(f"a snapshot is made by all nodes of the cluster together: {lost}") from lost
 
 
-def _left() -> StoreError:
+def _left() -> LoaderError:
     return TooFewCopies("this node is no longer part of the cluster; ask another one")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.map.membership import Membership
@@ -20,7 +21,6 @@ from storage_node.cluster.repair.plan import State, owners_of
 from storage_node.cluster.snapshots.converge import Convergence
 from storage_node.cluster.snapshots.plan import sees_as_much
 from storage_node.node import Node
-from storage_node.store.errors import StoreError
 from storage_node.store.retained_replicas import RetainedHere, release, retained_after
 
 PAGE_VERSIONS = 1000
@@ -35,7 +35,7 @@ class RetainedRepair:
         self._convergence = convergence
 
     async def pass_(self, view: ClusterView) -> bool:
-        """Go through all; whether everything is where it belongs, as far as this node knows. Raises StoreError."""
+        """Go through all; whether everything is where it belongs, as far as this node knows. Raises LoaderError."""
         in_place = True
         for bucket in view.buckets.values():
             for drive in self._store.drives if bucket.snapshot else ():
@@ -79,7 +79,7 @@ class RetainedRepair:
             return not gone
         try:
             await self._node.read(release, gone)
-        except StoreError as error:
+        except LoaderError as error:
             log.info("what other nodes retain is not let go of for now: %s", error)
         finally:
             self._membership.lease.end(view.version)

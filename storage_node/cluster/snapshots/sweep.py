@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
@@ -20,7 +21,6 @@ from storage_node.cluster.map.snapshot_mutations import abandon_snapshot
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.snapshots.coordinator import CHANGE_TIMEOUT_S, SnapshotCoordinator
 from storage_node.node import Node
-from storage_node.store.errors import StoreError
 
 INTERVAL_S = 1.0
 SILENT_S = 20.0
@@ -42,7 +42,7 @@ class SnapshotSweep:
             if self._node.store.record.trimming:
                 try:
                     await self._node.read(self._node.store.finish_trimming)
-                except StoreError as error:
+                except LoaderError as error:
                     log.info("what deleted snapshots have kept stays for now: %s", error)
             view = self._membership.view
             for bucket in view.buckets.values() if view is not None else ():

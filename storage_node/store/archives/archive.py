@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from storage_node.store.archives.errors import ArchiveDamaged, IndexDamaged, MemberCorrupt
+from ais_loader.errors import ArchiveDamaged, ArchiveIndexError, MemberCorrupt
 from storage_node.store.archives.gzip_points import GzipPoints, build_gzip_points
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.inflating import decoder_for, unpacked
@@ -106,7 +106,7 @@ class Archive:
     def __init__(self, source: ByteSource, index: MemberIndex, limits: Limits = DEFAULT_LIMITS) -> None:
         """`source` must be what `index` was made from: MemberIndex.open checks that for files.
 
-        Raises IndexDamaged, LibraryMissing.
+        Raises ArchiveIndexError, LibraryMissing.
         """
         self.source, self.index, self.limits = source, index, limits
         self._view: View | None = None
@@ -115,7 +115,7 @@ class Archive:
         elif index.kind.is_compressed_tar:
             self._view = FramesView(source, index.kind, index.plan, index.content_bytes, limits)
         elif index.content_bytes != source.size_bytes:
-            raise IndexDamaged(f"the shard has {source.size_bytes} bytes, its index is of {index.content_bytes}")
+            raise ArchiveIndexError(f"the shard has {source.size_bytes} bytes, its index is of {index.content_bytes}")
 
     @property
     def kind(self) -> ArchiveKind:

@@ -18,9 +18,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 
-from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge, CopiesBusy
+from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, Closed, CopiesBusy
 from storage_node.store.archives.source import FdSource
-from storage_node.store.errors import StoreClosed
 from storage_node.store.files.object_files import drive_error
 
 _SUFFIX = ".unpacking"
@@ -68,7 +67,7 @@ class DecompressedCopies:
             CopiesBusy: for `timeout_s`, others held all room, or another thread was making the copy.
             ArchiveDamaged: `unpack` gave more or less than `size_bytes`; also whatever else it raises, to all who wait.
             DriveFull, DriveFailed: the operating system could not write it.
-            StoreClosed: after `close`.
+            Closed: after `close`.
         """
         copy, is_maker = self._enter(key, size_bytes, time.monotonic() + timeout_s)
         try:
@@ -102,7 +101,7 @@ class DecompressedCopies:
         with self._changed:
             while True:
                 if self._closed:
-                    raise StoreClosed("the store is closed, and its decompressed copies with it")
+                    raise Closed("the store is closed, and its decompressed copies with it")
                 copy = self._copies.get(key)
                 if copy is not None:
                     copy.readers += 1
@@ -147,7 +146,7 @@ class DecompressedCopies:
                     break
                 self._write(fd, piece)
                 if self._closed:
-                    raise StoreClosed("the store was closed while a shard was decompressed")
+                    raise Closed("the store was closed while a shard was decompressed")
             if written != copy.size_bytes:
                 raise ArchiveDamaged(f"a shard unpacks to {written} bytes or more, its index says {copy.size_bytes}")
         except BaseException as error:

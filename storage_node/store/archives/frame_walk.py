@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from enum import IntEnum
 
-from storage_node.store.archives.errors import ArchiveDamaged
+from ais_loader.errors import ArchiveDamaged
 from storage_node.store.archives.inflating import Decoder
 from storage_node.store.archives.kinds import is_skippable
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits

@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ais_loader.errors import ArchiveDamaged, ArchiveIndexError, LibraryMissing
 from ais_loader.extras import needs
-from storage_node.store.archives.errors import ArchiveDamaged, IndexDamaged, LibraryMissing
 from storage_node.store.archives.gzip_histories import HISTORY_BYTES, packed_history, unpacked_history
 from storage_node.store.archives.inflating import PIECE_BYTES
 from storage_node.store.archives.source import ByteSource, SourceFile, read_exactly
@@ -206,11 +206,11 @@ class _Stream:
 
 class GzipPoints:
     def __init__(self, source: ByteSource, plan: memoryview, content_bytes: int) -> None:
-        """Raises IndexDamaged when `plan` cannot be of this file."""
+        """Raises ArchiveIndexError when `plan` cannot be of this file."""
         self._source, self._content_bytes = source, content_bytes
         count = _COUNT.unpack_from(plan)[0] if len(plan) >= _COUNT.size else 0
         if not count or _COUNT.size + 25 * count > len(plan):
-            raise IndexDamaged(f"{count} restart points of a tar.gz do not fit into {len(plan)} bytes")
+            raise ArchiveIndexError(f"{count} restart points of a tar.gz do not fit into {len(plan)} bytes")
         self._packed_at, self._content_at, ends = (
             np.frombuffer(plan, "<u8", count, _COUNT.size + 8 * count * column) for column in range(3)
         )
@@ -228,7 +228,7 @@ class GzipPoints:
             or (self._history_at[1:] < self._history_at[:-1]).any()
             or int(self._history_at[-1]) != len(self._histories)
         ):
-            raise IndexDamaged("the restart points of a tar.gz are not in order, or outside of it")
+            raise ArchiveIndexError("the restart points of a tar.gz are not in order, or outside of it")
         packed = np.append(self._packed_at, np.uint64(source.size_bytes))
         self.stretch_bytes = int(max(np.diff(content).max(), np.diff(packed).max()))
         self._kept: list[_Stream] = []

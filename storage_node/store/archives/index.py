@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from storage_node.store.archives.errors import IndexDamaged, IndexStale, MemberNotFound
+from ais_loader.errors import ArchiveIndexError, ArchiveIndexStale, MemberNotFound
 from storage_node.store.archives.index_format import (
     HEADER_BYTES,
     Body,
@@ -123,21 +123,23 @@ class MemberIndex:
         Raises:
             FileNotFoundError: there is none.
             OSError: it cannot be read.
-            IndexStale: it is of another state of the shard.
-            IndexDamaged: it is not what was written, or of another format.
+            ArchiveIndexStale: it is of another state of the shard.
+            ArchiveIndexError: it is not what was written, or of another format.
         """
         try:
             with path.open("rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < HEADER_BYTES:
-                    raise IndexDamaged(f"a member index cannot have {size} bytes")
+                    raise ArchiveIndexError(f"a member index cannot have {size} bytes")
                 data = _read(file.fileno(), size) if size <= READ_BYTES else _mapped(file.fileno(), size)
             head = decode_head(data[:HEADER_BYTES])
             if head.shard != shard:
-                raise IndexStale(f"{path}: the index is of version {head.shard.version}, the shard is {shard.version}")
+                raise ArchiveIndexStale(
+                    f"{path}: the index is of version {head.shard.version}, the shard is {shard.version}"
+                )
             return cls(head, memoryview(data)[HEADER_BYTES:])
-        except IndexDamaged as error:
-            raise IndexDamaged(f"{path}: {error}") from None
+        except ArchiveIndexError as error:
+            raise ArchiveIndexError(f"{path}: {error}") from None
 
     @property
     def is_whole(self) -> bool:
@@ -253,7 +255,7 @@ class MemberIndex:
         try:
             return name.decode()
         except UnicodeDecodeError:
-            raise IndexDamaged(f"matching checksums, but a name that is no text: {name[:200]!r}") from None
+            raise ArchiveIndexError(f"matching checksums, but a name that is no text: {name[:200]!r}") from None
 
     def _member(self, row: int) -> Member:
         body = self._body
@@ -282,5 +284,5 @@ def _mapped(fd: int, size_bytes: int) -> mmap.mmap:
     while at < size_bytes and (count := os.preadv(fd, [piece], at)):
         at += count
     if at < size_bytes:
-        raise IndexDamaged(f"a member index that has {at} of its {size_bytes} bytes")
+        raise ArchiveIndexError(f"a member index that has {at} of its {size_bytes} bytes")
     return mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from storage_node.store.archives.errors import IndexDamaged
+from ais_loader.errors import ArchiveIndexError
 from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import DEFLATED, STORED
 from storage_node.store.archives.table import Columns
@@ -93,14 +93,14 @@ def encode_head(head: Head) -> bytes:
 
 def decode_head(data: bytes) -> Head:
     if len(data) < HEADER_BYTES or data[:8] != MAGIC:
-        raise IndexDamaged(f"not a member index: {len(data)} bytes that begin with {bytes(data[:8])!r}")
+        raise ArchiveIndexError(f"not a member index: {len(data)} bytes that begin with {bytes(data[:8])!r}")
     fields = _HEADER.unpack_from(data)
     if crc32c(data[: HEADER_BYTES - 4]) != fields[-1]:
-        raise IndexDamaged("the member index's header does not match its checksum")
+        raise ArchiveIndexError("the member index's header does not match its checksum")
     if fields[1] != FORMAT_VERSION:
-        raise IndexDamaged(f"a member index of format {fields[1]}; this version reads format {FORMAT_VERSION}")
+        raise ArchiveIndexError(f"a member index of format {fields[1]}; this version reads format {FORMAT_VERSION}")
     if fields[2] not in ArchiveKind.__members__.values():
-        raise IndexDamaged(f"a member index of an archive of kind {fields[2]}, which this version does not know")
+        raise ArchiveIndexError(f"a member index of an archive of kind {fields[2]}, which this version does not know")
     shard = ShardState(Version(fields[3], fields[5], fields[4]), fields[6], fields[7])
     return Head(ArchiveKind(fields[2]), shard, *fields[8:16])
 
@@ -124,18 +124,18 @@ def encode_body(columns: Columns, kind: ArchiveKind, plan: bytes) -> bytes:
 
 
 def decode_body(head: Head, data: memoryview) -> Body:
-    """Raises IndexDamaged for whatever is not as `encode_body` wrote it. `data` starts after the header."""
+    """Raises ArchiveIndexError for whatever is not as `encode_body` wrote it. `data` starts after the header."""
     n = head.members
     is_zip = head.kind is ArchiveKind.ZIP
     lengths = [8 * n, 8 * n, 8 * n, 8 * (n + 1), 4 * n, 4 * n]
     lengths += [8 * n, n] if is_zip else [0, 0]
     lengths += [head.names_bytes, head.plan_bytes]
     if sum(map(_align, lengths)) != head.body_bytes or len(data) != head.body_bytes:
-        raise IndexDamaged(
+        raise ArchiveIndexError(
             f"a member index of {len(data)} bytes after its header, which announces {head.body_bytes} for {n} members"
         )
     if crc32c(data) != head.body_checksum:
-        raise IndexDamaged("the member index does not match its checksum")
+        raise ArchiveIndexError("the member index does not match its checksum")
     views, at = [], 0
     for length in lengths:
         views.append(data[at : at + length])
@@ -178,7 +178,7 @@ def _check(head: Head, body: Body) -> None:
     }
     for lie, found in lies.items():
         if found:
-            raise IndexDamaged(f"a member index with matching checksums, but {lie}")
+            raise ArchiveIndexError(f"a member index with matching checksums, but {lie}")
 
 
 def _is_text(body: Body) -> bool:

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge
+from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge
 from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from storage_node.store.archives.errors import ArchiveDamaged, NotAnArchive
+from ais_loader.errors import ArchiveDamaged, NotAnArchive
 from storage_node.store.archives.tar_header import BLOCK_BYTES, parse_header
 
 MAGIC_BYTES = 512

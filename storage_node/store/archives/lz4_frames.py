@@ -13,8 +13,8 @@ from typing import Any
 
 import xxhash
 
+from ais_loader.errors import ArchiveDamaged, ArchiveUnsupported, LibraryMissing
 from ais_loader.extras import needs
-from storage_node.store.archives.errors import ArchiveDamaged, ArchiveUnsupported, LibraryMissing
 from storage_node.store.archives.frame_walk import FrameWalk, Part
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
 

@@ -17,9 +17,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
+from ais_loader.errors import ArchiveError, ArchiveIndexError, ArchiveIndexStale, CorruptObject, LoaderError
 from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard
 from storage_node.store.archives.copies import DecompressedCopies
-from storage_node.store.archives.errors import ArchiveError, CopiesBusy, IndexDamaged, IndexStale
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import ShardState
 from storage_node.store.archives.kinds import kind_of_name, recognise
@@ -27,7 +27,6 @@ from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.member import Member
 from storage_node.store.archives.source import FdSource, chunks_of
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import CorruptObject, StoreError
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.format import Record
 
@@ -79,7 +78,7 @@ class Shards:
     def open(self, record: Record, name: str) -> OpenShard:
         """The shard that this record of the object `name` stands for. May take as long as reading it whole.
 
-        Raises FileNotFoundError when its file is gone, OSError, StoreError; ArchiveError when it has no members.
+        Raises FileNotFoundError when its file is gone, OSError, LoaderError; ArchiveError when it has no members.
         """
         if record.offset:  # no archive by its name: those have files of their own
             recognise(name, b"")
@@ -92,8 +91,6 @@ class Shards:
                 return found
             try:
                 shard = self._opened(record, name)
-            except CopiesBusy:
-                raise
             except (ArchiveError, CorruptObject) as error:
                 with self._lock:
                     self._refused[record.path] = error
@@ -165,7 +162,7 @@ class Shards:
             return Archive(source, MemberIndex.open(path, state))
         except FileNotFoundError:
             pass
-        except (IndexDamaged, IndexStale) as error:
+        except (ArchiveIndexError, ArchiveIndexStale) as error:
             log.warning("%s; it is made anew", error)
         except OSError as error:  # the shard itself may well be readable
             log.warning("%s: the index cannot be read and is made anew: %s", path, error)
@@ -245,7 +242,7 @@ class Indexing:
         if self._indexer is not None:
             try:
                 self._indexer.feed(data)
-            except StoreError as error:
+            except LoaderError as error:
                 self._refuse(error)
 
     def finish(self, source: FdSource) -> MemberIndex | None:
@@ -253,7 +250,7 @@ class Indexing:
         if self._indexer is not None:
             try:
                 return self._indexer.finish(source)
-            except (StoreError, OSError) as error:
+            except (LoaderError, OSError) as error:
                 self._refuse(error)
         return None
 

@@ -13,8 +13,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ais_loader.errors import LibraryMissing
 from ais_loader.extras import needs
-from storage_node.store.archives.errors import LibraryMissing
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
 from storage_node.store.archives.tar_index import TarIndexer
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from storage_node.store.archives.errors import ArchiveDamaged, IndexDamaged
+from ais_loader.errors import ArchiveDamaged, ArchiveIndexError
 from storage_node.store.archives.inflating import RestartPoints
 from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import Limits
@@ -62,7 +62,7 @@ class FramesView:
         self._limits = replace(limits, free_bytes=max(1, content_bytes))  # found to be no bomb when it was indexed
         count = _COUNT.unpack_from(plan)[0] if len(plan) >= _COUNT.size else 0
         if not count or len(plan) != _COUNT.size + 17 * count:
-            raise IndexDamaged(f"the restart points of a compressed tar do not take {len(plan)} bytes")
+            raise ArchiveIndexError(f"the restart points of a compressed tar do not take {len(plan)} bytes")
         # Python integers come out of a memoryview several times faster than out of an array.
         columns = plan[_COUNT.size : _COUNT.size + 16 * count].cast("Q")
         self._packed, self._contents = columns[:count], columns[count:]
@@ -71,7 +71,7 @@ class FramesView:
         packed = np.append(np.frombuffer(plan, "<u8", count, _COUNT.size), np.uint64(source.size_bytes))
         content = np.append(np.frombuffer(plan, "<u8", count, _COUNT.size + 8 * count), np.uint64(content_bytes))
         if content[0] != 0 or (packed[1:] < packed[:-1]).any() or (content[1:] < content[:-1]).any():
-            raise IndexDamaged("the restart points of a compressed tar are not in order, or outside of it")
+            raise ArchiveIndexError("the restart points of a compressed tar are not in order, or outside of it")
         # What lies behind the last point may be the table of a seekable file, which nobody reads.
         self.stretch_bytes = int(max(np.diff(content).max(), np.diff(packed[:-1]).max(initial=0)))
 

@@ -10,8 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from storage_node.store.archives.errors import ArchiveDamaged
-from storage_node.store.errors import RangeError
+from ais_loader.errors import ArchiveDamaged, RangeError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from storage_node.store.archives.errors import ArchiveTooLarge
+from ais_loader.errors import ArchiveTooLarge
 from storage_node.store.archives.member import STORED, Limits, text_of
 
 _FILE, _LINK, _OTHER = 0, 1, 2

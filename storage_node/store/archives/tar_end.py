@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported
+from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
 from storage_node.store.archives.source import ByteSource, chunks_of, read_exactly

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from storage_node.store.archives.errors import ArchiveDamaged, ArchiveUnsupported
+from ais_loader.errors import ArchiveDamaged, ArchiveUnsupported
 
 BLOCK_BYTES = 512
 ZERO_BLOCK = bytes(BLOCK_BYTES)

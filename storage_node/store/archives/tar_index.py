@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge
+from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported
+from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported
 from storage_node.store.archives.member import DEFLATED, STORED, Limits
 from storage_node.store.archives.source import CHUNK_BYTES, ByteSource, read_exactly
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge
+from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits

@@ -10,13 +10,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported, LibraryMissing
 from ais_loader.extras import needs
-from storage_node.store.archives.errors import (
-    ArchiveDamaged,
-    ArchiveTooLarge,
-    ArchiveUnsupported,
-    LibraryMissing,
-)
 from storage_node.store.archives.frame_walk import FrameWalk, Part
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import CorruptObject
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog, WriteBatch
-from storage_node.store.errors import CorruptObject
 from storage_node.store.format import Record
 
 

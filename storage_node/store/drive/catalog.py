@@ -5,7 +5,7 @@ no lock, write nothing into the drive, and see what the writer did when they cat
 
 A RocksDB handle must not be closed, collected or used in a process that inherited it through fork: its background
 threads are not there, and it would wait for them for ever. Handles and iterators that a child inherits are therefore
-leaked at fork, and a catalog that finds itself in another process refuses with StoreClosed.
+leaked at fork, and a catalog that finds itself in another process refuses with Closed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ais_loader.errors import Closed, DriveFailed, DriveFull, LoaderError, StoreFormatError, StoreLocked
 from ais_loader.extras import needs
 from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive.locking import lock_holder
-from storage_node.store.errors import DriveFailed, DriveFull, FormatError, StoreClosed, StoreError, StoreLocked
 from storage_node.store.files.error_counters import Faults
 from storage_node.store.files.object_files import drive_error
 
@@ -48,7 +48,7 @@ class _Refused:
         self._why = why
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise StoreClosed(self._why)
+        raise Closed(self._why)
 
 
 def leak(handle: object) -> None:
@@ -99,7 +99,7 @@ class Catalog:
         self._catch_up_lock = threading.Lock()
         self._folder_inode = 0  # guarded by _catch_up_lock
         if not writable and not (path / "CURRENT").exists():
-            raise FormatError(f"{path}: there is no catalog; {REBUILD_HINT}")
+            raise StoreFormatError(f"{path}: there is no catalog; {REBUILD_HINT}")
         try:
             self._db: Rdict = self._open()
         except Exception as error:
@@ -138,7 +138,7 @@ class Catalog:
                 threading.Event().wait(0.005 * attempt)
                 attempt += 1
 
-    def _open_error(self, error: Exception) -> StoreError:
+    def _open_error(self, error: Exception) -> LoaderError:
         text = str(error)
         if "lock hold by current process" in text or "While lock file" in text:
             holder = "this process" if held_by_this_process(self.path) else None
@@ -150,11 +150,11 @@ class Catalog:
             )
         return self._error(error, "opening the catalog")
 
-    def _error(self, error: Exception, doing: str) -> StoreError:
-        if self._given_up is not None and isinstance(error, DbClosedError | StoreClosed):
+    def _error(self, error: Exception, doing: str) -> LoaderError:
+        if self._given_up is not None and isinstance(error, DbClosedError | Closed):
             return DriveFailed(self._given_up)
         found = catalog_error(error, self.path, doing)
-        if found is not error and isinstance(found, DriveFailed | FormatError):
+        if found is not error and isinstance(found, DriveFailed | StoreFormatError):
             self._faults.note_catalog(f"{doing}: {error}")
         return found
 
@@ -165,7 +165,7 @@ class Catalog:
     # -- reading
 
     def get(self, key: bytes) -> bytes | None:
-        """Raises FormatError for a damaged catalog, DriveFailed, StoreClosed; so do all reads."""
+        """Raises StoreFormatError for a damaged catalog, DriveFailed, Closed; so do all reads."""
         try:
             value: bytes | None = self._db.get(key)
             return value
@@ -204,7 +204,7 @@ class Catalog:
     def catch_up(self) -> bool:
         """See what the writer has committed; for readers only, and cheap when there is nothing new.
 
-        Returns whether anything read before may have changed. Raises DriveFailed, FormatError, StoreClosed.
+        Returns whether anything read before may have changed. Raises DriveFailed, StoreFormatError, Closed.
         """
         if self.writable:
             return False
@@ -217,7 +217,7 @@ class Catalog:
                     # old value hides the flushed one. A new handle has read nothing yet.
                     if self._first_log() == logs:
                         return bool(self._db.latest_sequence_number() != before)
-            except (StoreError, DbClosedError) as error:
+            except (LoaderError, DbClosedError) as error:
                 raise self._error(error, "following the writer") from error
             except Exception:  # noqa: BLE001 - the writer dropped a log that was not read yet: begin again
                 pass
@@ -241,7 +241,7 @@ class Catalog:
     # -- writing
 
     def write(self, batch: WriteBatch, *, sync: bool) -> None:
-        """Apply atomically; with `sync` it survives a power cut on return. Raises DriveFull, DriveFailed, StoreClosed.
+        """Apply atomically; with `sync` it survives a power cut on return. Raises DriveFull, DriveFailed, Closed.
 
         After an error the batch is not visible, but it may have reached the log: a process that dies before the next
         successful write can find it applied when the catalog is opened again.
@@ -290,21 +290,21 @@ def _divert_binding_file(path: Path) -> None:
         link.symlink_to(os.devnull)
 
 
-def catalog_error(error: Exception, path: Path, doing: str) -> StoreError:
+def catalog_error(error: Exception, path: Path, doing: str) -> LoaderError:
     """rocksdict raises plain Exception with RocksDB's status as text."""
-    if isinstance(error, StoreError):
+    if isinstance(error, LoaderError):
         return error
     if isinstance(error, OSError):
         return drive_error(error, path.parent, doing)
     text = str(error)
     if isinstance(error, DbClosedError):
-        return StoreClosed(f"{path.parent}: the store has been closed ({doing})")
+        return Closed(f"{path.parent}: the store has been closed ({doing})")
     if "No space left" in text or "NoSpace" in text:
         return DriveFull(
             f"{path.parent}: no space left while {doing}; free space on the drive, and writing goes on within seconds"
         )
     if text.startswith("Corruption") or ("No such file" in text and path.is_dir()):
-        return FormatError(f"{path}: damaged catalog ({text}); {REBUILD_HINT}")
+        return StoreFormatError(f"{path}: damaged catalog ({text}); {REBUILD_HINT}")
     return DriveFailed(f"{path.parent}: {doing}: {text}")
 
 

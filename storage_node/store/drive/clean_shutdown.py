@@ -28,20 +28,20 @@ def boot_id() -> bytes:
 
 
 def machine_went_down(catalog: Catalog) -> bool:
-    """Whether the previous writer lived in a kernel that is no more. Raises StoreError."""
+    """Whether the previous writer lived in a kernel that is no more. Raises LoaderError."""
     mark = catalog.get(fmt.SESSION_KEY)
     return mark is not None and mark != boot_id()
 
 
 def begin(catalog: Catalog) -> None:
-    """Mark the drive as open; lasting on return, as is the counter's reservation. Raises StoreError."""
+    """Mark the drive as open; lasting on return, as is the counter's reservation. Raises LoaderError."""
     batch = WriteBatch(raw_mode=True)
     batch.put(fmt.SESSION_KEY, boot_id())
     catalog.write(batch, sync=True)
 
 
 def end(catalog: Catalog, fd: int, *, lasting: bool) -> None:
-    """Take the mark away; with `lasting` all that the session did is on the disk before. Raises StoreError, OSError."""
+    """Take the mark away; with `lasting` all that was done is on the disk before. Raises LoaderError, OSError."""
     if lasting:
         sync_file_system(fd)
     batch = WriteBatch(raw_mode=True)

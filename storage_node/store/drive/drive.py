@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from ais_loader.errors import LoaderError, StoreFormatError, StoreNotFound, VersionConflict, WriteTooLate
 from storage_node.store import format as fmt
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.open_archives import Shards
@@ -33,12 +34,6 @@ from storage_node.store.drive.preconditions import Condition
 from storage_node.store.drive.retained_versions import Retention, find_retained, scan_at
 from storage_node.store.drive.sequence import Counters
 from storage_node.store.drive.transactions import Changes
-from storage_node.store.errors import (
-    FormatError,
-    StoreError,
-    StoreNotFound,
-    VersionConflict,
-)
 from storage_node.store.files.error_counters import Faults
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.staged_file import StagedFile, is_full
@@ -83,7 +78,7 @@ class Drive:
             raise drive_error(error, root, "opening its folders") from error
         try:
             if writable and self.files.holds_any() and not (root / "catalog" / "CURRENT").exists():
-                raise FormatError(f"{root / 'catalog'} is missing, but not the objects; {REBUILD_HINT}")
+                raise StoreFormatError(f"{root / 'catalog'} is missing, but not the objects; {REBUILD_HINT}")
             self.catalog = Catalog(root / "catalog", writable=writable, faults=self.faults)
         except BaseException:
             self.files.close()
@@ -237,7 +232,7 @@ class Drive:
     # -- writing
 
     def stage(self, *, held: bool = False) -> StagedFile:
-        """A new invisible file for an object's bytes. Raises DriveFull, DriveFailed, StoreReadOnly, StoreClosed.
+        """A new invisible file for an object's bytes. Raises DriveFull, DriveFailed, StoreReadOnly, Closed.
 
         `held`: see `StagedFile`; for objects that are committed with others.
         """
@@ -260,13 +255,13 @@ class Drive:
 
     def commit(
         self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None
-    ) -> list[Record | VersionConflict]:
+    ) -> list[Record | VersionConflict | WriteTooLate]:
         """Make staged files visible, all in one catalog commit; returns what counts for each now, in order.
 
         That is the object itself, but where it brought a version and the drive had this one or a newer: then it is what
         the drive had, be it a tombstone; or a VersionConflict, where its condition does not hold. A name that occurs
         twice ends with the later object, or the newer version. On an error none of them is visible and the staged files
-        are gone. Raises DriveFull, DriveFailed, StoreReadOnly, StoreClosed, FormatError, and BucketNotFound when the
+        are gone. Raises DriveFull, DriveFailed, StoreReadOnly, Closed, StoreFormatError, and BucketNotFound when the
         bucket of one of them has been deleted meanwhile.
         `elsewhere`: see `Changes.commit`.
         """
@@ -318,19 +313,19 @@ class Drive:
         self._changes.replace_entry(key, record, blocks)
 
     def landed(self, write_id: bytes, before: Record | None) -> Record | None:
-        """See `LandedWrites.find`. Raises StoreReadOnly, StoreClosed."""
+        """See `LandedWrites.find`. Raises StoreReadOnly, Closed."""
         self._require_writable()
         return self._changes.landed.find(write_id, before)
 
     @property
     def changes(self) -> Changes:
-        """Raises StoreReadOnly, StoreClosed."""
+        """Raises StoreReadOnly, Closed."""
         self._require_writable()
         return self._changes
 
     @property
     def counters(self) -> Counters:
-        """Raises StoreReadOnly, StoreClosed."""
+        """Raises StoreReadOnly, Closed."""
         self._require_writable()
         return self._changes.counters
 
@@ -364,7 +359,7 @@ class Drive:
     # -- the end of things
 
     def reap(self, *, everything: bool = False) -> int:
-        """Remove dead files whose grace period is over (or all of them); returns how many went. Raises StoreError."""
+        """Remove dead files whose grace period is over (or all of them); returns how many went. Raises LoaderError."""
         self._require_writable()
         return self._garbage.reap(everything=everything)
 
@@ -394,7 +389,7 @@ class Drive:
         self.shards.close()
         with self.quiet():
             if self.writable:
-                with contextlib.suppress(StoreError, OSError):  # what is not tidied up now is at the next start
+                with contextlib.suppress(LoaderError, OSError):  # what is not tidied up now is at the next start
                     self._garbage.reap(everything=True)
                     self.files.clear_staging()  # uploads that are still under way can no longer be committed
                     session.end(self.catalog, self.files.objects_fd, lasting=self._sync)

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from ais_loader.errors import LoaderError, StoreFormatError
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.inventory import unnamed_files
-from storage_node.store.errors import FormatError, StoreError
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.format import Record
@@ -55,7 +55,7 @@ class Garbage:
         self._abandoned: list[Record] = []  # guarded by _lock
 
     def recover(self) -> None:
-        """Remove what earlier writers left behind, in time proportional to that. Raises OSError, StoreError.
+        """Remove what earlier writers left behind, in time proportional to that. Raises OSError, LoaderError.
 
         What the drive refuses to remove stays named, and is tried again at the next start: a bad sector in one dead
         file must not take all that is alive with it.
@@ -72,13 +72,13 @@ class Garbage:
     def remove_unnamed(self) -> None:
         """After a power cut: remove files whose intent, or whose removal, did not reach the disk as they did.
 
-        Costs what is stored, not what was in flight. Raises OSError, StoreError.
+        Costs what is stored, not what was in flight. Raises OSError, LoaderError.
         """
         try:
             unnamed = unnamed_files(self._catalog, self._files.walk())
             while some := list(itertools.islice(unnamed, _REAP_AT_ONCE)):
                 self._files.unlink_many(some)
-        except FormatError:
+        except StoreFormatError:
             return  # with an entry that cannot be read nothing is certain; the doctor reports it
 
     def bury(self, dead: Sequence[Record]) -> None:
@@ -90,7 +90,7 @@ class Garbage:
             for record in dead:
                 self._waiting.append(_Dead(due_s, record.generation, record.path, record.size_bytes))
                 self._waiting_bytes += record.size_bytes
-        with contextlib.suppress(StoreError):  # the commit stands; what does not go now goes at the next start
+        with contextlib.suppress(LoaderError):  # the commit stands; what does not go now goes at the next start
             self.reap()
 
     def abandon(self, records: Sequence[Record]) -> None:
@@ -101,11 +101,11 @@ class Garbage:
         """
         with self._lock:
             self._abandoned.extend(records)
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(LoaderError):
             self.reap()
 
     def reap(self, *, everything: bool = False) -> int:
-        """Remove dead files whose time has come (or all of them); returns how many went. Raises StoreError."""
+        """Remove dead files whose time has come (or all of them); returns how many went. Raises LoaderError."""
         self._bury_abandoned()
         reaped = 0
         problem: OSError | None = None
@@ -152,7 +152,7 @@ class Garbage:
             self._catalog.write(begin_log, sync=False)
             self._catalog.flush()
             self._catalog.write(batch, sync=False)
-        except StoreError:
+        except LoaderError:
             with self._lock:
                 self._abandoned.extend(abandoned)
             return

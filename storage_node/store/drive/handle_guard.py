@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from storage_node.store.errors import DriveFailed, StoreClosed, StoreReadOnly
+from ais_loader.errors import Closed, DriveFailed, StoreReadOnly
 
 
 class DriveUse:
@@ -27,6 +27,6 @@ class DriveUse:
         if self.given_up is not None:
             raise DriveFailed(self.given_up)
         if self.closed:
-            raise StoreClosed(f"{self.root}: the store has been closed")
+            raise Closed(f"{self.root}: the store has been closed")
         if self.pid != os.getpid():
-            raise StoreClosed(f"{self.root}: the store was opened before a fork; open it again in the child")
+            raise Closed(f"{self.root}: the store was opened before a fork; open it again in the child")

@@ -7,8 +7,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from ais_loader.errors import StoreFormatError
 from storage_node.store import store_record as records
-from storage_node.store.errors import FormatError
 from storage_node.store.format import FORMAT_VERSION
 
 FILE_NAME = "drive.json"
@@ -39,28 +39,32 @@ class DriveIdentity:
 def read(root: Path) -> DriveIdentity | None:
     """Who this drive is; None when the folder is missing, empty, or was left by an interrupted creation.
 
-    Raises FormatError when the folder belongs to somebody else, or when a drive's identity is lost or damaged.
+    Raises StoreFormatError when the folder belongs to somebody else, or when a drive's identity is lost or damaged.
     """
     path = root / FILE_NAME
     names = _names(root)
     if FILE_NAME not in names:
         names = _names(root)  # a store that is being created at this moment has its identity before all else
     if LEFT_FILE_NAME in names:
-        raise FormatError(_left_message(root))
+        raise StoreFormatError(_left_message(root))
     if FILE_NAME in names:
         return _decode(path.read_bytes(), path)
     if names:
         if foreign := _foreign(names):
             shown = ", ".join(sorted(foreign)[:3])
-            raise FormatError(f"{root} is not a store, and not empty either ({shown}); give an empty or new folder")
+            raise StoreFormatError(
+                f"{root} is not a store, and not empty either ({shown}); give an empty or new folder"
+            )
         if names & _STORED:
             # Identities are written before anything else: this one was there, and is lost.
-            raise FormatError(f"{path} is missing from a drive in use; `ais-loader doctor --rebuild` writes it anew")
+            raise StoreFormatError(
+                f"{path} is missing from a drive in use; `ais-loader doctor --rebuild` writes it anew"
+            )
     return None
 
 
 def left(root: Path) -> str | None:
-    """Why a folder is not a drive any more; None for any other. Raises FormatError as `read` does."""
+    """Why a folder is not a drive any more; None for any other. Raises StoreFormatError as `read` does."""
     return _left_message(root) if LEFT_FILE_NAME in _names(root) else None
 
 
@@ -82,7 +86,7 @@ def _names(root: Path) -> set[str]:
     except FileNotFoundError:
         return set()
     except NotADirectoryError:
-        raise FormatError(f"{root} is not a folder") from None
+        raise StoreFormatError(f"{root} is not a folder") from None
 
 
 def _foreign(names: set[str]) -> set[str]:
@@ -93,13 +97,13 @@ def _decode(data: bytes, path: Path) -> DriveIdentity:
     try:
         fields = json.loads(data)
         if fields["format"] != FORMAT_VERSION:
-            raise FormatError(f"{path}: format {fields['format']}; this version reads format {FORMAT_VERSION}")
+            raise StoreFormatError(f"{path}: format {fields['format']}; this version reads format {FORMAT_VERSION}")
         identity = DriveIdentity(fields["drive_uuid"], fields["store_uuid"])
         if len(bytes.fromhex(identity.drive_uuid)) != 16 or len(bytes.fromhex(identity.store_uuid)) != 16:
             raise ValueError("a uuid is not 16 bytes of hex")
         return identity
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(
+        raise StoreFormatError(
             f"{path}: not a drive identity ({error}); `ais-loader doctor --rebuild` writes it anew"
         ) from error
 

@@ -60,7 +60,7 @@ def named_by(record: Record) -> tuple[bytes, ...]:
 def named_paths(catalog: Catalog) -> Iterator[bytes]:
     """Every path that the catalog names, and those of segments that it names objects in.
 
-    Raises FormatError at an entry that cannot be read.
+    Raises StoreFormatError at an entry that cannot be read.
     """
     for prefix in (fmt.OBJECT_PREFIX, fmt.RETAINED_PREFIX):
         for _, value in catalog.scan(prefix):
@@ -73,6 +73,6 @@ def named_paths(catalog: Catalog) -> Iterator[bytes]:
 
 
 def unnamed_files(catalog: Catalog, files: Iterable[bytes]) -> Iterator[bytes]:
-    """Object files that no key of the catalog names. Raises FormatError, before it yields any, at a damaged entry."""
+    """Object files that no key of the catalog names. Raises StoreFormatError, before any, at a damaged entry."""
     named = NamedFiles(named_paths(catalog))
     return named.not_among(path for path in files if is_object_path(path))

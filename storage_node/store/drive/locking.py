@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage_node.store.errors import StoreLocked
+from ais_loader.errors import StoreLocked
 
 _FLOCK = struct.Struct("hhqqi")  # struct flock: type, whence, start, length, pid
 

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ais_loader.errors import InvalidRequest, VersionConflict, WriteTooLate
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.store.errors import InvalidRequest, VersionConflict, WriteTooLate
 from storage_node.store.format import Record, Version
 
 WRITE_ID_BYTES = 16

@@ -29,7 +29,7 @@ class CommitFiles:
         epoch: int,
         sync: bool,
     ) -> None:
-        """`stage`: see `Drive.stage`; without it each object has a file of its own. Raises OSError, StoreError."""
+        """`stage`: see `Drive.stage`; without it each object has a file of its own. Raises OSError, LoaderError."""
         self._files = files
         self._counters = counters
         self._objects = objects
@@ -45,7 +45,7 @@ class CommitFiles:
     def prepare(self) -> list[Record]:
         """Have the files say what they hold, lasting if they are to be: what may become the objects' entries.
 
-        Raises OSError, StoreError.
+        Raises OSError, LoaderError.
         """
         records = [self.identify(pending) for pending in self._objects]
         draft = self._draft
@@ -60,7 +60,7 @@ class CommitFiles:
         return records
 
     def identify(self, pending: PendingObject, version: Version | None = None) -> Record:
-        """Give the object a generation and a version, and have its file say what it is. Raises OSError, StoreError."""
+        """Give the object a generation and a version, and have its file say what it is. Raises OSError, LoaderError."""
         version = version or pending.version
         # One number for both where the drive gives both.
         generation = version.counter if version and version is not pending.version else self._counters.take()

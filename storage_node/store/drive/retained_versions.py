@@ -21,9 +21,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ais_loader.errors import LoaderError
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog, WriteBatch
-from storage_node.store.errors import StoreError
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.format import Identity, Record
@@ -106,11 +106,11 @@ class Retention:
     def mark(self, kept: Sequence[Retained]) -> None:
         """After the commit: have the files say so. What fails is done at the next start."""
         if kept:
-            with contextlib.suppress(OSError, StoreError):
+            with contextlib.suppress(OSError, LoaderError):
                 self._mark((one.record.path, one.ended, one.record.generation) for one in kept)
 
     def recover(self) -> None:
-        """Mark what earlier writers could not mark any more; what cannot be is tried again. Raises StoreError."""
+        """Mark what earlier writers could not mark any more; what cannot be is tried again. Raises LoaderError."""
         for key, value in list(self._catalog.scan(fmt.MARK_PREFIX)):
             with contextlib.suppress(OSError):
                 self._mark([(value[8:], int.from_bytes(value[:8], "big"), int.from_bytes(key[1:], "big"))])

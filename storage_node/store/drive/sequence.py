@@ -18,7 +18,7 @@ class Counters:
     """Of one drive that is open for writing. Thread-safe."""
 
     def __init__(self, catalog: Catalog) -> None:
-        """Raises StoreError."""
+        """Raises LoaderError."""
         self._catalog = catalog
         self._lock = threading.Lock()
         stored = catalog.get(fmt.COUNTER_KEY)
@@ -30,7 +30,7 @@ class Counters:
         return self._next - 1
 
     def take(self) -> int:
-        """Raises StoreError."""
+        """Raises LoaderError."""
         with self._lock:
             if self._next >= self._reserved:
                 # Always synced, whatever the durability: a counter that came back would name two files alike.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ais_loader.errors import BucketNotFound, LoaderError, StoreFormatError, VersionConflict, WriteTooLate
 from storage_node.store import format as fmt
 from storage_node.store.drive.block_checksums import put_blocks
 from storage_node.store.drive.catalog import Catalog, WriteBatch
@@ -27,7 +28,6 @@ from storage_node.store.drive.preconditions import Condition, LandedWrites, requ
 from storage_node.store.drive.publish import CommitFiles
 from storage_node.store.drive.retained_versions import Ended, Retention
 from storage_node.store.drive.sequence import Counters
-from storage_node.store.errors import BucketNotFound, FormatError, StoreError, VersionConflict
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.staged_file import StagedFile
@@ -78,7 +78,7 @@ class Changes:
         objects: Sequence[PendingObject],
         stage: Callable[[], StagedFile],
         elsewhere: Mapping[bytes, Record] | None = None,
-    ) -> list[Record | VersionConflict]:
+    ) -> list[Record | VersionConflict | WriteTooLate]:
         """`elsewhere`: newest entries of these names on other drives, which count as if they were here.
 
         `stage`: see `Drive.stage`.
@@ -92,7 +92,7 @@ class Changes:
 
     def _commit(
         self, objects: Sequence[PendingObject], files: CommitFiles, elsewhere: Mapping[bytes, Record]
-    ) -> list[Record | VersionConflict]:
+    ) -> list[Record | VersionConflict | WriteTooLate]:
         # Before the stripes are held: syncing is slow. Whoever is overtaken meanwhile takes another counter then.
         records = files.prepare()
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
@@ -108,7 +108,7 @@ class Changes:
                 if key not in newest or newest[key].version < other.version:
                     newest[key] = other
             chosen: list[_Chosen] = []
-            results: list[Record | VersionConflict] = list(records)
+            results: list[Record | VersionConflict | WriteTooLate] = list(records)
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
                 if (settled := self.landed.settled(pending.condition, pending.name, before)) is not None:
@@ -152,7 +152,7 @@ class Changes:
         # A cluster's epochs, in versions that name a node, are not this store's: they are followed.
         version = Version(max(self._epoch, before.epoch if before.node else 0), self.counters.take())
         if version <= before:
-            raise FormatError(
+            raise StoreFormatError(
                 f"{self._root}: {name!r} has version {before}, from a later epoch than the "
                 f"store's record, {self._epoch}; `ais-loader doctor --repair` brings the two together"
             )
@@ -183,7 +183,7 @@ class Changes:
                 self._files.sync_names(record.path for record in records)
             failpoint("put.published")
             self._catalog.write(commit, sync=self._sync)
-        except (OSError, StoreError):
+        except (OSError, LoaderError):
             self._garbage.abandon(records)
             raise
         self._cache.forget([key for key, _, _ in chosen])
@@ -325,7 +325,7 @@ class Changes:
         with self.stripes.of([key]):
             self._require_writable()
             dead: list[Record] = []
-            with contextlib.suppress(FormatError):  # an unintelligible entry names no file that could be told
+            with contextlib.suppress(StoreFormatError):  # an unintelligible entry names no file that could be told
                 before = self._catalog.get(key)
                 dead = [fmt.decode_record(before)] if before is not None else []
             dead = [other for other in dead if not other.is_tombstone]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Literal, TypeAlias
 
-from storage_node.store.errors import SourceUnreadable
+from ais_loader.errors import SourceUnreadable
 from storage_node.store.files.staged_file import StagedFile, is_full
 
 Taken: TypeAlias = Literal["linked", "cloned", "copied_by_server", "copied"]

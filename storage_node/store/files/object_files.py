@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from storage_node.store.errors import DriveFailed, DriveFull, StoreError, StoreReadOnly
+from ais_loader.errors import DriveFailed, DriveFull, LoaderError, StoreReadOnly
 from storage_node.store.files.error_counters import Faults
 from storage_node.store.files.folders import ObjectFolders
 from storage_node.store.files.group_sync import Syncs
@@ -28,7 +28,7 @@ from storage_node.store.format import BLOCK_BYTES, ENDED_XATTR_NAME, XATTR_NAME,
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def drive_error(error: OSError, drive: os.PathLike[str], doing: str) -> StoreError:
+def drive_error(error: OSError, drive: os.PathLike[str], doing: str) -> LoaderError:
     """The store's error for what the operating system said of a drive."""
     if is_full(error):
         return DriveFull(f"{drive}: no space left while {doing}; free space on it, or delete objects")
@@ -171,7 +171,7 @@ class RawFiles:
         return self._segments.identity(path) if is_slot(path) else self._attribute(path, XATTR_NAME)
 
     def offset(self, path: bytes) -> int:
-        """Where the object begins in its file. Raises OSError, FormatError."""
+        """Where the object begins in its file. Raises OSError, StoreFormatError."""
         return self._segments.offset(path) if is_slot(path) else 0
 
     def own(self, path: bytes, identity: bytes) -> bool:

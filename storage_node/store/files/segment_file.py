@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import StoreFormatError
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import FormatError
 from storage_node.store.files import segment_format_v1 as first_format
 from storage_node.store.files.segment_format import (
     DEAD,
@@ -295,10 +295,10 @@ def open_segment(fd: int, note: Note, first_index: Callable[[], FirstIndex | Non
         begin, problem = b"", error
     if first_format.is_first_format(begin) and (index := first_index()) is not None:
         return FirstSegmentFile(fd, index)
-    with contextlib.suppress(FormatError):
+    with contextlib.suppress(StoreFormatError):
         return SegmentFile(fd, decode_head(begin), note)
     size_bytes = os.fstat(fd).st_size
-    with contextlib.suppress(FormatError):
+    with contextlib.suppress(StoreFormatError):
         head = decode_head(os.pread(fd, HEAD_BYTES, max(0, size_bytes - HEAD_BYTES)))
         if head.file_bytes == size_bytes:
             return SegmentFile(fd, head, note)
@@ -312,7 +312,7 @@ def read_first_index(fd: int) -> FirstIndex | None:
     try:
         size_bytes = first_format.index_size(os.pread(fd, first_format.HEAD_BYTES, 0))
         return first_format.decode_index(os.pread(fd, size_bytes, 0)) if size_bytes <= _MAX_FIRST_INDEX_BYTES else None
-    except FormatError:
+    except StoreFormatError:
         return None
 
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import StoreFormatError
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import FormatError
 
 SEGMENT_FORMAT = 2
 """Of format 1 is what was written before; see `segment_first_format`."""
@@ -109,11 +109,11 @@ def file_of(path: bytes) -> bytes:
 
 
 def slot_of(path: bytes) -> int:
-    """Raises FormatError."""
+    """Raises StoreFormatError."""
     try:
         return int(path[path.rindex(b"/") + 1 :].partition(b".")[0], 16)
     except ValueError:
-        raise FormatError(f"{path!r} is not the path of an object in a segment") from None
+        raise StoreFormatError(f"{path!r} is not the path of an object in a segment") from None
 
 
 def by_segment(paths: Iterable[bytes]) -> tuple[list[bytes], dict[bytes, list[int]]]:
@@ -162,14 +162,16 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(data: bytes) -> Head:
-    """Raises FormatError on anything that encode_head did not write."""
+    """Raises StoreFormatError on anything that encode_head did not write."""
     if len(data) < HEAD_BYTES:
-        raise FormatError(f"damaged segment: {len(data)} bytes")
+        raise StoreFormatError(f"damaged segment: {len(data)} bytes")
     magic, version, *fields, checksum = _HEAD.unpack_from(data)
     if magic != MAGIC or version != SEGMENT_FORMAT:
-        raise FormatError(f"segment of format {version} ({magic!r}); this version reads formats 1 and {SEGMENT_FORMAT}")
+        raise StoreFormatError(
+            f"segment of format {version} ({magic!r}); this version reads formats 1 and {SEGMENT_FORMAT}"
+        )
     if crc32c(data[: HEAD_BYTES - 8]) != checksum or any(data[HEAD_BYTES - 4 : HEAD_BYTES]):
-        raise FormatError("damaged segment: the checksum of its head differs")
+        raise StoreFormatError("damaged segment: the checksum of its head differs")
     return Head(*fields)
 
 

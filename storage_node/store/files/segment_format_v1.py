@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import StoreFormatError
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import FormatError
 from storage_node.store.files.segment_format import MAGIC, UNKNOWN
 
 HEAD_BYTES = 20
@@ -48,12 +48,12 @@ def index_size(head: bytes) -> int:
 
 
 def decode_index(data: bytes) -> FirstIndex:
-    """Raises FormatError on what is damaged."""
+    """Raises StoreFormatError on what is damaged."""
     _, _, slots, entries_bytes, checksum = _HEAD.unpack_from(data)
     at = _STATES_AT + 8 * slots
     entries = data[at : at + entries_bytes]
     if len(entries) != entries_bytes or crc32c(entries, crc32c(data[: HEAD_BYTES - 4])) != checksum:
-        raise FormatError("damaged index of a segment: its checksum differs")
+        raise StoreFormatError("damaged index of a segment: its checksum differs")
     offsets, sizes, identities = [], [], []
     at = 0
     for _ in range(slots):

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import StoreFormatError
 from storage_node.store import format as fmt
-from storage_node.store.errors import FormatError
 from storage_node.store.files.error_counters import Faults
 from storage_node.store.files.segment_file import AnySegmentFile, open_segment, read_first_index, states_of
 from storage_node.store.files.segment_format import (
@@ -63,11 +63,11 @@ class Segments:
             return None if segment.state(slot) in (*_GONE, UNKNOWN) else segment.identity(slot)
 
     def offset(self, path: bytes) -> int:
-        """Where its bytes begin in the segment. Raises OSError, FormatError."""
+        """Where its bytes begin in the segment. Raises OSError, StoreFormatError."""
         with self._opened(path) as (_, segment):
             place = segment.place(slot) if segment and (slot := slot_of(path)) < segment.slots else None
             if place is None:
-                raise FormatError(f"{path!r}: the segment does not say where it is")
+                raise StoreFormatError(f"{path!r}: the segment does not say where it is")
             return place[0]
 
     def is_freed(self, path: bytes) -> bool:
@@ -155,7 +155,7 @@ class Segments:
                 untold |= state != FREED and identity is None
         except FileNotFoundError:
             return
-        except (OSError, FormatError):
+        except (OSError, StoreFormatError):
             left = []  # one bad sector must not stand between the rest of the drive and who looks for it
         yield from left
         if untold or not left:

@@ -11,7 +11,7 @@ from storage_node.store.fsck.file_identity import object_key, read_checksums, re
 def adopt_file(drive: Drive, identity: Identity, path: bytes) -> bool:
     """Take a file back into the catalog, in place of an older version; False when its bytes are not what it says.
 
-    Raises OSError, StoreError.
+    Raises OSError, LoaderError.
     """
     record = record_of(drive.files, identity, path)
     size, whole, blocks = read_checksums(drive.files, record)
@@ -34,7 +34,7 @@ def restore_identity(drive: Drive, key: bytes, record: Record) -> bool:
     """Write on an object's file what it is; False where the file system cannot keep it.
 
     An object in a segment whose index is damaged gets a file of its own, if its bytes are sound.
-    Raises OSError, StoreError.
+    Raises OSError, LoaderError.
     """
     ended = fmt.ended_of_retained(key) if key.startswith(fmt.RETAINED_PREFIX) else None
     says = drive.files.own(record.path, fmt.encode_identity(_identity_of(key, record)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 
+from ais_loader.errors import StoreFormatError
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import FormatError
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.segment_format import is_slot
 from storage_node.store.format import BLOCK_BYTES, Identity, Record
@@ -32,7 +32,7 @@ def read_identity(files: RawFiles, path: bytes) -> Identity | None:
         return None
     try:
         identity = fmt.decode_identity(raw)
-    except FormatError:
+    except StoreFormatError:
         return None
     if is_slot(path):
         return identity if fmt.generation_of_path(path) == identity.generation else None

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ais_loader.errors import LoaderError, StoreFormatError, StoreNotFound
 from storage_node.store import store_record as records
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.catalog import held_by_this_process
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.locking import lock_holder
-from storage_node.store.errors import FormatError, StoreError, StoreNotFound
 from storage_node.store.fsck.adopt import adopt_file, restore_blocks, restore_identity
 from storage_node.store.fsck.file_identity import keeps_identity
 from storage_node.store.fsck.rebuild import rebuild
@@ -133,7 +133,7 @@ def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], Cluster
                 findings.append(Finding("left-out", str(root), reason))
                 continue
             found = identities.read(root)
-        except (FormatError, OSError) as error:
+        except (StoreFormatError, OSError) as error:
             findings.append(Finding("identity-lost", str(root), str(error)))
             continue
         if found is not None:
@@ -144,7 +144,7 @@ def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], Cluster
     for root, identity in known.items():
         try:
             record = records.read(root)
-        except (FormatError, OSError) as error:
+        except (StoreFormatError, OSError) as error:
             findings.append(Finding("record-differs", str(root), f"its copy of the record cannot be read: {error}"))
             continue
         if record is None:
@@ -183,7 +183,7 @@ def _check_drive(
     held_by = "this process" if held_by_this_process(lock) else lock_holder(lock / "LOCK")
     try:
         drive = Drive(root, identity, writable=False)
-    except StoreError as error:
+    except LoaderError as error:
         return (
             DriveSummary(identity.drive_uuid, str(root), str(error), held_by=held_by),
             [Finding("drive-unusable", str(root), str(error))],
@@ -196,7 +196,7 @@ def _check_drive(
             findings.extend(suspect.finding for suspect in exam.entries())
             findings.extend(suspect.finding for suspect in exam.strays())
             findings.extend(suspect.finding for suspect in exam.copies())
-        except (StoreError, OSError) as error:
+        except (LoaderError, OSError) as error:
             problem = str(error)
             findings.append(Finding("drive-unusable", str(root), problem))
         staged = _staged(root)
@@ -312,7 +312,7 @@ def _repair_drive(
     try:
         for suspect in _all(exam):
             findings.append(remedies.treat(suspect))
-    except (StoreError, OSError) as error:
+    except (LoaderError, OSError) as error:
         problem = str(error)
         findings.append(Finding("drive-unusable", str(drive.root), problem))
     return _summary(exam, drive, findings, problem=problem), findings

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ais_loader.errors import LoaderError, StoreFormatError, StoreLocked, StoreNotFound
 from ais_loader.wire.placement import Candidate, ranked
 from storage_node.store import format as fmt
 from storage_node.store import store_record as records
@@ -27,7 +28,6 @@ from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.inventory import is_object_path
 from storage_node.store.drive.locking import hold
 from storage_node.store.drive.retained_versions import enter_from_file
-from storage_node.store.errors import FormatError, StoreError, StoreLocked, StoreNotFound
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.segment_format import file_of, is_segment
@@ -73,7 +73,7 @@ def rebuild(
     keeps its entry, and reads of it fail as CORRUPT. Buckets are those of the record; objects of a bucket that no
     record knows any more are kept in one named `recovered-<uuid>`. Versions given afterwards rank above all found.
 
-    Raises StoreNotFound, StoreLocked, DriveFull, DriveFailed, and FormatError when nothing can be rebuilt: no file
+    Raises StoreNotFound, StoreLocked, DriveFull, DriveFailed, and StoreFormatError when nothing can be rebuilt: no file
     says what it is, or it cannot be told which drive of the store a folder is.
     """
     roots = drive_folders(paths)
@@ -116,7 +116,7 @@ class _Rebuild:
         failpoint("rebuild.built")
         record = self._record(newest, drives, seen, bool(rebuilt))
         for root, identity in drives.items():
-            with contextlib.suppress(FormatError):
+            with contextlib.suppress(StoreFormatError):
                 if identities.read(root) == identity:
                     continue
             identities.write(root, identity)
@@ -145,9 +145,9 @@ class _Rebuild:
             try:
                 found = identities.read(root)
                 if found is None:
-                    raise FormatError(f"{root} has no {identities.FILE_NAME}")
+                    raise StoreFormatError(f"{root} has no {identities.FILE_NAME}")
                 known[root] = found
-            except FormatError as error:
+            except StoreFormatError as error:
                 lost[root] = str(error)
         if not lost:
             return known
@@ -158,7 +158,7 @@ class _Rebuild:
             claimed = {identity.drive_uuid for identity in known.values()}
             free = [drive_uuid for drive_uuid in record.drives if drive_uuid not in claimed] if record else []
             if record is None or len(free) != 1 or len(lost) != 1:
-                raise FormatError(
+                raise StoreFormatError(
                     f"{'; '.join(lost.values())}: it cannot be told which drive of the store this is; give all folders "
                     "of the store, of which one at most may have lost its identity while another has the record"
                 )
@@ -175,13 +175,15 @@ class _Rebuild:
         if record is None:
             stores = {identity.store_uuid for identity in drives.values()}
             if len(stores) != 1:
-                raise FormatError(f"the drives belong to {len(stores)} different stores: {', '.join(map(str, drives))}")
+                raise StoreFormatError(
+                    f"the drives belong to {len(stores)} different stores: {', '.join(map(str, drives))}"
+                )
             record = ClusterRecord(stores.pop(), tuple(identity.drive_uuid for identity in drives.values()))
             self._require_all_drives(drives)
             message = "no drive had a readable record of the store; the names of its buckets are lost"
             self._find("record-lost", "", message, repaired="written anew")
         if strangers := [str(root) for root, drive in drives.items() if drive.drive_uuid not in record.drives]:
-            raise FormatError(f"{', '.join(strangers)}: not among the drives of store {record.store_uuid}")
+            raise StoreFormatError(f"{', '.join(strangers)}: not among the drives of store {record.store_uuid}")
         for root, on_drive in seen.items():
             for bucket_uuid in sorted(on_drive.buckets):
                 if not record.knows_bucket(bucket_uuid) and bucket_uuid.hex() not in record.purging:
@@ -205,7 +207,7 @@ class _Rebuild:
                 for path in filter(is_object_path, files.walk()):
                     found = evidence.read_identity(files, path)
                     if found and ranked(found.bucket_uuid, found.name, candidates)[0] != position:
-                        raise FormatError(
+                        raise StoreFormatError(
                             f"{root} holds {found.name!r}, which does not belong there in a store of these "
                             f"{len(drives)} drives; with the record lost, all drives of the store are needed at once"
                         )
@@ -224,7 +226,7 @@ class _Rebuild:
                         seen.objects += not record.is_tombstone
                         seen.object_bytes += record.size_bytes
                         self._advance(root, "reading the catalog", seen.objects)
-        except StoreError as error:
+        except LoaderError as error:
             self._find("drive-unusable", root, str(error), repaired="the catalog is made anew")
             return None
         self._find("catalog-kept", root, f"the catalog is sound, with {seen.objects:,} objects; it was left alone")
@@ -241,7 +243,7 @@ class _Rebuild:
             tombstones = _carry_tombstones(root, catalog)
             self._collect(root, files, catalog, cuts, seen)
             if seen.files and not seen.newest.counter and not evidence.keeps_identity(files):
-                raise FormatError(
+                raise StoreFormatError(
                     f"{root}: none of its {seen.files:,} files says what it is, and its file system stores no extended "
                     "attributes: its catalog cannot be rebuilt"
                 )
@@ -380,7 +382,7 @@ class _Rebuild:
 def _read_record(root: Path, findings: list[Finding]) -> ClusterRecord | None:
     try:
         found = records.read(root)
-    except FormatError as error:
+    except StoreFormatError as error:
         findings.append(Finding("record-differs", str(root), str(error), repaired="written anew"))
         return None
     if found is None:
@@ -394,11 +396,11 @@ def _carry_tombstones(root: Path, catalog: Catalog) -> list[Version]:
     carried: list[Version] = []
     batch = WriteBatch(raw_mode=True)
     with (
-        contextlib.suppress(StoreError),
+        contextlib.suppress(LoaderError),
         contextlib.closing(Catalog(root / "catalog", writable=False)) as old,
     ):
         for key, value in old.scan(fmt.OBJECT_PREFIX):
-            with contextlib.suppress(FormatError):  # an entry that cannot be read is what the rebuild is for
+            with contextlib.suppress(StoreFormatError):  # an entry that cannot be read is what the rebuild is for
                 record = fmt.decode_record(value)
                 if record.is_tombstone:
                     batch.put(key, value)

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ais_loader.errors import CorruptObject, StoreFormatError
 from storage_node.store import format as fmt
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.catalog import Catalog
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.inventory import NamedFiles, is_object_path, named_by
-from storage_node.store.errors import CorruptObject, FormatError
 from storage_node.store.files.segment_format import file_of, is_segment, is_slot
 from storage_node.store.format import BLOCK_BYTES, Identity, Record, Version
 from storage_node.store.fsck.file_identity import (
@@ -101,7 +101,7 @@ class Examination:
     # -- entries, each against its file
 
     def entries(self) -> Iterator[Suspect]:
-        """Walk the catalog. Raises FormatError, DriveFailed when it cannot be read to the end."""
+        """Walk the catalog. Raises StoreFormatError, DriveFailed when it cannot be read to the end."""
         if not self._drive.writable:
             self._drive.catch_up()
         self._named = NamedFiles(self._note_paths())
@@ -136,14 +136,14 @@ class Examination:
 
     def _note_paths(self) -> Iterator[bytes]:
         for _, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
-            with contextlib.suppress(FormatError):  # `entries` reports it
+            with contextlib.suppress(StoreFormatError):  # `entries` reports it
                 record = fmt.decode_record(value)
                 self.survey.object_bytes += record.size_bytes
                 self.survey.newest = max(self.survey.newest, record.version)
                 if not record.is_tombstone:
                     yield from named_by(record)
         for _, value in self._drive.catalog.scan(fmt.RETAINED_PREFIX):
-            with contextlib.suppress(FormatError):
+            with contextlib.suppress(StoreFormatError):
                 yield from named_by(fmt.decode_record(value))
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
             for _, path in self._drive.catalog.scan(prefix):
@@ -155,7 +155,7 @@ class Examination:
             record = fmt.decode_record(value)
             fmt.decode_metadata(record.raw_metadata)
             name = fmt.name_of_key(fmt.object_key_of(key))
-        except (FormatError, UnicodeDecodeError) as error:
+        except (StoreFormatError, UnicodeDecodeError) as error:
             return self._suspect("bad-entry", str(error), key=key)
         if key.startswith(fmt.RETAINED_PREFIX):
             # It stays where it was when it ended; a tombstone has no file.
@@ -280,7 +280,7 @@ class Examination:
         entry = catalog.get(object_key(identity)) if identity is not None else None
         try:
             record = fmt.decode_record(entry) if entry is not None else None
-        except FormatError:
+        except StoreFormatError:
             return None  # it may be the file of the entry that cannot be read
         if (record is not None and record.path == path) or not self._drive.files.exists(path):
             return None

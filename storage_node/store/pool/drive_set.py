@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.name_stripes import Stripes
-from storage_node.store.errors import DriveFailed, InvalidRequest, StoreError
 from storage_node.store.format import Record
 from storage_node.store.pool.placement import Placement
 from storage_node.store.pool.placement_lock import Gate
@@ -140,7 +140,7 @@ class DriveSet:
         return self.placement is placement
 
     def lookup(self, bucket_uuid: bytes, name: str) -> tuple[Drive, Record | None]:
-        """The object of a name, None for a tombstone too. Raises DriveFailed, FormatError, StoreClosed."""
+        """The object of a name, None for a tombstone too. Raises DriveFailed, StoreFormatError, Closed."""
         while True:
             placement = self.placement
             try:
@@ -154,7 +154,7 @@ class DriveSet:
                     owner, record = self.at(found.slot), found.record
                     if record is not None:
                         return owner, None if record.is_tombstone else record
-            except StoreError:
+            except LoaderError:
                 if self.still(placement):
                     raise
                 continue
@@ -162,7 +162,7 @@ class DriveSet:
                 return owner, None
 
     def lookup_at(self, bucket_uuid: bytes, name: str, cut: int) -> Located:
-        """What a snapshot with this cut sees; nothing moves beside one. Raises DriveFailed, FormatError."""
+        """What a snapshot with this cut sees; nothing moves beside one. Raises DriveFailed, StoreFormatError."""
         slot = self.placement.owner(bucket_uuid, name)
         return Located(slot, self.at(slot).lookup_at(bucket_uuid, [name], cut)[0])
 
@@ -172,7 +172,7 @@ class DriveSet:
             placement = self.placement
             try:
                 found = self._search(placement, bucket_uuid, name)
-            except StoreError:
+            except LoaderError:
                 if self.still(placement):
                     raise
                 continue
@@ -181,9 +181,9 @@ class DriveSet:
 
     def lookup_moving(
         self, placement: Placement, bucket_uuid: bytes, names: Sequence[str]
-    ) -> list[Located | StoreError | UnicodeEncodeError]:
+    ) -> list[Located | LoaderError | UnicodeEncodeError]:
         """Objects of many names while entries may be on several drives, None for a tombstone too."""
-        found: list[Located | StoreError | UnicodeEncodeError | None] = [None] * len(names)
+        found: list[Located | LoaderError | UnicodeEncodeError | None] = [None] * len(names)
         by_owner: dict[int, list[int]] = {}
         for at, name in enumerate(names):
             try:
@@ -193,17 +193,17 @@ class DriveSet:
         for owner, mine in by_owner.items() if placement.ordered else ():
             try:
                 records = self.at(owner).lookup(bucket_uuid, [names[at] for at in mine])
-            except StoreError:
+            except LoaderError:
                 continue  # each name meets it below, or is elsewhere by now
             for at, record in zip(mine, records, strict=True):
                 if record is not None:
                     found[at] = Located(owner, record)
         return [self._object(bucket_uuid, names[at]) if one is None else one for at, one in enumerate(found)]
 
-    def _object(self, bucket_uuid: bytes, name: str) -> Located | StoreError:
+    def _object(self, bucket_uuid: bytes, name: str) -> Located | LoaderError:
         try:
             slot, record = self.newest(bucket_uuid, name)
-        except StoreError as error:
+        except LoaderError as error:
             return error
         return Located(slot, None if record is None or record.is_tombstone else record)
 

@@ -14,12 +14,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, StoreFormatError
 from storage_node.store import store_record as records
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive, Durability
 from storage_node.store.drive.identity import DriveIdentity
-from storage_node.store.errors import DriveFailed, FormatError, InvalidRequest, StoreError
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.pool.drive_set import DriveSet
@@ -65,8 +65,8 @@ class DriveChanges(Copies):
         """Make an empty or new folder a drive of this store, which owns its share of the names from now on.
 
         Returns the drive's uuid. What the other drives hold of these names moves to it in `move_some`. Raises
-        FormatError for a folder with anything in it, InvalidRequest for a drive of this store, StoreReadOnly,
-        DriveFull, DriveFailed, StoreClosed; the store is as it was then.
+        StoreFormatError for a folder with anything in it, InvalidRequest for a drive of this store, StoreReadOnly,
+        DriveFull, DriveFailed, Closed; the store is as it was then.
         """
         self._require_writable()
         root = Path(os.path.abspath(os.fspath(path)))
@@ -106,7 +106,7 @@ class DriveChanges(Copies):
 
         Its folder says then that it is not of this store any more, and can be unmounted. Raises InvalidRequest for the
         last active drive and for one that is not of this store, DriveFailed for one that cannot be read,
-        StoreReadOnly, DriveFull, StoreClosed.
+        StoreReadOnly, DriveFull, Closed.
         """
         self._require_writable()
         with self._drives_lock:
@@ -122,7 +122,7 @@ class DriveChanges(Copies):
 
         Its names belong to the other drives from now on. An older version of an object that had been moved to it, or
         overwritten on it, shortly before a crash may be found again on the drive that had it before. Raises
-        InvalidRequest for a drive that works and for the last one, DriveFailed, DriveFull, StoreReadOnly, StoreClosed.
+        InvalidRequest for a drive that works and for the last one, DriveFailed, DriveFull, StoreReadOnly, Closed.
         """
         self._require_writable()
         with self._drives_lock:
@@ -142,7 +142,7 @@ class DriveChanges(Copies):
 
         This one waits for the commits that are running on the drive, and closes it; who is reading from it reads on.
         Nothing of this lasts: when the store is opened again, the drive is as well. Harmless when it is not open.
-        Raises InvalidRequest, StoreClosed.
+        Raises InvalidRequest, Closed.
         """
         self._require_open()
         slot = self._set.slot(uuid)
@@ -154,8 +154,8 @@ class DriveChanges(Copies):
         """Open a drive that is disabled, or was missing. `path`: where it is now, None: where it was, or beside the
         others.
 
-        Harmless when it is open. Raises InvalidRequest, DriveFailed when it is not there, FormatError, DriveFull,
-        StoreReadOnly, StoreLocked, StoreClosed.
+        Harmless when it is open. Raises InvalidRequest, DriveFailed when it is not there, StoreFormatError, DriveFull,
+        StoreReadOnly, StoreLocked, Closed.
         """
         self._require_open()
         with self._drives_lock:
@@ -168,7 +168,9 @@ class DriveChanges(Copies):
             except OSError as error:
                 raise drive_error(error, root, "reading its record") from error
             if there is not None and there.order > self.record.order:
-                raise FormatError(f"{root} knows of later changes of the store; close the store and open it with it")
+                raise StoreFormatError(
+                    f"{root} knows of later changes of the store; close the store and open it with it"
+                )
             drive = self._open_drive(root, DriveIdentity(uuid, self.record.store_uuid))
             try:
                 self._admit(slot, drive)
@@ -182,7 +184,7 @@ class DriveChanges(Copies):
         """Finish deleting the buckets, and the snapshots, that were being deleted."""
         for finish, left in ((self._purge, self.record.purging), (self._trim, self.record.trimming)):
             for bucket_uuid in left:
-                with contextlib.suppress(StoreError):  # the next start goes on
+                with contextlib.suppress(LoaderError):  # the next start goes on
                     finish(bucket_uuid)
 
     def _admit(self, slot: int, drive: Drive) -> None:
@@ -229,7 +231,7 @@ class DriveChanges(Copies):
         """Move some objects to the drives that own them; always one at least, whatever its size.
 
         Call it until nothing is left, at any pace, from one thread or several; after a crash, go on. What cannot be
-        moved is said in `problem`, and tried again. Raises StoreReadOnly, StoreClosed, DriveFailed, DriveFull.
+        moved is said in `problem`, and tried again. Raises StoreReadOnly, Closed, DriveFailed, DriveFull.
         """
         self._require_writable()
         moved, settled = self._mover.step(max_objects, max_bytes)
@@ -252,7 +254,7 @@ class DriveChanges(Copies):
                 self._commit_record(self.record.settled())
             failpoint("drive.settled")
             for drive in leaving:
-                with contextlib.suppress(StoreError):  # nobody comes back for these files
+                with contextlib.suppress(LoaderError):  # nobody comes back for these files
                     drive.reap(everything=True)
                 drive.give_up(f"drive {drive.identity.drive_uuid} has left the store")
                 with contextlib.suppress(OSError):  # the record says it as well
@@ -286,5 +288,5 @@ class DriveChanges(Copies):
         for drive in drives:
             if drive.counters.highest < highest:
                 drive.counters.advance(highest)
-                with contextlib.suppress(StoreError):  # a full drive cannot make it last, and gives no numbers
+                with contextlib.suppress(LoaderError):  # a full drive cannot make it last, and gives no numbers
                     drive.counters.take()

@@ -15,26 +15,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ais_loader.errors import (
+    DriveFailed,
+    DriveFull,
+    InvalidRequest,
+    LoaderError,
+    StoreFormatError,
+    StoreLocked,
+    StoreNotFound,
+    StoreReadOnly,
+)
 from storage_node.store import store_record as records
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive, Durability
 from storage_node.store.drive.identity import DriveIdentity
-from storage_node.store.errors import (
-    DriveFailed,
-    DriveFull,
-    FormatError,
-    InvalidRequest,
-    StoreError,
-    StoreLocked,
-    StoreNotFound,
-    StoreReadOnly,
-)
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.store_record import ClusterRecord
 
-_MAY_BE_MISSING = (DriveFailed, DriveFull, FormatError, StoreReadOnly)
+_MAY_BE_MISSING = (DriveFailed, DriveFull, StoreFormatError, StoreReadOnly)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def open_drives(
 ) -> OpenDrives:
     """Open the drives of the store that lives in these folders; a writer creates one where there is none.
 
-    Raises StoreNotFound, StoreLocked, StoreReadOnly, FormatError, DriveFull, DriveFailed.
+    Raises StoreNotFound, StoreLocked, StoreReadOnly, StoreFormatError, DriveFull, DriveFailed.
     """
     if not writable:
         folders = _look(roots)
@@ -87,9 +87,9 @@ class _Folders:
 
 
 def _look(roots: Sequence[Path]) -> _Folders:
-    """Raises FormatError, and DriveFailed when no folder can be read."""
+    """Raises StoreFormatError, and DriveFailed when no folder can be read."""
     found = _Folders([], {}, {}, [])
-    problem: StoreError | None = None
+    problem: LoaderError | None = None
     for root in roots:
         try:
             reason = identities.left(root)
@@ -107,7 +107,7 @@ def _look(roots: Sequence[Path]) -> _Folders:
     if problem is not None and not found.known:
         raise problem
     if not found.roots:
-        raise FormatError("; ".join(found.left_out.values()))
+        raise StoreFormatError("; ".join(found.left_out.values()))
     return found
 
 
@@ -122,7 +122,7 @@ def _open_known(
     by_uuid = _by_uuid(roots, known, record)
     drives: list[Drive | None] = []
     problems: list[str | None] = []
-    first_error: StoreError | None = None
+    first_error: LoaderError | None = None
     try:
         for drive_uuid in record.drives:
             drive, problem = None, None
@@ -181,7 +181,7 @@ def is_blank(root: Path) -> bool:
 def new_drive_folder(root: Path, record: ClusterRecord) -> DriveIdentity | None:
     """The identity of a folder that was about to be added before; None for one that is empty, or not there.
 
-    Raises FormatError, DriveFailed, and InvalidRequest for a drive of this store.
+    Raises StoreFormatError, DriveFailed, and InvalidRequest for a drive of this store.
     """
     try:
         found = identities.read(root)
@@ -190,12 +190,12 @@ def new_drive_folder(root: Path, record: ClusterRecord) -> DriveIdentity | None:
     if found is None:
         return None
     if found.store_uuid != record.store_uuid:
-        raise FormatError(f"{root} is a drive of another store, {found.store_uuid}; give an empty or new folder")
+        raise StoreFormatError(f"{root} is a drive of another store, {found.store_uuid}; give an empty or new folder")
     if found.drive_uuid in record.drives:
         raise InvalidRequest(f"{root} is a drive of this store already, {found.drive_uuid}")
     if found.drive_uuid in record.gone or not is_blank(root):
         how = record.gone.get(found.drive_uuid, "in use")
-        raise FormatError(
+        raise StoreFormatError(
             f"{root} is drive {found.drive_uuid}, which was {how}, with what it held then; empty the folder to add it"
         )
     return found
@@ -209,7 +209,7 @@ def find_drive(roots: Sequence[Path], drive_uuid: str, *, beside: bool = False) 
             with contextlib.suppress(OSError):
                 folders += sorted(parent.iterdir())
     for folder in dict.fromkeys(folders):
-        with contextlib.suppress(FormatError, OSError):
+        with contextlib.suppress(StoreFormatError, OSError):
             found = identities.read(folder) if (folder / identities.FILE_NAME).exists() else None
             if found is not None and found.drive_uuid == drive_uuid:
                 return folder
@@ -228,7 +228,7 @@ def open_beside(
     for drive_uuid in record.drives:
         if drive_uuid not in before.drives:
             root = find_drive(roots, drive_uuid, beside=True)
-            with contextlib.suppress(StoreError):  # its names answer that it is not open here
+            with contextlib.suppress(LoaderError):  # its names answer that it is not open here
                 if root is not None:
                     identity = DriveIdentity(drive_uuid, record.store_uuid)
                     found.append(
@@ -245,13 +245,13 @@ def open_beside(
 
 
 def newest_record(known: dict[Path, DriveIdentity]) -> ClusterRecord:
-    """The record with the highest epoch and revision. Raises FormatError when no drive has a readable one."""
+    """The record with the highest epoch and revision. Raises StoreFormatError when no drive has a readable one."""
     found: list[ClusterRecord] = []
     faults: list[str] = []
     for root, identity in known.items():
         try:
             record = records.read(root)
-        except (FormatError, OSError) as error:
+        except (StoreFormatError, OSError) as error:
             faults.append(str(error))
             continue
         if record is None:
@@ -261,7 +261,7 @@ def newest_record(known: dict[Path, DriveIdentity]) -> ClusterRecord:
         else:
             found.append(record)
     if not found:
-        raise FormatError(
+        raise StoreFormatError(
             f"no drive has a readable record of the store ({'; '.join(faults)}); `ais-loader doctor --rebuild` makes "
             "one from what the drives hold"
         )
@@ -271,16 +271,16 @@ def newest_record(known: dict[Path, DriveIdentity]) -> ClusterRecord:
 def _by_uuid(roots: Sequence[Path], known: dict[Path, DriveIdentity], record: ClusterRecord) -> dict[str, Path]:
     stores = {identity.store_uuid for identity in known.values()}
     if len(stores) > 1:
-        raise FormatError(f"the drives belong to {len(stores)} different stores: {', '.join(map(str, known))}")
+        raise StoreFormatError(f"the drives belong to {len(stores)} different stores: {', '.join(map(str, known))}")
     if strangers := [str(root) for root, identity in known.items() if identity.drive_uuid not in record.drives]:
-        raise FormatError(f"{', '.join(strangers)}: not among the drives of store {record.store_uuid}")
+        raise StoreFormatError(f"{', '.join(strangers)}: not among the drives of store {record.store_uuid}")
     for root in roots:
         # A folder that does not exist is a drive that is not mounted; an empty one could be that too.
         if root not in known and len(known) == len(record.drives):
-            raise FormatError(f"{root} is new, but store {record.store_uuid} has its {len(known)} drives already")
+            raise StoreFormatError(f"{root} is new, but store {record.store_uuid} has its {len(known)} drives already")
     by_uuid = {identity.drive_uuid: root for root, identity in known.items()}
     if len(by_uuid) != len(known):
-        raise FormatError(f"two of these folders are copies of the same drive: {', '.join(map(str, known))}")
+        raise StoreFormatError(f"two of these folders are copies of the same drive: {', '.join(map(str, known))}")
     return by_uuid
 
 
@@ -324,7 +324,7 @@ def _only_opener(roots: Sequence[Path]) -> Iterator[None]:
         make_folder(root)
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (NotADirectoryError, FileExistsError):
-        raise FormatError(f"{root} is not a folder") from None
+        raise StoreFormatError(f"{root} is not a folder") from None
     except OSError as error:
         raise drive_error(error, root, "opening a store") from error
     try:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from storage_node.store.errors import StoreClosed
+from ais_loader.errors import Closed
 
 
 class Gate:
@@ -21,7 +21,7 @@ class Gate:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Raises StoreClosed in a process that inherited the gate."""
+        """Raises Closed in a process that inherited the gate."""
         self._require_own_process()
         with self._changed:
             while self._closed:
@@ -37,7 +37,7 @@ class Gate:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Waits for all that are inside, and keeps the others out. Raises StoreClosed as `shared` does."""
+        """Waits for all that are inside, and keeps the others out. Raises Closed as `shared` does."""
         self._require_own_process()
         with self._changed:
             while self._closed:
@@ -59,4 +59,4 @@ class Gate:
 
     def _require_own_process(self) -> None:
         if self.is_inherited:
-            raise StoreClosed("the store was opened before a fork; open it again in the child")
+            raise Closed("the store was opened before a fork; open it again in the child")

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ais_loader.errors import BucketNotFound, DriveFull, LoaderError
 from storage_node.store import format as fmt
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.errors import BucketNotFound, DriveFull, StoreError
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import BLOCK_BYTES, Record
@@ -79,7 +79,7 @@ class Mover:
     def step(self, max_objects: int, max_bytes: int) -> tuple[Moved, int | None]:
         """Move some, one object at least; and the state of the drive set for which everything is in its place now.
 
-        That is None as long as it is not. Raises nothing but StoreClosed.
+        That is None as long as it is not. Raises nothing but Closed.
         """
         with self._lock:
             placement = self._drives.placement
@@ -102,7 +102,7 @@ class Mover:
         slots = [slot for slot in placement.slots if self._drives.slots[slot].drive is not None]
         left: dict[int, int] = {}
         for slot in slots:
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(LoaderError):
                 left[slot] = int(self._drives.at(slot).catalog.estimated_keys() * placement.leaving(slot))
         return _Sweep(changes, slots, left)
 
@@ -133,7 +133,7 @@ class _Step:
                 looked, group, ended = self._next(slot, want, room_bytes, _MAX_SCANNED - scanned)
                 scanned += looked
                 self._move(slot, group)
-            except StoreError as error:
+            except LoaderError as error:
                 self._fail(str(error))
                 ended = True  # the rest of this drive waits for the next sweep
             self._sweep.left[slot] = max(0, self._sweep.left.get(slot, 0) - len(group)) if not ended else 0
@@ -185,7 +185,7 @@ class _Step:
             for entry in entries:
                 try:
                     pending = self._stage(source, target, owner, entry)
-                except StoreError as error:
+                except LoaderError as error:
                     self._fail(str(error))
                     if isinstance(error, DriveFull):
                         self._sweep.full.add(owner)
@@ -208,14 +208,14 @@ class _Step:
                     with self._drives.names.of(keys):
                         self._drop(source, target, there)
             failpoint("move.dropped")
-        except StoreError as error:
+        except LoaderError as error:
             self._fail(str(error))
         finally:
             for pending in staged.values():
                 pending.file.discard()
 
     def _stage(self, source: Drive, target: Drive, owner: int, entry: _Entry) -> PendingObject | None:
-        """A copy of the object on its owner, invisible; None where that is not what moves. Raises StoreError."""
+        """A copy of the object on its owner, invisible; None where that is not what moves. Raises LoaderError."""
         record = entry.record
         bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
         there = target.newest(bucket_uuid, [name])[0]
@@ -284,7 +284,7 @@ class _Step:
             self._bytes += entry.record.size_bytes
 
     def _found(self, source: Drive, target: Drive, bucket_uuid: bytes, name: str) -> list[tuple[Drive, Record]]:
-        """All entries of a name, the owner's first. Raises StoreError: a drive that cannot be asked may have one."""
+        """All entries of a name, the owner's first. Raises LoaderError: a drive that cannot be asked may have one."""
         slots = self._placement.places(bucket_uuid, name).slots
         found: list[tuple[Drive, Record]] = []
         for drive in dict.fromkeys((target, *(self._drives.at(slot) for slot in slots), source)):
@@ -310,5 +310,5 @@ def _copy(source: Drive, record: Record, target: Drive, pending: PendingObject) 
         source.faults.note_checksum()
         pending.damaged = record
         if record.size_bytes > BLOCK_BYTES:
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(LoaderError):
                 pending.damaged_blocks = source.block_checksums(record, 0, -(-record.size_bytes // BLOCK_BYTES))

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from storage_node.store.errors import StoreError
+from ais_loader.errors import LoaderError
 from storage_node.store.pool.drive_set import Slot
 
 Status: TypeAlias = Literal["active", "retiring", "disabled", "missing"]
@@ -42,7 +42,7 @@ def drive_state(slot: Slot, *, retiring: bool) -> DriveState:
         space = os.statvfs(drive.root)
     except OSError as error:
         problem = f"{error.strerror}"
-    except StoreError as error:
+    except LoaderError as error:
         problem = str(error)
     return DriveState(
         slot.uuid,

@@ -13,12 +13,12 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
+from ais_loader.errors import LoaderError
 from storage_node.store import format as fmt
 from storage_node.store.archives.open_archives import Indexing
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition, require
-from storage_node.store.errors import StoreError
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import Record, Version
 from storage_node.store.pool.drive_set import DriveSet
@@ -51,16 +51,16 @@ class PlacedChanges:
     def newest(self, bucket_uuid: bytes, name: str) -> Record | None:
         return self._drives.newest(bucket_uuid, name).record
 
-    def commit(self, objects: Sequence[StagedObject]) -> list[Record | StoreError]:
+    def commit(self, objects: Sequence[StagedObject]) -> list[Record | LoaderError]:
         """Each on its owner, those of one owner in one commit; in order. See `Drive.commit`."""
-        results: list[Record | StoreError] = [StoreError("not committed")] * len(objects)
+        results: list[Record | LoaderError] = [LoaderError("not committed")] * len(objects)
         with self._drives.gate.shared():
             placement = self._drives.placement
             by_drive: dict[Drive, list[int]] = {}
             for at, staged in enumerate(objects):
                 try:
                     owner = staged.drive if staged.placement is placement else self._bring(staged, placement)
-                except StoreError as error:
+                except LoaderError as error:
                     staged.pending.file.discard()
                     results[at] = error
                 else:
@@ -70,7 +70,7 @@ class PlacedChanges:
                 outcome = self._commit_moving(placement, drive, group) if placement.moving else _commit(drive, group)
                 for at, result in zip(positions, outcome, strict=True):
                     results[at] = result
-                    if not isinstance(result, StoreError):
+                    if not isinstance(result, LoaderError):
                         _keep_index(drive, objects[at], result)
         return results
 
@@ -94,16 +94,16 @@ class PlacedChanges:
 
     def _commit_moving(
         self, placement: Placement, drive: Drive, group: Sequence[PendingObject]
-    ) -> list[Record | StoreError]:
+    ) -> list[Record | LoaderError]:
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in group]
-        results: list[Record | StoreError] = [StoreError("not committed")] * len(group)
+        results: list[Record | LoaderError] = [LoaderError("not committed")] * len(group)
         with self._drives.names.of(keys):
             others: dict[bytes, list[_Entry]] = {}
             able: list[int] = []
             for at, pending in enumerate(group):
                 try:
                     others[keys[at]] = self._elsewhere(placement, drive, pending.bucket_uuid, pending.name)
-                except StoreError as error:
+                except LoaderError as error:
                     pending.file.discard()
                     results[at] = error
                 else:
@@ -113,13 +113,13 @@ class PlacedChanges:
                 results[at] = result
             for at in able:
                 result = results[at]
-                if not isinstance(result, StoreError):
+                if not isinstance(result, LoaderError):
                     pending = group[at]
                     _drop(others[keys[at]], pending.bucket_uuid, pending.name, older_than=result.version)
         return results
 
     def _elsewhere(self, placement: Placement, owner: Drive, bucket_uuid: bytes, name: str) -> list[_Entry]:
-        """What drives that owned the name before have of it. Raises StoreError."""
+        """What drives that owned the name before have of it. Raises LoaderError."""
         entries: list[_Entry] = []
         for slot in placement.places(bucket_uuid, name).slots:
             drive = self._drives.at(slot)
@@ -151,7 +151,7 @@ class PlacedChanges:
                         entry.drive.delete(bucket_uuid, [name])
                 return newest is not None and not newest.record.is_tombstone
 
-    def delete_many(self, bucket_uuid: bytes, names: Sequence[str]) -> list[bool | StoreError]:
+    def delete_many(self, bucket_uuid: bytes, names: Sequence[str]) -> list[bool | LoaderError]:
         """As `delete` of each, those of one drive in one commit; in order, and each fails with its own drive."""
         return self._grouped(
             bucket_uuid,
@@ -162,7 +162,7 @@ class PlacedChanges:
 
     def entomb_many(
         self, bucket_uuid: bytes, graves: Sequence[tuple[str, Version]]
-    ) -> list[tuple[Record | None, Record | None] | StoreError]:
+    ) -> list[tuple[Record | None, Record | None] | LoaderError]:
         """As `entomb` of each, those of one drive in one commit; in order, and each fails with its own drive."""
         return self._grouped(
             bucket_uuid,
@@ -177,9 +177,9 @@ class PlacedChanges:
         names: Sequence[str],
         change: Callable[[Drive, Sequence[int]], Sequence[R]],
         change_one: Callable[[int], R],
-    ) -> list[R | StoreError]:
+    ) -> list[R | LoaderError]:
         """What came of each name: changed together where its drive is the only one that can have an entry of it."""
-        results: list[R | StoreError] = [StoreError("not changed")] * len(names)
+        results: list[R | LoaderError] = [LoaderError("not changed")] * len(names)
         with self._drives.gate.shared():
             placement = self._drives.placement
             if not placement.moving:
@@ -188,8 +188,8 @@ class PlacedChanges:
                     by_slot.setdefault(placement.owner(bucket_uuid, name), []).append(row)
                 for slot, rows in by_slot.items():
                     try:
-                        done: Sequence[R | StoreError] = change(self._drives.at(slot), rows)
-                    except StoreError as error:
+                        done: Sequence[R | LoaderError] = change(self._drives.at(slot), rows)
+                    except LoaderError as error:
                         done = [error] * len(rows)
                     for row, result in zip(rows, done, strict=True):
                         results[row] = result
@@ -197,7 +197,7 @@ class PlacedChanges:
         for row in range(len(names)):
             try:
                 results[row] = change_one(row)
-            except StoreError as error:
+            except LoaderError as error:
                 results[row] = error
         return results
 
@@ -241,12 +241,12 @@ class PlacedChanges:
 
 def _commit(
     drive: Drive, group: Sequence[PendingObject], elsewhere: dict[bytes, Record] | None = None
-) -> Sequence[Record | StoreError]:
+) -> Sequence[Record | LoaderError]:
     if not group:
         return []
     try:
         return drive.commit(group, elsewhere)
-    except StoreError as error:
+    except LoaderError as error:
         return [error] * len(group)
 
 
@@ -260,7 +260,7 @@ def _keep_index(drive: Drive, staged: StagedObject, record: Record) -> None:
 def _drop(entries: Sequence[_Entry], bucket_uuid: bytes, name: str, *, older_than: Version) -> None:
     for drive, record in entries:
         if record.version < older_than:
-            with contextlib.suppress(StoreError):  # the change stands; this is moved away later
+            with contextlib.suppress(LoaderError):  # the change stands; this is moved away later
                 drive.drop(bucket_uuid, name, record.version, tombstone=False)
 
 

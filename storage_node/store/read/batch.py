@@ -15,10 +15,10 @@ from concurrent.futures import Executor
 
 import numpy as np
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, Frame, Piece, encode_frame, encode_prefix
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.checksum import crc32c, digest
-from storage_node.store.errors import StoreError
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import BLOCK_BYTES, Record
 from storage_node.store.read.batch_members import MemberPart, status_of
@@ -276,7 +276,7 @@ class StoreBatch(BatchPieces):
                 self.kind[position] = pb.STORED
                 return whole[part.start : part.start + part.size_bytes]
             return b"".join(part.pieces())
-        except StoreError as error:
+        except LoaderError as error:
             self._fail(position, status_of(error), f"{self._names[position]!r}: {error}", error.kind)
         except OSError as error:
             self._fail_read(position, FailureCode.READ, error.errno or 0)
@@ -302,7 +302,7 @@ class StoreBatch(BatchPieces):
         drive = self._store.drive_at(self._drives[position])
         try:
             stored = drive.block_checksums(record, first, stop) if stop > first else []
-        except StoreError:
+        except LoaderError:
             # They went with an object that was replaced meanwhile, or they are lost: another look tells.
             return FailureCode.OPEN, errno.ENOENT
         for number, checksum in enumerate(stored):

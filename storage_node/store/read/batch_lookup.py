@@ -12,11 +12,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import BucketNotFound, LoaderError
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives.open_archives import OpenShard
 from storage_node.store.drive.drive import Drive
-from storage_node.store.errors import BucketNotFound, StoreError
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import Record
 from storage_node.store.pool.placement import Placement
@@ -27,7 +27,7 @@ from storage_node.store.read.native_reader import FailureCode
 from storage_node.store.stale_replicas import CopyInDoubt, in_doubt_message
 from storage_node.store.store import Store
 
-_Unfound: TypeAlias = dict[int, StoreError | UnicodeEncodeError | None]
+_Unfound: TypeAlias = dict[int, LoaderError | UnicodeEncodeError | None]
 """By position: why an object could not be looked up; None when there is none."""
 
 
@@ -124,7 +124,7 @@ class BatchTable(BatchVerdicts):
                 drive = self._store.drive_at(slot)
                 wanted = [names[position] for position in mine]
                 found = drive.lookup(bucket_uuid, wanted) if cut is None else drive.lookup_at(bucket_uuid, wanted, cut)
-            except (StoreError, UnicodeEncodeError) as error:
+            except (LoaderError, UnicodeEncodeError) as error:
                 failed.update(dict.fromkeys(mine, error))
                 continue
             failed.update(self._take(slot, drive, bucket_uuid, mine, found, of_snapshot=cut is not None))
@@ -143,7 +143,7 @@ class BatchTable(BatchVerdicts):
             mine = [position for position, _ in rows]
             try:
                 drive = self._store.drive_at(slot)
-            except StoreError as error:
+            except LoaderError as error:
                 failed.update(dict.fromkeys(mine, error))
             else:
                 failed.update(self._take(slot, drive, bucket_uuid, mine, [record for _, record in rows]))
@@ -202,7 +202,7 @@ class BatchTable(BatchVerdicts):
     def _doubtful(self, bucket_uuid: bytes, position: int, record: Record | None) -> bool:
         try:
             return self._store.in_doubt(bucket_uuid, self._names[position], record)
-        except StoreError:
+        except LoaderError:
             return True
 
     def _narrow(self, position: int) -> None:
@@ -248,7 +248,7 @@ class BatchTable(BatchVerdicts):
         assert record is not None
         try:
             shard = self._held[self._drives[first]].shards.open(record, self._names[first])
-        except (OSError, StoreError):
+        except (OSError, LoaderError):
             return []  # which comes up again, and is told of each entry
         if not shard.archive.is_plain:
             return []
@@ -281,7 +281,7 @@ class BatchTable(BatchVerdicts):
         except OSError as error:
             self._fail_read(position, FailureCode.OPEN, error.errno or 0)
             return
-        except StoreError as error:
+        except LoaderError as error:
             self._fail(position, status_of(error), str(error), error.kind)
             return
         self._shards[part.shard.fd] = part.shard
@@ -331,7 +331,7 @@ class BatchTable(BatchVerdicts):
         try:
             slot, record = self._store.look_again(bucket.uuid_bytes, name, bucket.cut) if bucket else (0, None)
             drive = self._store.drive_at(slot)
-        except StoreError as error:
+        except LoaderError as error:
             self._fail(position, pb.UNAVAILABLE, str(error), error.kind)
             return False
         current = bucket if bucket is not None and bucket.cut is None and self._store.doubts.any else None

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store.archives.errors import (
+from ais_loader.errors import (
     ArchiveDamaged,
     ArchiveError,
-    CopiesBusy,
-    IndexDamaged,
+    ArchiveIndexError,
+    CorruptObject,
+    LoaderError,
     MemberNotFound,
+    RangeError,
 )
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives.member import Member
 from storage_node.store.archives.open_archives import OpenShard
 from storage_node.store.drive.drive import Drive
-from storage_node.store.errors import CorruptObject, RangeError, StoreError
 from storage_node.store.format import Record
 from storage_node.store.read.frame_plan import check_range
 
@@ -39,7 +40,7 @@ class MemberPart:
     def pieces(self, offset: int = 0) -> Iterator[bytes]:
         """The bytes from `offset` of this part on, unpacked; a whole member is verified with its last piece.
 
-        Raises StoreError, OSError.
+        Raises LoaderError, OSError.
         """
         return self.shard.archive.pieces(self.member, self.start + offset, self.size_bytes - offset)
 
@@ -47,7 +48,8 @@ class MemberPart:
 def find_member(drive: Drive, record: Record, name: str, member: str, start: int, length: int) -> MemberPart:
     """`length` -1: to the end. The first member that is asked of a shard without an index waits for one.
 
-    Raises FileNotFoundError when the shard's file is gone, OSError, RangeError, ArchiveError.
+    Raises FileNotFoundError when the shard's file is gone, OSError, MemberNotFound, RangeError, ArchiveError,
+    CopiesBusy.
     """
     shard = drive.shards.open(record, name)
     try:
@@ -61,14 +63,14 @@ def find_member(drive: Drive, record: Record, name: str, member: str, start: int
     return MemberPart(shard, found, start, size_bytes, None if in_file is None else in_file[0] + start)
 
 
-def status_of(error: StoreError) -> int:
+def status_of(error: LoaderError) -> int:
     """How an entry fares whose member cannot be delivered."""
     if isinstance(error, MemberNotFound):
         return pb.MEMBER_NOT_FOUND
     if isinstance(error, RangeError):
         return pb.RANGE
-    if isinstance(error, ArchiveDamaged | IndexDamaged | CorruptObject):
+    if isinstance(error, ArchiveDamaged | ArchiveIndexError | CorruptObject):
         return pb.CORRUPT
-    if isinstance(error, ArchiveError) and not isinstance(error, CopiesBusy):
+    if isinstance(error, ArchiveError):
         return pb.FAILED
     return pb.UNAVAILABLE

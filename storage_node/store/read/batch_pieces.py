@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.frame import EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.checksum import combine, crc32c
-from storage_node.store.errors import StoreError
 from storage_node.store.read.batch_lookup import BatchTable
 from storage_node.store.read.batch_members import status_of
 from storage_node.store.read.frame_plan import FrameSpan
@@ -92,7 +92,7 @@ class BatchPieces(BatchTable):
             while got < size_bytes:
                 parts.append(next(opened.unpacked))
                 got += len(parts[-1])
-        except StoreError as error:
+        except LoaderError as error:
             self._fail(position, status_of(error), f"{self._names[position]!r}: {error}", error.kind)
             return b""
         except OSError as error:

@@ -7,10 +7,10 @@ import os
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import ObjectDeleted
 from ais_loader.wire.frame import U8, U32, EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.drive.drive import Drive
-from storage_node.store.errors import ObjectDeleted
 from storage_node.store.read.native_reader import FailureCode
 from storage_node.store.store import Store, not_found_message
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import InvalidRequest
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store.errors import InvalidRequest
 
 MAX_WHOLE_BYTES = 4 << 20
 """An entry of at most this size is one buffer in one frame, with no assembly at the other end."""

@@ -11,16 +11,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, ObjectNotFound, RangeError
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.drive import Drive
-from storage_node.store.errors import (
-    CorruptObject,
-    DriveFailed,
-    ObjectNotFound,
-    RangeError,
-    StoreError,
-)
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import BLOCK_BYTES, Record
 from storage_node.store.read.batch_members import MemberPart, find_member
@@ -183,7 +177,7 @@ def open_object(
     """Open an object for reading.
 
     Raises BucketNotFound, ObjectNotFound (also when `version` is gone), RangeError, CorruptObject, DriveFailed,
-    FormatError, StoreClosed.
+    StoreFormatError, Closed.
     """
     label = f"{bucket}/{name}"
     if length is not None and length < 0:
@@ -209,7 +203,7 @@ def open_member(
     version: str = "",
     verify: bool = False,
 ) -> MemberReader:
-    """Open a member of the archive `name` for reading. Raises ArchiveError, and what `open_object` raises."""
+    """Open a member of the archive `name`. Raises MemberNotFound, ArchiveError, and what `open_object` raises."""
     if length is not None and length < 0:
         raise RangeError(f"{bucket}/{name}, member {member!r}: negative range: start={start}, length={length}")
 
@@ -245,6 +239,6 @@ def open_current(store: Store, bucket: str, name: str, version: str, open_file: 
                 raise  # else it has left the store, and what was on it is elsewhere
         # Replaced, deleted or moved between the two steps, most likely; what the catalog says next is final.
         gone = drive, record.path
-        with contextlib.suppress(StoreError):  # the next look says what there is to say
+        with contextlib.suppress(LoaderError):  # the next look says what there is to say
             drive.catch_up()
     raise DriveFailed(f"{label} is replaced faster than it can be opened")

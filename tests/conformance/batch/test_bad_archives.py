@@ -17,8 +17,8 @@ from conformance_kit import MiB, contents
 from hypothesis import HealthCheck, given, settings
 
 from ais_loader import Bucket, Client, Entry, Status, errors
+from ais_loader.errors import ArchiveError
 from ais_loader.testing import seeded_bytes
-from storage_node.store.archives.errors import ArchiveError
 from tests.store.archives.archive_kit import in_zip, served
 from tests.store.archives.mutations import HARMS, Harm, harmed
 from tests.tar_kit import packed_tar

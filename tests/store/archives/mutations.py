@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from storage_node.store.errors import StoreError
+from ais_loader.errors import LoaderError
 from tests.store.archives.archive_kit import (
     PACKERS,
     WRITTEN_BY_BSDTAR,
@@ -150,7 +150,7 @@ def harmed(harm: Harm) -> tuple[str, bytes]:
         tar = _with_right_checksums(tar)
     try:
         packed = packer[1](tar)
-    except StoreError:  # re-framing looks at the tar and refuses a harmed one
+    except LoaderError:  # re-framing looks at the tar and refuses a harmed one
         packed = b"".join(map(zstd_frame, halves(tar)))
     return packer[0], packed if harm.seed in tars() else _apply(packed, harm.outside)
 

@@ -19,13 +19,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from ais_loader.errors import ArchiveError, LoaderError
 from ais_loader.testing import peak_rss_bytes, reset_peak_rss, rss_bytes, throwaway_folder
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store.archives.errors import ArchiveError
 from storage_node.store.archives.inflating import unpacked
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import StoreError
 from storage_node.store.read.batch_members import status_of
 from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
@@ -66,14 +65,14 @@ def memory_stays_bounded() -> Iterator[None]:
     assert peak_rss_bytes() - before < MORE_MEMORY_BYTES
 
 
-def served_by(store: Store, name: str, data: bytes) -> dict[str, bytes] | StoreError:
+def served_by(store: Store, name: str, data: bytes) -> dict[str, bytes] | LoaderError:
     """Every member, read through the store; or why there is none. The index is made while the shard is put."""
     put(store, name, data)
     drive, record = store.locate(BUCKET, name)
     try:
         try:
             archive = drive.shards.open(record, name).archive
-        except StoreError as error:
+        except LoaderError as error:
             return error
         found = {}
         for member in archive.index:
@@ -98,7 +97,7 @@ def by_the_standard_library(name: str, data: bytes) -> dict[str, bytes] | None:
             if kind.is_compressed_tar:
                 data = b"".join(unpacked(kind, [data]))
             return tar_members(data) if is_read_to_its_end(data) and is_plain_speech(data) else None
-    except (StoreError, *COMPLAINTS):
+    except (LoaderError, *COMPLAINTS):
         return None
 
 
@@ -124,7 +123,7 @@ def files_of_zip(data: bytes) -> dict[str, bytes]:
 def check(store: Store, harm: Harm) -> None:
     name, data = harmed(harm)
     found = served_by(store, name, data)
-    if isinstance(found, StoreError):
+    if isinstance(found, LoaderError):
         assert isinstance(found, ArchiveError), found
         assert status_of(found) in (pb.CORRUPT, pb.FAILED)
         assert "byte" in str(found) or "bytes" in str(found) or found.kind == "not-an-archive", found

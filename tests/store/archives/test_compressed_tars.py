@@ -18,15 +18,17 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard, open_archive
-from storage_node.store.archives.errors import (
+from ais_loader.errors import (
     ArchiveDamaged,
+    ArchiveIndexError,
     ArchiveTooLarge,
     ArchiveUnsupported,
-    IndexDamaged,
+    LoaderError,
     MemberCorrupt,
     NotAnArchive,
+    RangeError,
 )
+from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard, open_archive
 from storage_node.store.archives.inflating import unpacked
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
 from storage_node.store.archives.member import Limits
@@ -35,7 +37,6 @@ from storage_node.store.archives.restart import MAX_STRETCH_BYTES
 from storage_node.store.archives.source import BytesSource, chunks_of
 from storage_node.store.archives.zstd_frames import MAX_BLOCK_BYTES
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import RangeError, StoreError
 from tests.store.archives.archive_kit import (
     NAMES,
     PACKERS,
@@ -222,7 +223,7 @@ def test_variants_that_are_not_read_are_refused_by_name() -> None:
         kind = ArchiveKind.TAR_ZST if "dictionary" in message else ArchiveKind.TAR_LZ4
         with pytest.raises(ArchiveUnsupported, match=message):
             list(unpacked(kind, [data]))
-        with pytest.raises(StoreError):
+        with pytest.raises(LoaderError):
             served(data, name)
     wide = zstandard.ZstdCompressor(
         compression_params=zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
@@ -250,7 +251,7 @@ def test_a_damaged_stream_gives_a_typed_error_or_bytes_of_the_checksum(way: str,
         data[at % len(data)] ^= mask
     try:
         archive = open_archive(BytesSource(bytes(data)), name)
-    except StoreError:
+    except LoaderError:
         return
     for member in archive.index:
         assert crc32c(archive.read_member(member)) == member.checksum
@@ -282,7 +283,7 @@ def test_restart_points_that_lie_are_refused_and_never_lead_astray() -> None:
         archive = open_archive(BytesSource(data), name)
         plan = bytes(archive.index.plan)
         for bad in (b"", plan[:7], plan[:-1], b"\xff" * 8 + plan[8:], plan[: len(plan) // 2]):
-            with pytest.raises(IndexDamaged):
+            with pytest.raises(ArchiveIndexError):
                 Archive(BytesSource(data), archive.index.with_plan(archive.kind, bad))
         if way != "gzip":
             count = struct.unpack_from("<Q", plan)[0]
@@ -340,7 +341,7 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(package: str, name: s
     code = (
         "import sys; sys.modules[sys.argv[1]] = None\n"
         "from storage_node.store.archives.archive import index_shard\n"
-        "from storage_node.store.archives.errors import LibraryMissing\n"
+        "from ais_loader.errors import LibraryMissing\n"
         "from storage_node.store.archives.source import BytesSource\n"
         "try: index_shard(BytesSource(sys.stdin.buffer.read()), sys.argv[2])\n"
         "except LibraryMissing as error: print(error.kind, error)\n"

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, Closed, CopiesBusy, DriveFailed, LoaderError
 from storage_node.store.archives.copies import DecompressedCopies
-from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge, CopiesBusy
-from storage_node.store.errors import DriveFailed, StoreClosed, StoreError
 
 WAIT_S = 20.0
 
@@ -182,10 +181,10 @@ def test_closing_ends_what_waits_and_what_is_being_made(tmp_path: Path) -> None:
             closed.set()
             yield b"x"
 
-    with pytest.raises(StoreClosed), copies.get(1, 1000, endless, timeout_s=1):
+    with pytest.raises(Closed), copies.get(1, 1000, endless, timeout_s=1):
         pass
     assert closed.is_set()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(Closed):
         Shard(1).read(copies)
     assert copies.used_bytes == 0
 
@@ -218,14 +217,14 @@ def test_a_process_that_dies_leaves_nothing_and_what_it_could_leave_is_swept(tmp
 
 def test_descriptors_are_given_back_under_a_crowd(copies: DecompressedCopies) -> None:
     shards = [Shard(number, 300) for number in range(8)]
-    failures: list[StoreError] = []
+    failures: list[LoaderError] = []
 
     def crowd(seed: int) -> None:
         for step in range(60):
             shard = shards[(seed * 7 + step * step) % 8]
             try:
                 assert shard.read(copies) == bytes([shard.number]) * 300
-            except StoreError as error:
+            except LoaderError as error:
                 failures.append(error)
 
     before = len(os.listdir("/proc/self/fd"))

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ais_loader.errors import ArchiveDamaged, ArchiveIndexError
 from storage_node.store.archives import gzip_points
-from storage_node.store.archives.errors import ArchiveDamaged, IndexDamaged
 from storage_node.store.archives.gzip_points import GzipPoints, _aligned, build_gzip_points
 from storage_node.store.archives.source import BytesSource
 from tests.store.archives.archive_kit import content
@@ -167,7 +167,7 @@ def test_all_of_it_may_be_read_from_the_first_point_on() -> None:
 
 
 def test_a_file_that_ends_too_early_is_told() -> None:
-    with pytest.raises(IndexDamaged):
+    with pytest.raises(ArchiveIndexError):
         points(packed=PACKED[: len(PACKED) // 2])
     view = points()
     view._source = BytesSource(PACKED[: len(PACKED) // 2])  # as a file that has shrunk since
@@ -194,6 +194,6 @@ def test_a_plan_that_lies_gives_a_typed_error_or_as_many_bytes_as_were_asked_for
         plan[at] ^= mask
     try:
         got = b"".join(points(bytes(plan)).pieces(start, start + 1000))
-    except (IndexDamaged, ArchiveDamaged):
+    except (ArchiveIndexError, ArchiveDamaged):
         return
     assert len(got) == 1000

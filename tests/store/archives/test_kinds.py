@@ -8,12 +8,11 @@ import tarfile
 
 import pytest
 
-from storage_node.store.archives import errors
+from ais_loader import errors
+from ais_loader.errors import ArchiveDamaged, LoaderError, NotAnArchive
 from storage_node.store.archives.archive import ShardIndexer, open_archive
-from storage_node.store.archives.errors import ArchiveDamaged, NotAnArchive
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name, recognise
 from storage_node.store.archives.source import BytesSource, FdSource, SourceFile, chunks_of, read_exactly
-from storage_node.store.errors import StoreError
 from tests.store.archives.archive_kit import content, in_zip, make_tar, packed_in_every_way, served
 
 TAR = make_tar([("a", b"a")])
@@ -93,9 +92,9 @@ def test_a_shard_that_was_stored_otherwise_than_it_passed_by_gets_no_index() -> 
 
 
 def test_errors_have_kinds_of_their_own_and_survive_pickling() -> None:
-    ours = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, StoreError)]
+    ours = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, LoaderError)]
     kinds = {error: error.kind for error in ours}
-    del kinds[StoreError]
+    del kinds[LoaderError]
     assert len(set(kinds.values())) == len(kinds)
     for error in kinds:
         again = pickle.loads(pickle.dumps(error("byte 5: why")))

@@ -15,9 +15,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ais_loader.errors import ArchiveIndexError, ArchiveIndexStale, MemberNotFound
 from storage_node.store.archives import table as table_module
 from storage_node.store.archives.archive import index_shard
-from storage_node.store.archives.errors import IndexDamaged, IndexStale, MemberNotFound
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import HEADER_BYTES, ShardState
 from storage_node.store.archives.member import Limits, Member
@@ -135,7 +135,7 @@ def test_an_index_of_another_state_of_the_shard_is_stale(tmp_path: Path) -> None
     saved(tmp_path / "index")
     others = [SHARD._replace(version=Version(3, 78, 2)), SHARD._replace(size_bytes=1), SHARD._replace(checksum=1)]
     for other in others:
-        with pytest.raises(IndexStale, match=r"version 3\.77\.2"):
+        with pytest.raises(ArchiveIndexStale, match=r"version 3\.77\.2"):
             MemberIndex.open(tmp_path / "index", other)
     with pytest.raises(FileNotFoundError):
         MemberIndex.open(tmp_path / "none", SHARD)
@@ -147,14 +147,14 @@ def test_every_flipped_octet_and_every_cut_is_found_out(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
-        with pytest.raises(IndexDamaged):
+        with pytest.raises(ArchiveIndexError):
             MemberIndex.open(path, SHARD)
     for size in (*range(0, len(whole), 7), len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(IndexDamaged):
+        with pytest.raises(ArchiveIndexError):
             MemberIndex.open(path, SHARD)
     path.write_bytes(whole + bytes(8))
-    with pytest.raises(IndexDamaged):
+    with pytest.raises(ArchiveIndexError):
         MemberIndex.open(path, SHARD)
 
 
@@ -179,7 +179,7 @@ def test_a_liar_with_right_checksums_never_leads_a_reader_outside(
     try:
         index = MemberIndex.open(path, SHARD)
         members = list(index)
-    except (IndexDamaged, IndexStale):
+    except (ArchiveIndexError, ArchiveIndexStale):
         return
     for member in members:
         assert 0 <= member.offset_bytes <= member.offset_bytes + member.packed_bytes <= index.content_bytes
@@ -205,7 +205,7 @@ def test_a_lie_is_told_for_what_it_is(tmp_path: Path, lie: str) -> None:
     path = tmp_path / "index"
     saved(path, ("a", "b"))
     path.write_bytes(with_right_checksums(LIES[lie](path.read_bytes())))
-    with pytest.raises(IndexDamaged, match=lie):
+    with pytest.raises(ArchiveIndexError, match=lie):
         list(MemberIndex.open(path, SHARD))
 
 

@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 
-from storage_node.store.archives.errors import ArchiveDamaged, ArchiveError, ArchiveUnsupported, NotAnArchive
+from ais_loader.errors import ArchiveDamaged, ArchiveError, ArchiveUnsupported, NotAnArchive
 from storage_node.store.archives.source import BytesSource
 from storage_node.store.archives.tar_end import TarEnd, find_end
 from tests.store.archives.archive_kit import NAMES, WRITTEN_BY_BSDTAR, make_tar

@@ -13,13 +13,12 @@ import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported, LoaderError
 from storage_node.store.archives.archive import Archive, open_archive
-from storage_node.store.archives.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported
 from storage_node.store.archives.member import Limits
 from storage_node.store.archives.source import BytesSource
 from storage_node.store.archives.tar_index import TarIndexer
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import StoreError
 from tests.data import utterances
 from tests.store.archives.archive_kit import (
     NAMES,
@@ -301,7 +300,7 @@ def test_a_damaged_tar_gives_a_typed_error_or_what_its_bytes_say(
     kept = bytes(tar[: data.draw(st.integers(0, len(tar)))])
     try:
         archive = open_archive(BytesSource(kept), "s.tar")
-    except StoreError:
+    except LoaderError:
         return
     for member in archive.index:
         got = archive.read_member(member)
@@ -312,9 +311,9 @@ def test_a_damaged_tar_gives_a_typed_error_or_what_its_bytes_say(
 def test_a_member_that_changed_under_its_index_is_found_out() -> None:
     tar = make_tar([("a", content(1, 3000))])
     archive = Archive(BytesSource(tar[:1000] + b"!" + tar[1001:]), index_of(tar))
-    with pytest.raises(StoreError, match="CRC-32C") as caught:
+    with pytest.raises(LoaderError, match="CRC-32C") as caught:
         archive.read_member("a")
     assert caught.value.kind == "member-corrupt"
     assert archive.read_member("a", 0, 10) == content(1, 3000)[:10]
-    with pytest.raises(StoreError, match="CRC-32C"):
+    with pytest.raises(LoaderError, match="CRC-32C"):
         archive.verify(archive.index.find("a"))

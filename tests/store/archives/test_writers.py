@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import webdataset
 
-from storage_node.store.archives.errors import ArchiveDamaged, ArchiveUnsupported
+from ais_loader.errors import ArchiveDamaged, ArchiveUnsupported
 from tests.store.archives.archive_kit import (
     WRITTEN_BY_BSDTAR,
     content,

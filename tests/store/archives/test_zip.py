@@ -12,18 +12,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage_node.store.archives.archive import Archive, index_shard, open_archive
-from storage_node.store.archives.errors import (
+from ais_loader.errors import (
     ArchiveDamaged,
     ArchiveError,
     ArchiveTooLarge,
     ArchiveUnsupported,
+    LoaderError,
     MemberCorrupt,
 )
+from storage_node.store.archives.archive import Archive, index_shard, open_archive
 from storage_node.store.archives.member import Limits
 from storage_node.store.archives.source import BytesSource
 from storage_node.store.checksum import crc32c
-from storage_node.store.errors import StoreError
 from tests.store.archives.archive_kit import NAMES, WRITTEN_BY_BSDTAR, content, in_zip, run, served, zip_members
 
 FILES = {"a.wav": content(1, 5000), "dir/zeros": bytes(3_000_000), "empty": b"", "grüße/日本": b"text" * 100}
@@ -235,7 +235,7 @@ def test_a_damaged_zip_gives_a_typed_error_or_bytes_of_its_checksum(
     kept = bytes(data[: cut % (len(data) + 1)] if cut % 4 == 0 else data)
     try:
         archive = open_archive(BytesSource(kept), "s.zip")
-    except StoreError as error:
+    except LoaderError as error:
         assert isinstance(error, ArchiveError)
         return
     # A damaged version number says that a later zip is needed, which the reference would refuse, and stays a number.
