@@ -29,9 +29,9 @@ ais_loader.promote ais_loader.requests ais_loader.snapshots ais_loader.summary
 ais_loader.transport.base
 ais_loader.batch
 ais_loader.transport
-ais_loader.transport.session.session
-ais_loader.transport.grpc.transport
-ais_loader.transport.cluster.discovery
+ais_loader.transport.session
+ais_loader.transport.grpc
+ais_loader.transport.cluster
 storage_node
 ais_loader.transport.embedded
 ais_loader.objects
@@ -48,7 +48,7 @@ storage_node.store.format
 storage_node.store.files
 storage_node.store.archives
 storage_node.store.store_record
-storage_node.store.drive.drive
+storage_node.store.drive
 storage_node.store.replica_state storage_node.store.stale_replicas
 storage_node.store.pool
 storage_node.store
@@ -57,19 +57,19 @@ storage_node.store.compose storage_node.store.member_listing storage_node.store.
 storage_node.store.fsck
 storage_node.config storage_node.settings storage_node.tasks storage_node.metric_counters storage_node.metric_list
 storage_node.pressure
-storage_node.cluster.channels
+storage_node.cluster.channels storage_node.cluster.errors
 storage_node.cluster.consensus
 storage_node.cluster.map
 storage_node.node
 storage_node.cluster.replication
-storage_node.cluster.repair.repair
+storage_node.cluster.repair
 storage_node.cluster.snapshots
-storage_node.ops.node_discovery
+storage_node.cluster.drives
 storage_node.promote
 storage_node.batch
-storage_node.batch.gather.gather
+storage_node.batch.gather
 storage_node.batch.session
-storage_node.services.objects
+storage_node.services
 storage_node.metrics
 storage_node.server
 storage_node.ops

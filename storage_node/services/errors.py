@@ -8,7 +8,7 @@ import grpc
 
 from ais_loader import errors
 from ais_loader.wire.reserved import ERROR_KIND_KEY
-from storage_node.cluster.replication.replica_set import TooFewCopies
+from storage_node.cluster.errors import TooFewCopies
 from storage_node.store.stale_replicas import CopyInDoubt
 
 MAX_DETAILS = 600

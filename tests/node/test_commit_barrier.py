@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from loop_kit import run, settle
 
+from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.replication import commit_barrier
 from storage_node.cluster.replication.commit_barrier import CommitBarrier
-from storage_node.cluster.replication.replica_set import TooFewCopies
 
 B, OTHER, FIRST, SECOND = b"b" * 16, b"o" * 16, b"1" * 16, b"2" * 16
 

@@ -13,8 +13,8 @@ from ais_loader import connect, errors
 from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, ObjectNotFound, RangeError
 from ais_loader.wire.generated import ais_compose_pb2 as wire
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.repair.source_reader import Source
-from storage_node.cluster.replication.replica_set import TooFewCopies
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.loop_kit import run

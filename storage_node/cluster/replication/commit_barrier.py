@@ -12,7 +12,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 
-from storage_node.cluster.replication.replica_set import TooFewCopies
+from storage_node.cluster.errors import TooFewCopies
 
 HOLD_S = 10.0
 DRAIN_S = 5.0

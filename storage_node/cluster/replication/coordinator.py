@@ -20,6 +20,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
+from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.replication.commit import (
     CommitProtocol,
@@ -40,7 +41,7 @@ from storage_node.cluster.replication.fan_out import (
 from storage_node.cluster.replication.listing_filter import Listed, not_deleted
 from storage_node.cluster.replication.replica import HeldWrite, from_wire, to_wire
 from storage_node.cluster.replication.replica_client import ReplicaClient, close_all, outcome
-from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet, TooFewCopies
+from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
 from storage_node.node import Node
 from storage_node.store.drive.preconditions import Condition, condition_of

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet, TooFewCopies
+from storage_node.cluster.errors import TooFewCopies
+from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.store.format import Version
 
 _MOST_MAPS = 5

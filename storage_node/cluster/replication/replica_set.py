@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
-from ais_loader.errors import InvalidRequest, LoaderError, NodeUnavailable, SourceChanged, SourceUnreadable
+from ais_loader.errors import InvalidRequest, LoaderError, SourceChanged, SourceUnreadable
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.replication.replica_stream import ReplicaLost
-
-
-class TooFewCopies(NodeUnavailable):
-    """Fewer nodes than the bucket's `min_copies` could take a write; it may be tried again."""
-
 
 _OF_THE_REQUEST = (InvalidRequest, SourceChanged, SourceUnreadable)
 """What any node would say of the same request."""

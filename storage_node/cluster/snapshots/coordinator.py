@@ -29,13 +29,13 @@ from storage_node.cluster.channels import Channels
 from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import ChangeFailed, Contended
+from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.map import snapshot_mutations as edits
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.mutations import unchanged
 from storage_node.cluster.repair.peers import reach
 from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.cluster.replication.commit_barrier import DRAIN_S, HOLD_S
-from storage_node.cluster.replication.replica_set import TooFewCopies
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.snapshots.converge import KEEP_TIMEOUT_S
 from storage_node.store.failpoints import failpoint
