@@ -138,7 +138,7 @@ class NodeCollector:
         store = self._node.store
         yield "ais_loader_node_info", (self._version, store.store_uuid, IMPLEMENTATION), 1
         try:
-            states = store.states()
+            states = store.pool.states()
         except LoaderError:  # closed under our hands: the node is stopping
             return
         for state in states:
@@ -168,7 +168,7 @@ class NodeCollector:
             yield "ais_loader_map_nodes", (name.lower(),), states.count(state)
 
     def _repairs(self) -> Iterator[Sample]:
-        counts, doubts = self._repair, self._node.store.doubts
+        counts, doubts = self._repair, self._node.store.replicas.doubts
         yield "ais_loader_repair_passes_total", (), counts.passes
         objects = {
             "pushed": counts.objects_pushed,

@@ -127,9 +127,9 @@ class EmbeddedTransport(NoLongBatches):
         require_text(name, errors.InvalidName, "snapshot name")
         store = self._store_here()
         if action == "delete":
-            store.delete_snapshot(bucket, name)
+            store.snapshots.delete(bucket, name)
             return []
-        found = [store.create_snapshot(bucket, name)] if action == "create" else store.snapshots(bucket)
+        found = [store.snapshots.create(bucket, name)] if action == "create" else store.snapshots.of(bucket)
         return [SnapshotInfo(bucket, *snapshot) for snapshot in found]
 
     # -- objects
@@ -270,7 +270,7 @@ class EmbeddedTransport(NoLongBatches):
                     "free_bytes": state.free_bytes,
                     "size_bytes": state.size_bytes,
                 }
-                for state in store.states()
+                for state in store.pool.states()
             ],
         }
 

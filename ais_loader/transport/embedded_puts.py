@@ -13,7 +13,8 @@ from ais_loader.transport.validation import require_metadata
 
 if TYPE_CHECKING:
     from storage_node.store.format import Record
-    from storage_node.store.store import Store, Upload
+    from storage_node.store.store import Store
+    from storage_node.store.upload import Upload
 
 _COMMIT_TOGETHER = 128
 _COMMIT_TOGETHER_BYTES = 8 << 20
@@ -44,7 +45,7 @@ def staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False
 
 def put_groups(store: Store, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
     """Put many objects, with few commits; of each, in order, its info or its error. Lazy."""
-    from storage_node.store.store import Upload
+    from storage_node.store.upload import Upload
 
     group: list[tuple[PutSpec, Upload | errors.LoaderError]] = []
     group_bytes = 0

@@ -46,8 +46,8 @@ def answer_inline(
         or len(request.bucket) != 1
     ):
         return None
-    bucket = store.record.buckets.get(request.bucket[0])
-    if bucket is None or store.doubts.any:  # with doubts, a copy may be an old one
+    bucket = store.record.current.buckets.get(request.bucket[0])
+    if bucket is None or store.replicas.doubts.any:  # with doubts, a copy may be an old one
         return None
     if membership is not None and not _may_answer(membership, request):
         return None
@@ -56,7 +56,7 @@ def answer_inline(
     held: set[Drive] = set()  # a drive that is given up meanwhile closes its folders with the last who holds it
     size_bytes = 0
     for name in request.name:
-        found = store.cached(bucket_uuid, name)
+        found = store.drive_set.cached(bucket_uuid, name)
         if found is None or not found[1].size_bytes:
             return None
         drive, record = found

@@ -24,7 +24,8 @@ from storage_node.promote.walk import Folder, Found, FoundFile, NotFit, Walk, Wa
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record
 from storage_node.store.stale_replicas import CopyInDoubt
-from storage_node.store.store import Store, Upload
+from storage_node.store.store import Store
+from storage_node.store.upload import Upload
 
 
 def stored_of(record: Record) -> Stored:
@@ -43,9 +44,9 @@ def find_many(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | 
     """As `find`, of many. Raises LoaderError, DriveFailed also for one of them."""
     bucket_uuid = store.bucket(bucket).uuid_bytes
     found: list[Stored | None] = []
-    for name, record in zip(names, store.newest(bucket, names), strict=True):
+    for name, record in zip(names, store.replicas.newest(bucket, names), strict=True):
         gone = record is None or record.is_tombstone
-        doubtful = not gone and store.doubts.any and store.in_doubt(bucket_uuid, name, record)
+        doubtful = not gone and store.replicas.doubts.any and store.replicas.in_doubt(bucket_uuid, name, record)
         found.append(None if record is None or gone or doubtful else stored_of(record))
     return found
 

@@ -26,8 +26,9 @@ from storage_node.store.format import Record
 from storage_node.store.member_listing import list_members
 from storage_node.store.read.native_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import MemberReader, ObjectReader, open_member, open_object
-from storage_node.store.store import Store, Upload
+from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
+from storage_node.store.upload import Upload
 from storage_node.store.writes import check_content, stage_object
 
 MAX_PAGE_SIZE = 10_000
@@ -237,7 +238,7 @@ class ObjectsService:
 
         def page(after: str) -> list[tuple[str, Record]]:
             # One more than asked tells whether another page is worth a request.
-            return list(self._store.trusted_objects(request.bucket, request.prefix, after, page_size + 1))
+            return list(self._store.replicas.trusted_objects(request.bucket, request.prefix, after, page_size + 1))
 
         after, more = request.start_after, True
         shown: list[tuple[str, Record]] = []
@@ -320,7 +321,7 @@ class NodeService:
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         store = self._node.store
-        states = await self._node.read(store.states)
+        states = await self._node.read(store.pool.states)
         return pb.DescribeResponse(
             version=self._version,
             store_uuid=store.store_uuid,

@@ -43,12 +43,12 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
             require_bucket(self._store, request.bucket.name, request.bucket.uuid)
             _require_all_drives(self._store)
             await self._commit_barrier.hold(request.bucket.uuid, request.attempt)
-            return pb.HoldResponse(clock=self._store.clock)
+            return pb.HoldResponse(clock=self._store.replicas.clock)
 
         return await _answered(hold(), context)
 
     async def Armed(self, request: pb.ArmedRequest, context: Context) -> pb.ArmedResponse:
-        cuts = self._store.record.cuts.get(request.bucket.uuid, [])
+        cuts = self._store.record.current.cuts.get(request.bucket.uuid, [])
         return pb.ArmedResponse(
             armed=request.cut in cuts and self._commit_barrier.holds(request.bucket.uuid, request.attempt)
         )
@@ -106,7 +106,7 @@ def _require_all_drives(store: Store) -> None:
     """What a drive has that is away no cut could see. Raises DriveFailed, Unsupported."""
     if any(drive is None for drive in store.drives):
         raise DriveFailed("a drive of the node is missing; a snapshot needs all of them")
-    if store.moving:
+    if store.pool.moving:
         raise Unsupported("objects are moving from drive to drive; make the snapshot when that is over")
 
 
@@ -151,7 +151,7 @@ def _begin(store: Store, header: pb.KeepHeader) -> KeptVersion:
         b"",
         b"",
     )
-    drive = store.drive_at(store.drive_index(header.bucket.uuid, header.name))
+    drive = store.drive_set.at(store.drive_set.owner(header.bucket.uuid, header.name))
     file = None if header.is_tombstone else drive.stage()
     return KeptVersion(drive, header.bucket.uuid, header.name, record, header.ended, dict(header.metadata), file)
 

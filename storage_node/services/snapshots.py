@@ -26,21 +26,21 @@ class SnapshotsService(ais_snapshots_pb2_grpc.SnapshotsServicer):
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.Snapshot:
         if self._cluster.view is not None:
             return _message(await _run(context, self._cluster.create(request.bucket, request.name)))
-        made = self._node.read(self._store.create_snapshot, request.bucket, request.name)
+        made = self._node.read(self._store.snapshots.create, request.bucket, request.name)
         return _message(await _run(context, made))
 
     async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: Context) -> pb.ListSnapshotsResponse:
         if self._cluster.view is not None:
             of_all = await _run(context, self._cluster.listed(request.bucket))
             return pb.ListSnapshotsResponse(snapshot=map(_message, of_all))
-        found = await _run(context, self._node.read(self._store.snapshots, request.bucket))
+        found = await _run(context, self._node.read(self._store.snapshots.of, request.bucket))
         return pb.ListSnapshotsResponse(snapshot=map(_message, found))
 
     async def DeleteSnapshot(self, request: pb.DeleteSnapshotRequest, context: Context) -> pb.DeleteSnapshotResponse:
         if self._cluster.view is not None:
             await _run(context, self._cluster.delete(request.bucket, request.name))
         else:
-            await _run(context, self._node.read(self._store.delete_snapshot, request.bucket, request.name))
+            await _run(context, self._node.read(self._store.snapshots.delete, request.bucket, request.name))
         return pb.DeleteSnapshotResponse()
 
 

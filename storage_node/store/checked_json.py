@@ -16,14 +16,12 @@ def seal(kind: str, version: int, fields: dict[str, Any]) -> bytes:
     return json.dumps({"format": version, "checksum": crc32c(body.encode()), kind: body}).encode()
 
 
-def unseal(kind: str, version: int | tuple[int, ...], data: bytes, source: Path) -> dict[str, Any]:
+def unseal(kind: str, version: int, data: bytes, source: Path) -> dict[str, Any]:
     """Raises StoreFormatError for another version or a damaged file; ValueError, KeyError, TypeError, AttributeError
     for what `seal` never wrote."""
     outer = json.loads(data)
-    versions = (version,) if isinstance(version, int) else version
-    if outer["format"] not in versions:
-        known = " and ".join(map(str, versions))
-        raise StoreFormatError(f"{source}: format {outer['format']}; this version reads format {known}")
+    if outer["format"] != version:
+        raise StoreFormatError(f"{source}: format {outer['format']}; this version reads format {version}")
     if crc32c(outer[kind].encode()) != outer["checksum"]:
         raise StoreFormatError(f"{source}: the checksum does not match, the file is damaged")
     fields: dict[str, Any] = json.loads(outer[kind])

@@ -68,7 +68,7 @@ def landed(store: Store, header: objects.PutHeader) -> Record | None:
     Of an object made of its own former version a second try cannot even be read.
     """
     bucket_uuid = store.bucket(header.bucket).uuid_bytes
-    before = store.newest_entry(bucket_uuid, header.name)
+    before = store.replicas.newest_entry(bucket_uuid, header.name)
     return store.landed(bucket_uuid, header.name, header.condition.write_id, before)
 
 

@@ -85,7 +85,7 @@ def can_reframe(name: str) -> bool:
 
 def spool_for(store: Store, label: str) -> Spooled:
     """On the drive with the most room. Raises DriveFull, DriveFailed."""
-    states = [state for state in store.states() if state.problem is None]
+    states = [state for state in store.pool.states() if state.problem is None]
     if not states:
         raise DriveFailed("no drive of the store can be used")
     return Spooled(Path(max(states, key=lambda state: state.free_bytes).path), label)

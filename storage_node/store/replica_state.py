@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ais_loader.errors import DriveFailed, DriveFull, LoaderError, ObjectDeleted, ObjectNotFound
-from storage_node.store.drive.drive import Drive
+from ais_loader.errors import DriveFailed, DriveFull, InvalidRequest, LoaderError, ObjectDeleted, ObjectNotFound
+from storage_node.store.buckets import Buckets
 from storage_node.store.format import Record, Version
+from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault
+from storage_node.store.pool.drive_set import DriveSet
+from storage_node.store.pool.writes import PlacedChanges
+from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.stale_replicas import CopyInDoubt, Doubts
-from storage_node.store.store_record import BucketRecord, ClusterRecord
 
 
 class StoredVersion(NamedTuple):
@@ -31,10 +33,14 @@ def not_found_message(bucket: str, name: str) -> str:
     return f"no object {name!r} in bucket {bucket!r}" + (f" (nor can there be: {fault})" if fault else "")
 
 
-class Copies(ABC):
-    """The part of a store that takes part in a cluster."""
+class ReplicaState:
+    """What one store knows of its copies of objects, as a node of a cluster; a store on its own is owner of all."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: RecordKeeper, drives: DriveSet, buckets: Buckets, changes: PlacedChanges) -> None:
+        self._record = record
+        self._drives = drives
+        self._buckets = buckets
+        self._changes = changes
         self.doubts = Doubts()
         """Copies that are not to be read from."""
         self.is_owner: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
@@ -42,30 +48,23 @@ class Copies(ABC):
         self.is_holder: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
         """Whether readers of a snapshot ask this store for an object. Of others it may have what is out of date."""
 
-    @property
-    @abstractmethod
-    def record(self) -> ClusterRecord: ...
-
-    @abstractmethod
-    def bucket(self, name: str) -> BucketRecord: ...
-
-    @abstractmethod
-    def _live(self) -> list[Drive]: ...
-
-    @abstractmethod
     def newest_entry(self, bucket_uuid: bytes, name: str) -> Record | None:
         """What there is of a name on any drive, tombstones too. Raises DriveFailed, StoreFormatError, Closed."""
+        return self._drives.newest(bucket_uuid, name).record
 
-    @abstractmethod
-    def _drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
-        """See `Changes.drop`."""
+    def scan(self, bucket: str, prefix: str, start_after: str, *, tombstones: bool) -> Iterator[tuple[str, Record]]:
+        """All drives' entries in name order; of a snapshot those of which this store is a holder.
 
-    @abstractmethod
-    def _scans(self, bucket: str, prefix: str, start_after: str, *, tombstones: bool) -> Iterator[tuple[str, Record]]:
-        """All drives' entries in name order."""
-
-    @abstractmethod
-    def _require_writable(self) -> None: ...
+        Raises BucketNotFound, InvalidRequest, and as `merged`.
+        """
+        of = self._buckets.get(bucket)
+        try:
+            prefix.encode(), start_after.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"prefix {prefix!r}, start_after {start_after!r}: not valid Unicode") from None
+        self._drives.require_open()
+        found = merged(self._drives, of.uuid_bytes, prefix, start_after, tombstones=tombstones, cut=of.cut)
+        return found if of.cut is None else (pair for pair in found if self.is_holder(of.uuid_bytes, pair[0]))
 
     def in_doubt(self, bucket_uuid: bytes, name: str, found: Record | None) -> bool:
         """Whether a reader may not believe what was found of this name. Raises DriveFailed, StoreFormatError.
@@ -89,10 +88,10 @@ class Copies(ABC):
     def trusted_objects(
         self, bucket: str, prefix: str, start_after: str, page_size: int
     ) -> Iterator[tuple[str, Record]]:
-        """As `objects`, without those in doubt: another node lists them. Raises CopyInDoubt where all are."""
-        of = self.bucket(bucket)
+        """As `Store.objects`, without those in doubt: another node lists them. Raises CopyInDoubt where all are."""
+        of = self._buckets.get(bucket)
         bucket_uuid = of.uuid_bytes
-        found = self._scans(bucket, prefix, start_after, tombstones=False)
+        found = self.scan(bucket, prefix, start_after, tombstones=False)
         if self.doubts.any and of.cut is None:
             if self.doubts.whole(bucket_uuid) or self.doubts.gaps(bucket_uuid):
                 raise CopyInDoubt(f"bucket {bucket!r}: copies here may be old, and are being compared with others")
@@ -102,22 +101,22 @@ class Copies(ABC):
     def versions(
         self, bucket: str, start_after: str = "", limit: int | None = None, prefix: str = ""
     ) -> Iterator[StoredVersion]:
-        """Objects and tombstones in name order. Raises what `objects` raises."""
-        for name, record in itertools.islice(self._scans(bucket, prefix, start_after, tombstones=True), limit):
+        """Objects and tombstones in name order. Raises what `Store.objects` raises."""
+        for name, record in itertools.islice(self.scan(bucket, prefix, start_after, tombstones=True), limit):
             yield StoredVersion(name, record.version, record.is_tombstone, record.size_bytes, record.checksum)
 
     def tombstones(self, bucket: str) -> Iterator[StoredVersion]:
-        """Raises what `objects` raises."""
+        """Raises what `Store.objects` raises."""
         return (found for found in self.versions(bucket) if found.is_tombstone)
 
     def forget_tombstone(self, bucket: str, name: str, version: Version) -> bool:
         """Remove a tombstone that every copy has seen; False when there is none, or a newer one. Raises as `delete`."""
-        self._require_writable()
-        bucket_uuid = self.bucket(bucket).uuid_bytes
+        self._drives.require_writable()
+        bucket_uuid = self._buckets.get(bucket).uuid_bytes
         before = self.newest_entry(bucket_uuid, name)
         if before is None or not before.is_tombstone or before.version > version:
             return False
-        return self._drop(bucket_uuid, name, version, tombstone=True) is None
+        return self._changes.drop(bucket_uuid, name, version, tombstone=True) is None
 
     def missing(self, bucket: str, bucket_uuid: bytes, name: str) -> ObjectNotFound:
         """What to say of a name that is not in doubt, and of which there is no object: that it was deleted, if so."""
@@ -133,13 +132,13 @@ class Copies(ABC):
         """Of each name, tombstones too. Raises InvalidName, BucketNotFound, DriveFailed, StoreFormatError."""
         for name in names:
             check_object_name(name)
-        bucket_uuid = self.bucket(bucket).uuid_bytes
+        bucket_uuid = self._buckets.get(bucket).uuid_bytes
         return [self.newest_entry(bucket_uuid, name) for name in names]
 
     @property
     def clock(self) -> int:
         """No version with a higher counter was given here, or heard of. Raises StoreReadOnly, Closed."""
-        return max((drive.counters.highest for drive in self._live()), default=0)
+        return max((drive.counters.highest for drive in self._drives.live()), default=0)
 
     def next_version(self, node: int, epoch: int, seen: Iterable[Version], clock: int = 0) -> Version:
         """A version for a write that this store's node coordinates; never given twice, over any crash of it.
@@ -147,8 +146,8 @@ class Copies(ABC):
         Above all `seen`, of `epoch` at least, and with a counter above `clock`. Raises DriveFailed, DriveFull,
         Closed.
         """
-        self._require_writable()
-        drives = self._live()
+        self._drives.require_writable()
+        drives = self._drives.live()
         highest = max(seen, default=Version(0, 0))
         floor = max(self.clock, clock, highest.counter)
         if not drives:
@@ -169,4 +168,4 @@ class Copies(ABC):
                 counter = counter or taken
         if not counter and problem is not None:
             raise problem
-        return Version(max(epoch, highest.epoch, self.record.epoch), counter, node)
+        return Version(max(epoch, highest.epoch, self._record.current.epoch), counter, node)

@@ -46,7 +46,7 @@ def seen(store: Store, bucket_uuid: bytes, names: Sequence[str], cut: int) -> li
     """Of each name, in order. Raises DriveFailed, StoreFormatError, Closed."""
     found: list[Seen | None] = []
     for name in names:
-        drive = store.drive_at(store.drive_index(bucket_uuid, name))
+        drive = store.drive_set.at(store.drive_set.owner(bucket_uuid, name))
         current = drive.newest(bucket_uuid, [name])[0]
         if current is not None and current.counter <= cut:
             found.append(Seen(current, 0))
@@ -58,7 +58,7 @@ def seen(store: Store, bucket_uuid: bytes, names: Sequence[str], cut: int) -> li
 
 def seen_after(store: Store, bucket_uuid: bytes, start_after: str, cut: int, limit: int) -> list[tuple[str, Record]]:
     """The next names of which the cut sees something, tombstones too. Raises as `seen`, and for a missing drive."""
-    drives = [store.drive_at(slot) for slot in store.placement.slots]
+    drives = [store.drive_set.at(slot) for slot in store.drive_set.placement.slots]
     scans: list[Iterator[tuple[str, Record]]] = [
         scan_seen(drive.catalog, bucket_uuid, "", start_after, cut) for drive in drives
     ]

@@ -14,21 +14,19 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from ais_loader.errors import DriveFailed, LoaderError, SnapshotExists, Unsupported
-from storage_node.store.archives.limits import ShardLimits
-from storage_node.store.drive.drive import Durability
+from storage_node.store.buckets import Buckets
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import Record
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, check_snapshot_name
 from storage_node.store.pool.drive_set import DriveSet
-from storage_node.store.record_keeper import Recorded
-from storage_node.store.store_record import ClusterRecord, FrozenBucket, SnapshotRecord
+from storage_node.store.record_keeper import RecordKeeper
+from storage_node.store.store_record import FrozenBucket, SnapshotRecord
 
 
 class Snapshot(NamedTuple):
@@ -39,25 +37,17 @@ class Snapshot(NamedTuple):
     """Of all these objects."""
 
 
-class Snapshots(Recorded):
-    """The part of a store that makes and deletes them."""
+class Snapshots:
+    """Of all buckets of one store. Thread-safe."""
 
-    def __init__(
-        self,
-        record: ClusterRecord,
-        drives: DriveSet,
-        *,
-        writable: bool,
-        durability: Durability,
-        roots: Sequence[Path],
-        shard_limits: ShardLimits | None,
-    ) -> None:
-        super().__init__(
-            record, drives, writable=writable, durability=durability, roots=roots, shard_limits=shard_limits
-        )
+    def __init__(self, record: RecordKeeper, drives: DriveSet, buckets: Buckets) -> None:
+        self._record = record
+        self._drives = drives
+        self._buckets = buckets
         self._trim_lock = threading.Lock()
+        """One thread lets go of what deleted snapshots have left; taken outside the record's lock."""
 
-    def create_snapshot(self, bucket: str, name: str) -> Snapshot:
+    def create(self, bucket: str, name: str) -> Snapshot:
         """Keep a bucket as it is now, under the name bucket@name.
 
         Every write and deletion acknowledged before the call is in it, none that begins after its return; of those in
@@ -66,30 +56,30 @@ class Snapshots(Recorded):
         Raises InvalidName, BucketNotFound, SnapshotExists, SnapshotReadOnly, StoreReadOnly, Closed, DriveFull,
         DriveFailed when a drive is missing, and Unsupported while objects move from drive to drive.
         """
-        self._require_writable()
+        self._drives.require_writable()
         check_snapshot_name(name)
-        with self._record_lock, contextlib.ExitStack() as quiet:
-            found = self.bucket_to_change(bucket)
-            if name in self._record.snapshots.get(found.uuid, {}):
+        with self._record.lock, contextlib.ExitStack() as quiet:
+            found = self._buckets.to_change(bucket)
+            if name in self._record.current.snapshots.get(found.uuid, {}):
                 raise SnapshotExists(f"bucket {bucket!r} has a snapshot {name!r} already")
-            if self._record.former or self._record.retiring:
+            if self._record.current.former or self._record.current.retiring:
                 raise Unsupported("objects are moving from drive to drive; make the snapshot when that is over")
-            drives = self._live()
-            if len(drives) < len(self._record.drives):
+            drives = self._drives.live()
+            if len(drives) < len(self._record.current.drives):
                 raise DriveFailed("a drive of the store is missing; a snapshot needs all of them")
             for drive in drives:
                 quiet.enter_context(drive.quiet())
             cut = max(drive.counters.highest for drive in drives)
-            record = self._record.with_snapshot(found.uuid, name, SnapshotRecord(cut, time.time_ns()))
+            record = self._record.current.with_snapshot(found.uuid, name, SnapshotRecord(cut, time.time_ns()))
             # Before it counts: were it the other way round, a record that failed here and is found at the next start
             # all the same would stand for a snapshot that has not been kept.
             for drive in drives:
                 drive.set_cuts(record.cuts)
             failpoint("snapshot.cut")
             try:
-                self._commit_record(record)
+                self._record.commit(record)
             except LoaderError:
-                self._record = self._record.with_trimming(found.uuid)
+                self._record.note_trimming(found.uuid)
                 raise
         failpoint("snapshot.recorded")
         try:
@@ -97,74 +87,76 @@ class Snapshots(Recorded):
                 drive.sync()
         except LoaderError:
             with contextlib.suppress(LoaderError):
-                self.delete_snapshot(bucket, name)
+                self.delete(bucket, name)
             raise
         return self._counted(bucket, name, record.snapshots[found.uuid][name])
 
-    def snapshots(self, bucket: str) -> list[Snapshot]:
-        """Oldest first. Raises BucketNotFound, and what `objects` raises where one has not been counted yet."""
-        if not self.writable:
-            self._refresh_record(only_if_stale=False)
-        named = self._record.snapshots.get(self.bucket(bucket).uuid, {})
+    def of(self, bucket: str) -> list[Snapshot]:
+        """Oldest first. Raises BucketNotFound, and what `Store.objects` raises where one has not been counted yet."""
+        if not self._drives.writable:
+            self._record.refresh(only_if_stale=False)
+        named = self._record.current.snapshots.get(self._buckets.get(bucket).uuid, {})
         found = sorted(named.items(), key=lambda pair: (pair[1].cut, pair[1].created_ns))
-        of = bucket.partition(SNAPSHOT_MARK)[0]
-        return [self._counted(of, name, one) for name, one in found]
+        base = bucket.partition(SNAPSHOT_MARK)[0]
+        return [self._counted(base, name, one) for name, one in found]
 
-    def delete_snapshot(self, bucket: str, name: str) -> None:
+    def delete(self, bucket: str, name: str) -> None:
         """Let go of it, and of what it alone sees.
 
         Raises BucketNotFound, SnapshotNotFound, SnapshotReadOnly, StoreReadOnly, Closed, DriveFull, DriveFailed.
         """
-        self._require_writable()
+        self._drives.require_writable()
         with self._trim_lock:
-            with self._record_lock:
-                found = self.bucket_to_change(bucket)
-                if name not in self._record.snapshots.get(found.uuid, {}):
-                    raise self.no_bucket(f"{bucket}{SNAPSHOT_MARK}{name}")
-                self._commit_record(self._record.without_snapshot(found.uuid, name))
-                for drive in self._live():
+            with self._record.lock:
+                found = self._buckets.to_change(bucket)
+                if name not in self._record.current.snapshots.get(found.uuid, {}):
+                    raise self._buckets.missing(f"{bucket}{SNAPSHOT_MARK}{name}")
+                self._record.commit(self._record.current.without_snapshot(found.uuid, name))
+                for drive in self._drives.live():
                     with drive.quiet():
-                        drive.set_cuts(self._record.cuts)
+                        drive.set_cuts(self._record.current.cuts)
             failpoint("snapshot.released")
             with contextlib.suppress(LoaderError):  # it is deleted; what is left of it goes at the next start
-                self._trim(found.uuid)
+                self.trim(found.uuid)
 
-    def follow_snapshots(self, wanted: Mapping[str, Mapping[str, SnapshotRecord]]) -> None:
+    def follow(self, wanted: Mapping[str, Mapping[str, SnapshotRecord]]) -> None:
         """Keep what these snapshots of a cluster see, by uuid of the bucket, and no others of these buckets.
 
         What they do not see any more goes with `finish_trimming`. Raises StoreReadOnly, Closed, DriveFull,
         DriveFailed.
         """
-        self._require_writable()
-        with self._record_lock, contextlib.ExitStack() as quiet:
-            record = self._record.with_snapshots_of(wanted)
-            if record.snapshots == self._record.snapshots:
+        self._drives.require_writable()
+        with self._record.lock, contextlib.ExitStack() as quiet:
+            record = self._record.current.with_snapshots_of(wanted)
+            if record.snapshots == self._record.current.snapshots:
                 return
-            for drive in self._live():
+            for drive in self._drives.live():
                 quiet.enter_context(drive.quiet())
-            # Before it counts, as in `create_snapshot`.
-            both = {uuid: [*cuts, *self._record.cuts.get(uuid, ())] for uuid, cuts in record.cuts.items()}
-            for drive in self._live():
-                drive.set_cuts({**self._record.cuts, **both})
-            self._commit_record(record, whoever=True)  # a drive that does not hear of it now hears when it comes back
-            for drive in self._live():
+            # Before it counts, as in `create`.
+            both = {uuid: [*cuts, *self._record.current.cuts.get(uuid, ())] for uuid, cuts in record.cuts.items()}
+            for drive in self._drives.live():
+                drive.set_cuts({**self._record.current.cuts, **both})
+            self._record.commit(record, whoever=True)  # a drive that does not hear of it now hears when it comes back
+            for drive in self._drives.live():
                 drive.set_cuts(record.cuts)
 
     def finish_trimming(self) -> None:
         """Let go of what snapshots that were deleted have left. Raises LoaderError."""
-        self._require_writable()
+        self._drives.require_writable()
         with self._trim_lock:
-            for bucket_uuid in self._record.trimming:
-                self._trim(bucket_uuid)
+            for bucket_uuid in self._record.current.trimming:
+                self.trim(bucket_uuid)
 
-    def _trim(self, bucket_uuid: str) -> int:
+    def trim(self, bucket_uuid: str) -> int:
         """Let go of what no snapshot of a bucket sees any more; how many versions that were."""
-        seen_by = self._record.snapshots.get(bucket_uuid)
-        trimmed = sum(drive.trim(bytes.fromhex(bucket_uuid)) for drive in self._live())
-        if self._set.all_live():
-            with self._record_lock:
-                if self._record.snapshots.get(bucket_uuid) == seen_by:  # else another one may have gone meanwhile
-                    self._commit_record(self._record.trimmed(bucket_uuid))
+        seen_by = self._record.current.snapshots.get(bucket_uuid)
+        trimmed = sum(drive.trim(bytes.fromhex(bucket_uuid)) for drive in self._drives.live())
+        if self._drives.all_live():
+            with self._record.lock:
+                if (
+                    self._record.current.snapshots.get(bucket_uuid) == seen_by
+                ):  # else another one may have gone meanwhile
+                    self._record.commit(self._record.current.trimmed(bucket_uuid))
         return trimmed
 
     # -- counting
@@ -172,27 +164,27 @@ class Snapshots(Recorded):
     def _counted(self, bucket: str, name: str, known: SnapshotRecord) -> Snapshot:
         """It never changes, so that it is counted once."""
         if known.objects < 0:
-            found = self.find_bucket(bucket)
+            found = self._buckets.find(bucket)
             if found is None:
-                raise self.no_bucket(bucket)
+                raise self._buckets.missing(bucket)
             frozen = FrozenBucket(found.uuid, found.copies, at=known.cut)
             objects = size_bytes = 0
             for _, record in self._frozen_objects(frozen):
                 objects += 1
                 size_bytes += record.size_bytes
             known = replace(known, objects=objects, size_bytes=size_bytes)
-            if self.writable:
+            if self._drives.writable:
                 with contextlib.suppress(LoaderError):  # then it is counted again
                     self._record_count(found.uuid, name, known)
             failpoint("snapshot.counted")
         return Snapshot(name, known.created_ns, known.objects, known.size_bytes)
 
     def _frozen_objects(self, bucket: FrozenBucket) -> Iterator[tuple[str, Record]]:
-        self._require_open()
-        return merged(self._set, bucket.uuid_bytes, "", "", tombstones=False, cut=bucket.cut)
+        self._drives.require_open()
+        return merged(self._drives, bucket.uuid_bytes, "", "", tombstones=False, cut=bucket.cut)
 
     def _record_count(self, bucket_uuid: str, name: str, counted: SnapshotRecord) -> None:
-        with self._record_lock:
-            now = self._record.snapshots.get(bucket_uuid, {}).get(name)
+        with self._record.lock:
+            now = self._record.current.snapshots.get(bucket_uuid, {}).get(name)
             if now is not None and now.cut == counted.cut and now.objects < 0:
-                self._commit_record(self._record.with_snapshot(bucket_uuid, name, counted))
+                self._record.commit(self._record.current.with_snapshot(bucket_uuid, name, counted))

@@ -17,46 +17,49 @@ from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, Store
 from storage_node.store import store_record as records
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.open_archives import indexing_of
+from storage_node.store.buckets import Buckets
 from storage_node.store.drive.drive import Drive, Durability
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.files.segment_format import SEGMENT_FORMAT
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import Record, Version
-from storage_node.store.listing import merged
 from storage_node.store.names import check_object_name, object_name_fault
-from storage_node.store.pool.drive_set import DriveSet, Located
-from storage_node.store.pool.open import OpenDrives, drive_folders, open_drives
-from storage_node.store.pool.placement import Placement
-from storage_node.store.pool.rebalance import Moved
-from storage_node.store.pool.status import DriveState, drive_state
+from storage_node.store.pool.drive_set import DriveSet
+from storage_node.store.pool.membership import DrivePool, synchronise
+from storage_node.store.pool.open import DriveOptions, OpenDrives, drive_folders, open_drives
 from storage_node.store.pool.writes import PlacedChanges, StagedObject
-from storage_node.store.replica_state import StoredVersion, not_found_message
+from storage_node.store.record_keeper import RecordKeeper
+from storage_node.store.replica_state import ReplicaState, not_found_message
 from storage_node.store.snapshots import Snapshots
 from storage_node.store.stale_replicas import CopyInDoubt, in_doubt_message
-from storage_node.store.store_record import ClusterRecord
+from storage_node.store.store_record import BucketRecord
 from storage_node.store.upload import Upload, checked_metadata
 
-__all__ = ["DriveState", "Moved", "Store", "StoredVersion", "Upload", "not_found_message"]
 
+class Store:
+    """Open with `Store.open`; close it, or use it as a context manager.
 
-class Store(Snapshots):
-    """Open with `Store.open`; close it, or use it as a context manager."""
+    What callers do with objects and buckets is here; what is done to a part of the store, with the part.
+    """
 
-    def __init__(
-        self,
-        opened: OpenDrives,
-        *,
-        writable: bool,
-        durability: Durability,
-        roots: Sequence[Path],
-        shard_limits: ShardLimits | None = None,
-    ) -> None:
-        drives = DriveSet(opened.record, opened.drives, opened.problems, self._follow_writer)
-        super().__init__(
-            opened.record, drives, writable=writable, durability=durability, roots=roots, shard_limits=shard_limits
+    def __init__(self, opened: OpenDrives, options: DriveOptions, roots: Sequence[Path]) -> None:
+        self.drive_set = DriveSet(
+            opened.record,
+            opened.drives,
+            opened.problems,
+            lambda: self.record.refresh_reader(),
+            writable=options.writable,
         )
-        self._changes = PlacedChanges(drives)
+        """Which drives are there, and where the entries of a name are."""
+        self.record = RecordKeeper(opened.record, self.drive_set, roots=roots, options=options)
+        """The store record, in memory and on the drives."""
+        self._buckets = Buckets(self.record, self.drive_set)
+        self.snapshots = Snapshots(self.record, self.drive_set, self._buckets)
+        self.pool = DrivePool(self.drive_set, self.record, options, roots, finish_deletions=self._finish_deletions)
+        """Drives that come and go, and what moves from one to another because of that."""
+        self._changes = PlacedChanges(self.drive_set)
+        self.replicas = ReplicaState(self.record, self.drive_set, self._buckets, self._changes)
+        """What copies of an object on several nodes are compared by."""
         self.left_out = opened.left_out
         """Folders given that are not of the store any more (retired, forgotten), or not yet, and why."""
 
@@ -82,8 +85,8 @@ class Store(Snapshots):
         if durability not in ("process", "power"):
             raise InvalidRequest(f'durability {durability!r}: "process" or "power"')
         roots = drive_folders(paths)
-        opened = open_drives(roots, writable=mode == "a", durability=durability, shard_limits=shard_limits)
-        store = cls(opened, writable=mode == "a", durability=durability, roots=roots, shard_limits=shard_limits)
+        options = DriveOptions(mode == "a", durability, shard_limits)
+        store = cls(open_drives(roots, options), options, roots)
         if store.writable:
             try:
                 store._settle()
@@ -94,27 +97,32 @@ class Store(Snapshots):
 
     def _settle(self) -> None:
         """Bring every drive to the newest record, and finish deleting what was being deleted."""
-        for drive in self._live():
+        current = self.record.current
+        for drive in self.drive_set.live():
             try:
                 on_drive = records.read(drive.root)
             except (StoreFormatError, OSError):
                 on_drive = None
-            if on_drive is None or on_drive.order < self._record.order:
+            if on_drive is None or on_drive.order < current.order:
                 with contextlib.suppress(OSError):  # a majority has it, and a full drive must open to be emptied
-                    records.write(drive.root, self._record)
-        if self._record.segments < SEGMENT_FORMAT:
-            with contextlib.suppress(LoaderError):  # no room for it: small objects have files of their own, as before
-                self.change_record(ClusterRecord.with_segments)
-        for drive in self._live():
-            drive.shares_files = self._record.segments >= SEGMENT_FORMAT
-            drive.set_cuts(self._record.cuts)
-        self._purge_all()
-        if self.moving:
-            self._synchronise(self._live())
+                    records.write(drive.root, current)
+        for drive in self.drive_set.live():
+            drive.set_cuts(current.cuts)
+        self._finish_deletions()
+        if self.pool.moving:
+            synchronise(self.drive_set.live())
+
+    def _finish_deletions(self) -> None:
+        """Finish deleting the buckets, and the snapshots, that were being deleted."""
+        current = self.record.current
+        for finish, left in ((self._buckets.purge, current.purging), (self.snapshots.trim, current.trimming)):
+            for bucket_uuid in left:
+                with contextlib.suppress(LoaderError):  # the next start goes on
+                    finish(bucket_uuid)
 
     def close(self) -> None:
         """Wait for running commits, and let go of the drives. What comes later raises Closed."""
-        for drive in self._end():
+        for drive in self.record.end():
             drive.close()
 
     def __enter__(self) -> Store:
@@ -127,75 +135,70 @@ class Store(Snapshots):
 
     @property
     def store_uuid(self) -> str:
-        return self._record.store_uuid
+        return self.record.current.store_uuid
+
+    @property
+    def writable(self) -> bool:
+        return self.drive_set.writable
 
     @property
     def drives(self) -> Sequence[Drive | None]:
         """In the order of the record; None for a drive that is missing or disabled."""
-        return self._set.in_record()
+        return self.drive_set.in_record()
 
-    def states(self) -> list[DriveState]:
-        """Raises Closed."""
-        self._require_open()
-        return [drive_state(slot, retiring=slot.uuid in self._record.retiring) for slot in self._set.rows()]
+    # -- buckets
+
+    def bucket(self, name: str) -> BucketRecord:
+        """By its name, or that of one of its snapshots: bucket@snapshot. Raises BucketNotFound."""
+        return self._buckets.get(name)
+
+    def find_bucket(self, name: str) -> BucketRecord | None:
+        """As `bucket`; None where there is none."""
+        return self._buckets.find(name)
+
+    def bucket_to_change(self, name: str) -> BucketRecord:
+        """Raises BucketNotFound, and SnapshotReadOnly for the name of a snapshot."""
+        return self._buckets.to_change(name)
+
+    def buckets(self) -> dict[str, BucketRecord]:
+        return self._buckets.all()
+
+    def create_bucket(
+        self,
+        name: str,
+        *,
+        copies: int = 1,
+        exist_ok: bool = False,
+        bucket_uuid: str | None = None,
+        min_copies: int = 1,
+        reframe: bool = False,
+    ) -> BucketRecord:
+        """`bucket_uuid`: this node's part of a cluster's bucket, which has its uuid and its copies from the cluster.
+
+        Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, Closed, DriveFull, DriveFailed."""
+        return self._buckets.create(
+            name, copies=copies, exist_ok=exist_ok, bucket_uuid=bucket_uuid, min_copies=min_copies, reframe=reframe
+        )
+
+    def set_bucket(self, name: str, copies: int | None, min_copies: int | None, reframe: bool | None) -> BucketRecord:
+        """Change what is not None. Raises BucketNotFound, InvalidRequest, StoreReadOnly, Closed, DriveFull,
+        DriveFailed."""
+        return self._buckets.set(name, copies, min_copies, reframe)
+
+    def delete_bucket(self, name: str, *, force: bool = False, of_cluster: bool = False) -> int:
+        """Delete an empty bucket, or with `force` its objects too; returns how many objects went.
+
+        `of_cluster`: its map says that the bucket is gone, however many drives can hear of it now.
+        Uploads into it that are not committed by then fail with BucketNotFound. Raises BucketNotFound, BucketNotEmpty,
+        BucketHasSnapshots whatever `force` says, StoreReadOnly, Closed, DriveFull, DriveFailed.
+        """
+        return self._buckets.delete(name, force=force, of_cluster=of_cluster)
 
     # -- objects
 
-    @property
-    def placement(self) -> Placement:
-        """Replaced whenever drives come or go. Who has not found something asks `still`."""
-        return self._set.placement
-
-    def still(self, placement: Placement) -> bool:
-        """Whether what was not found by this placement is not there; otherwise look again, by the one of now."""
-        return self._set.still(placement)
-
-    def drive_index(self, bucket_uuid: bytes, name: str) -> int:
-        """The slot of the drive that owns the object; what `drive_at` takes. As long as no drive has come or gone,
-        its position in `drives`."""
-        return self._set.placement.owner(bucket_uuid, name)
-
-    def drive_at(self, index: int) -> Drive:
-        """Raises DriveFailed for a drive that is missing, disabled, or not of the store any more, Closed."""
-        self._require_open()
-        return self._set.at(index)
-
-    def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, Record] | None:
-        """What is known of an object without asking a catalog; None means that it has to be looked up."""
-        placement = self._set.placement
-        drive = self._set.slots[placement.owner(bucket_uuid, name)].drive
-        record = drive.cached(bucket_uuid, name) if drive is not None and placement.ordered else None
-        return None if drive is None or record is None else (drive, record)
-
-    def lookup_moving(
-        self, placement: Placement, bucket_uuid: bytes, names: Sequence[str]
-    ) -> list[Located | LoaderError | UnicodeEncodeError]:
-        """Objects of many names while they may be on several drives; slot and record of each, or what went wrong."""
-        self._require_open()
-        return self._set.lookup_moving(placement, bucket_uuid, names)
-
-    def newest_entry(self, bucket_uuid: bytes, name: str) -> Record | None:
-        self._require_open()
-        return self._set.newest(bucket_uuid, name).record
-
     def landed(self, bucket_uuid: bytes, name: str, write_id: bytes, before: Record | None) -> Record | None:
         """What another try of a write has stored; `before` is what there is of the name. Raises DriveFailed."""
-        self._require_open()
-        return self._set.at(self._set.placement.owner(bucket_uuid, name)).landed(write_id, before)
-
-    def look_again(self, bucket_uuid: bytes, name: str, cut: int | None = None) -> Located:
-        """Straight from the catalogs, after the file of an object was not there; with a `cut` as a snapshot sees it.
-
-        Raises DriveFailed, StoreFormatError.
-        """
-        if cut is not None:
-            return self._set.lookup_at(bucket_uuid, name, cut)
-        self._require_open()
-        slot, record = self._set.newest(bucket_uuid, name)
-        return Located(slot, None if record is None or record.is_tombstone else record)
-
-    def _drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
-        return self._changes.drop(bucket_uuid, name, version, tombstone=tombstone)
+        return self.drive_set.at(self.drive_set.owner(bucket_uuid, name)).landed(write_id, before)
 
     def begin_put(
         self,
@@ -215,12 +218,12 @@ class Store(Snapshots):
 
         Raises InvalidName, BucketNotFound, StoreReadOnly, DriveFailed, DriveFull, InvalidRequest.
         """
-        self._require_writable()
+        self.drive_set.require_writable()
         check_object_name(name)
         bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
         metadata = checked_metadata(metadata)
-        placement = self._set.placement
-        drive = self._set.at(placement.owner(bucket_uuid, name))
+        placement = self.drive_set.placement
+        drive = self.drive_set.at(placement.owner(bucket_uuid, name))
         pending = PendingObject(
             bucket_uuid, name, drive.stage(held=True) if grouped else stage(drive), metadata, version
         )
@@ -247,18 +250,18 @@ class Store(Snapshots):
         of = self.bucket(bucket)
         bucket_uuid = of.uuid_bytes
         try:
-            self._require_open()
+            self.drive_set.require_open()
             if of.cut is None:
-                drive, found = self._set.lookup(bucket_uuid, name)
+                drive, found = self.drive_set.lookup(bucket_uuid, name)
             else:
-                slot, found = self._set.lookup_at(bucket_uuid, name, of.cut)
-                drive = self._set.at(slot)
+                slot, found = self.drive_set.lookup_at(bucket_uuid, name, of.cut)
+                drive = self.drive_set.at(slot)
         except UnicodeEncodeError:
             found = None
-        if of.cut is None and self.doubts.any and self.in_doubt(bucket_uuid, name, found):
+        if of.cut is None and self.replicas.doubts.any and self.replicas.in_doubt(bucket_uuid, name, found):
             raise CopyInDoubt(in_doubt_message(name))
         if found is None:
-            raise self.missing(bucket, bucket_uuid, name)
+            raise self.replicas.missing(bucket, bucket_uuid, name)
         return drive, found
 
     def head(self, bucket: str, name: str) -> Record:
@@ -280,7 +283,7 @@ class Store(Snapshots):
         such object and neither a version nor a condition was given, VersionConflict when the condition does not hold,
         StoreReadOnly, DriveFull, and what `head` raises.
         """
-        self._require_writable()
+        self.drive_set.require_writable()
         bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
         found: Record | None = None
         if object_name_fault(name):
@@ -302,7 +305,7 @@ class Store(Snapshots):
 
         Raises what `bucket_to_change` raises, StoreReadOnly, Closed.
         """
-        self._require_writable()
+        self.drive_set.require_writable()
         bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
         different = [name for name in dict.fromkeys(names) if not object_name_fault(name)]
         done = dict(zip(different, self._changes.delete_many(bucket_uuid, different), strict=True))
@@ -319,7 +322,7 @@ class Store(Snapshots):
 
         Raises what `bucket_to_change` raises, StoreReadOnly, Closed.
         """
-        self._require_writable()
+        self.drive_set.require_writable()
         left: list[Record | LoaderError] = []
         for result in self._changes.entomb_many(self.bucket_to_change(bucket).uuid_bytes, graves):
             if isinstance(result, LoaderError):
@@ -337,15 +340,5 @@ class Store(Snapshots):
         Raises BucketNotFound, InvalidRequest, and DriveFailed when a drive is missing: a list that silently lacks
         names would be worse.
         """
-        scans = self._scans(bucket, prefix, start_after, tombstones=False)
-        yield from itertools.islice(scans, page_size)
-
-    def _scans(self, bucket: str, prefix: str, start_after: str, *, tombstones: bool) -> Iterator[tuple[str, Record]]:
-        of = self.bucket(bucket)
-        try:
-            prefix.encode(), start_after.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest(f"prefix {prefix!r}, start_after {start_after!r}: not valid Unicode") from None
-        self._require_open()
-        found = merged(self._set, of.uuid_bytes, prefix, start_after, tombstones=tombstones, cut=of.cut)
-        return found if of.cut is None else (pair for pair in found if self.is_holder(of.uuid_bytes, pair[0]))
+        scan = self.replicas.scan(bucket, prefix, start_after, tombstones=False)
+        yield from itertools.islice(scan, page_size)

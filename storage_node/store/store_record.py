@@ -18,16 +18,10 @@ from storage_node.store.checked_json import seal, unseal
 from storage_node.store.commit_mark import commit_mark
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.segment_format import SEGMENT_FORMAT
-from storage_node.store.format import FORMAT_VERSION
 from storage_node.store.names import SNAPSHOT_MARK
 
 FILE_NAME = "record.json"
 RECORD_VERSION = 8
-_READ_VERSIONS = (FORMAT_VERSION, 3, 4, 5, 6, 7, RECORD_VERSION)
-"""Since 3 drives may change, since 4 there are snapshots, since 5 buckets have properties, since 6 clusters have
-snapshots, for which tombstones are retained as well, since 7 small objects share files, since 8 these have their index
-twice, and who deletes has to say so in both. Older versions of the code would misread each of these, and read none of
-a later format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +88,6 @@ class ClusterRecord:
     """By uuid of the bucket, then by name; no bucket without any."""
     trimming: tuple[str, ...] = ()
     """Uuids of buckets of which versions may be retained that no snapshot sees any more."""
-    segments: int = SEGMENT_FORMAT
-    """Up to which format segments may be there, 0 for none: none is made before the record says so, in a format that
-    older versions refuse."""
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -217,9 +208,6 @@ class ClusterRecord:
         left = tuple(other for other in self.trimming if other != bucket_uuid)
         return replace(self, revision=self.revision + 1, trimming=left)
 
-    def with_segments(self) -> ClusterRecord:
-        return replace(self, segments=SEGMENT_FORMAT, revision=self.revision + 1)
-
     def with_epoch(self, epoch: int) -> ClusterRecord:
         return replace(self, epoch=epoch, revision=self.revision + 1)
 
@@ -239,23 +227,25 @@ def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple
 
 
 def encode(record: ClusterRecord) -> bytes:
-    return seal("record", RECORD_VERSION, asdict(replace(record, segments=SEGMENT_FORMAT)))
+    return seal("record", RECORD_VERSION, {**asdict(record), "segments": SEGMENT_FORMAT})
 
 
 def decode(data: bytes, source: Path) -> ClusterRecord:
     """Raises StoreFormatError on anything that `encode` did not write."""
     try:
-        fields = unseal("record", _READ_VERSIONS, data, source)
+        fields = unseal("record", RECORD_VERSION, data, source)
+        if (segments := fields.pop("segments")) != SEGMENT_FORMAT:
+            raise StoreFormatError(
+                f"{source}: segments of format {segments}; this version reads format {SEGMENT_FORMAT}"
+            )
         fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
         fields["drives"], fields["purging"] = tuple(fields["drives"]), tuple(fields["purging"])
-        fields["retiring"] = tuple(fields.get("retiring", ()))
-        fields["former"] = tuple(map(tuple, fields.get("former", ())))
+        fields["retiring"], fields["trimming"] = tuple(fields["retiring"]), tuple(fields["trimming"])
+        fields["former"] = tuple(map(tuple, fields["former"]))
         fields["snapshots"] = {
             bucket_uuid: {name: SnapshotRecord(**one) for name, one in named.items()}
-            for bucket_uuid, named in fields.get("snapshots", {}).items()
+            for bucket_uuid, named in fields["snapshots"].items()
         }
-        fields["trimming"] = tuple(fields.get("trimming", ()))
-        fields["segments"] = int(fields.get("segments", 0))
         return ClusterRecord(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreFormatError(f"{source}: not a cluster record: {error}") from error

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from ais_loader.errors import ContentMismatch
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.store import Store, Upload
+from storage_node.store.store import Store
+from storage_node.store.upload import Upload
 
 
 class Counted(Protocol):

@@ -63,7 +63,7 @@ class Worker:
         drives: dict[object, list[str]] = {}
         for name in changes:
             bucket, _, rest = name.partition("/")
-            index = self.store.drive_index(self.store.bucket(bucket).uuid_bytes, rest)
+            index = self.store.drive_set.owner(self.store.bucket(bucket).uuid_bytes, rest)
             drives.setdefault(index, []).append(name)
         self.journal.begin(self.worker, changes, list(drives.values()))
         uploads = [
@@ -199,7 +199,7 @@ def judge(roots: list[str], journals: list[str], out: str, machine_went_down: bo
         expected.learn(Path(journal))
     with Store.open(roots) as store:
         found = holdings(store, [*BUCKETS, "created"])
-        assert not store.record.purging, "a deleted bucket was not finished"
+        assert not store.record.current.purging, "a deleted bucket was not finished"
         assert not [name for root in roots for name in os.listdir(Path(root, "staging"))], "leftover staging"
     expected.judge(found)
     assert_tidy([Path(root) for root in roots])

@@ -107,7 +107,7 @@ def test_under_writers_and_kills_all_copies_have_the_same_and_go_on_having_it(cl
 def kept(cluster: ClusterProcesses, number: int) -> bool:
     """Whether a node has anything of any snapshot."""
     with Store.open(cluster.nodes[number].drives, mode="r") as store:
-        return bool(store.record.snapshots or store.record.trimming or retained(store))
+        return bool(store.record.current.snapshots or store.record.current.trimming or retained(store))
 
 
 def test_what_was_down_while_objects_were_replaced_retains_what_a_snapshot_sees(cluster: ClusterProcesses) -> None:

@@ -27,13 +27,13 @@ for drive in store.drives:
     drive._garbage._grace_s = 0.0
 failpoints.arm(point)
 if operation == "add":
-    store.add_drive(roots[2])
+    store.pool.add_drive(roots[2])
 elif operation == "retire":
-    store.retire_drive(store.record.active[0])
+    store.pool.retire_drive(store.record.current.active[0])
 elif operation == "put":
     for number in range(80):
         put(store, f"{number:03}", b"%d" % number * (1 + number))
-while store.moving and store.move_some(7, 1 << 20).left_estimate:
+while store.pool.moving and store.pool.move_some(7, 1 << 20).left_estimate:
     pass
 store.close()
 """
@@ -79,8 +79,8 @@ def test_a_change_of_drives_that_is_cut_off_loses_nothing_and_is_finished_later(
         put(store, "007", WANTED["007"], metadata={"name": "007"})
         versions = {name: record.version for name, record in store.objects(BUCKET)}
         if operation == "put":  # half of it on its way to another drive
-            store.retire_drive(store.record.drives[0])
-            store.move_some(10, 1 << 20)
+            store.pool.retire_drive(store.record.current.drives[0])
+            store.pool.move_some(10, 1 << 20)
     asked = {"code": CODE, "arguments": [operation, point, *map(str, roots)]}
     assert crashes.run("run_code", **asked) == -9
     with Store.open(roots if (roots[2] / "drive.json").exists() else first) as store:
@@ -88,14 +88,14 @@ def test_a_change_of_drives_that_is_cut_off_loses_nothing_and_is_finished_later(
         assert names(store) == sorted(WANTED)
         if operation != "put":
             assert {name: record.version for name, record in store.objects(BUCKET)} == versions
-        if operation == "add" and len(store.record.drives) == 2:
-            assert not store.moving
-            store.add_drive(roots[2])
+        if operation == "add" and len(store.record.current.drives) == 2:
+            assert not store.pool.moving
+            store.pool.add_drive(roots[2])
         for name in list(WANTED)[::5]:
             put(store, name, b"again", metadata={"name": name})
         store.delete(BUCKET, "large")
-        while store.moving:
-            store.move_some(50, 1 << 30)
+        while store.pool.moving:
+            store.pool.move_some(50, 1 << 30)
         wanted = {**WANTED, **dict.fromkeys(list(WANTED)[::5], b"again")}
         del wanted["large"]
         assert contents(store) == wanted

@@ -131,7 +131,7 @@ class LocalCluster:
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         """On all owners, in the same versions."""
-        clock = max(self.batches(number).node.store.clock for number in range(len(self.nodes)))
+        clock = max(self.batches(number).node.store.replicas.clock for number in range(len(self.nodes)))
         versions = {name: Version(1, clock + 1 + at) for at, name in enumerate(objects)}
         for number in range(len(self.nodes)):
             mine = {name: data for name, data in objects.items() if number in self.owners(name)}

@@ -50,7 +50,7 @@ class DriveCluster:
         return [pb.DriveCondition.State.Name(one.state) for one in self.report(number).drive]
 
     def held(self, number: int, bucket: str) -> dict[str, StoredVersion]:
-        return {found.name: found for found in self.store(number).versions(bucket)}
+        return {found.name: found for found in self.store(number).replicas.versions(bucket)}
 
     def in_place(self, bucket: str, names: set[str]) -> bool:
         """Whether every name is on its owners, and nowhere else, in one version."""
@@ -69,7 +69,7 @@ class DriveCluster:
 
         def calm() -> bool:
             report = self.report(number)
-            return not report.moving and not report.refilling and not self.store(number).doubts.bucket_uuids()
+            return not report.moving and not report.refilling and not self.store(number).replicas.doubts.bucket_uuids()
 
         eventually(calm, TIMEOUT_S, interval_s=0.1)
 

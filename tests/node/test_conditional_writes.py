@@ -146,7 +146,7 @@ def staged_files_of(cluster: LocalCluster, number: int) -> int:
 def test_a_first_owner_whose_copies_are_in_doubt_asks_all_nodes_or_does_not_decide(cluster: LocalCluster) -> None:
     name = name_with(cluster, lambda owners: owners == [1, 0])
     put_on(cluster, 2, name, b"elsewhere", Version(5, 70, 3))  # the third node, which took an owner's place once
-    doubts = cluster.batches(1).node.store.doubts
+    doubts = cluster.batches(1).node.store.replicas.doubts
     with Writer(cluster.nodes[1].url) as writer:
         doubts.doubt_names(cluster.map.bucket[0].uuid, {name: Version(5, 70, 3)})
         assert refused(lambda: writer.put(name, b"1", condition=ABSENT))[0] == "version-conflict"
@@ -328,7 +328,7 @@ def test_no_write_comes_between_what_a_condition_wanted_and_what_replaced_it(clu
     replaced: list[tuple[Version, Version]] = []
     with Writer(cluster.nodes[1].url) as writer:
         while not over.is_set():
-            there = cluster.batches(1).node.store.newest(BUCKET, [name])[0]
+            there = cluster.batches(1).node.store.replicas.newest(BUCKET, [name])[0]
             if there is not None and not there.is_tombstone:
                 try:
                     info = writer.put(name, b"mine", condition=at(str(there.version)))

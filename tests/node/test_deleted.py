@@ -53,11 +53,11 @@ def test_a_tombstone_in_doubt_settles_nothing(tmp_path: Path) -> None:
         store, uuid = cluster.batches(0).node.store, cluster.map.bucket[0].uuid
         with pytest.raises(ObjectDeleted):
             store.head(BUCKET, "k")
-        store.doubts.doubt_names(uuid, {"k": Version(99, 1)})
+        store.replicas.doubts.doubt_names(uuid, {"k": Version(99, 1)})
         with pytest.raises(CopyInDoubt):
             store.head(BUCKET, "k")
         assert cluster.ask(["k"], local=True, initial_credit_bytes=1 << 20).status == {0: pb.UNAVAILABLE}
-        store.doubts.trust_name(uuid, "k", Version(99, 1))
+        store.replicas.doubts.trust_name(uuid, "k", Version(99, 1))
         with pytest.raises(ObjectNotFound) as caught:
             store.head(BUCKET, "never")
         assert type(caught.value) is ObjectNotFound

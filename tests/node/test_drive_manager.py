@@ -182,7 +182,7 @@ def test_objects_move_to_a_new_drive_and_off_one_that_retires(tmp_path: Path) ->
         cluster.nodes[0].stop(grace_s=0.2)
         with Store.open(found.drives, mode="a") as store:
             assert {name for name, _ in store.objects(TWO)} == set(OBJECTS)
-            assert {state.problem for state in store.states()} == {None}
+            assert {state.problem for state in store.pool.states()} == {None}
 
 
 @pytest.mark.slow

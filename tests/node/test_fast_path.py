@@ -14,7 +14,8 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.fast_path import MAX_BYTES, MAX_ENTRIES, answer_inline
 from storage_node.cluster.map.membership import Membership
-from storage_node.store.read.batch import StoreBatch, digest
+from storage_node.store.checksum import digest
+from storage_node.store.read.batch import StoreBatch
 from storage_node.store.store import Store
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 from tests.store.batch_read_kit import content, crc
@@ -95,7 +96,7 @@ def test_a_node_answers_only_for_what_the_newest_map_gives_it(tmp_path: Path) ->
             return answer_inline(store, batch_of(wanted, **fields), 1, node.membership) is not None
 
         assert few(names)
-        view = learn(node.membership, 3, store.record.buckets["b"].uuid_bytes)
+        view = learn(node.membership, 3, store.record.current.buckets["b"].uuid_bytes)
         own = [
             name for name in names if view.position[node.membership.node_uuid] in view.owners(view.buckets["b"], name)
         ]

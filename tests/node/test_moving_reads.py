@@ -30,7 +30,7 @@ def test_an_object_that_moves_between_two_questions_is_found(
         cluster.nodes[3].stop(grace_s=0.2)  # so that nobody finishes the change
         moved: list[str] = []
         owner = cluster.batches(2).node.store
-        said = owner.missing
+        said = owner.replicas.missing
 
         def move(bucket: str, bucket_uuid: bytes, name: str) -> ObjectNotFound:
             """It has not come yet, and comes while the answer is on its way."""
@@ -42,7 +42,7 @@ def test_an_object_that_moves_between_two_questions_is_found(
                 cluster.batches(before).node.store.delete(BUCKET, name)
             return error
 
-        monkeypatch.setattr(owner, "missing", move)
+        monkeypatch.setattr(owner.replicas, "missing", move)
         names = [
             name
             for at in range(1000)

@@ -13,7 +13,7 @@ import pytest
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.store.format import Version
-from storage_node.store.store import Store
+from storage_node.store.replica_state import ReplicaState
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import (
     CALL_TIMEOUT_S,
@@ -177,16 +177,16 @@ def test_an_owner_lost_between_staging_and_commit_costs_its_copy_alone(
 ) -> None:
     with cluster_of(tmp_path, 3, copies=2, min_copies=min_copies, linked=True) as cluster:
         name = name_with(cluster, lambda owners: owners == [0, 1])
-        choose = Store.next_version
+        choose = ReplicaState.next_version
 
-        def lose_then_choose(store: Store, *arguments: object) -> Version:
+        def lose_then_choose(replicas: ReplicaState, *arguments: object) -> Version:
             cluster.links[1].refuse()
-            return choose(store, *arguments)  # type: ignore[arg-type]
+            return choose(replicas, *arguments)  # type: ignore[arg-type]
 
         with Writer(cluster.nodes[0].url) as writer:
             before = writer.put(name, b"before")
             with monkeypatch.context() as patched:
-                patched.setattr(Store, "next_version", lose_then_choose)
+                patched.setattr(ReplicaState, "next_version", lose_then_choose)
                 problem = write_once(writer, how, name)
             new, old = held(cluster.batches(0).node.store)[name], held(cluster.batches(1).node.store)[name]
             assert new[1] == (None if how == "delete" else b"after")

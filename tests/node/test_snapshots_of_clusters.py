@@ -66,7 +66,7 @@ def test_copies_that_differ_when_a_snapshot_is_made_are_the_same_in_it(tmp_path:
         cluster.put({name: b"first " + name.encode() for name in NAMES})
         newer, deleted, absent, elsewhere = NAMES[:4]
         first, second = cluster.owners(newer)
-        above = max(cluster.batches(number).node.store.clock for number in range(3)) + 1
+        above = max(cluster.batches(number).node.store.replicas.clock for number in range(3)) + 1
         cluster.put_on(second, {newer: b"newer"}, {newer: Version(1, above, 1)})
         cluster.batches(cluster.owners(deleted)[1]).node.store.delete(BUCKET, deleted, Version(1, above, 2), True)
         cluster.batches(cluster.owners(absent)[0]).node.store.delete(BUCKET, absent, Version(1, 1000))
@@ -104,7 +104,7 @@ def test_what_ends_after_the_cut_and_before_the_copies_are_equal_is_in_it_too(
         bucket = client.bucket(BUCKET)
         cluster.put(dict.fromkeys(NAMES, b"first"))
         newer, deleted = NAMES[:2]
-        above = max(cluster.batches(number).node.store.clock for number in range(3)) + 1
+        above = max(cluster.batches(number).node.store.replicas.clock for number in range(3)) + 1
         cluster.put_on(cluster.owners(newer)[1], {newer: b"newer"}, {newer: Version(1, above, 1)})
         cluster.batches(cluster.owners(deleted)[1]).node.store.delete(BUCKET, deleted, Version(1, above, 2), True)
         making = threading.Thread(target=bucket.snapshot, args=("s",))
@@ -127,7 +127,7 @@ def test_a_write_whose_version_was_given_before_the_cut_and_comes_after_it_is_re
         client.bucket(BUCKET).put("a", b"first")
         owner = cluster.owners("a")[0]
         store = cluster.batches(owner).node.store
-        late = store.next_version(9, 1, [])
+        late = store.replicas.next_version(9, 1, [])
         client.bucket(BUCKET).snapshot("s")
         ref = wire.BucketRef(name=BUCKET, uuid=cluster.map.bucket[0].uuid)
         version = wire.ObjectVersion(epoch=late.epoch, counter=late.counter, node=late.node)
@@ -192,7 +192,7 @@ def test_who_holds_a_bucket_and_dies_holds_it_for_seconds_only(tmp_path: Path, m
 
 def abandoned(cluster: LocalCluster, maker: bytes) -> None:
     """The map says that a snapshot is being made, by a node that knows nothing of it."""
-    cut = max(cluster.batches(number).node.store.clock for number in range(2))
+    cut = max(cluster.batches(number).node.store.replicas.clock for number in range(2))
     snapshot = edits.pb.MapSnapshot(name="s", cut=cut, created_ns=1, maker=maker)
     version = cluster.nodes[0].membership.view.version  # type: ignore[union-attr]
     change_map(endpoints(cluster), edits.begin_snapshot(cluster.map.bucket[0].uuid, snapshot, version))
@@ -215,8 +215,8 @@ def test_a_snapshot_that_nobody_makes_any_more_retains_nothing_for_ever(
         abandoned(cluster, maker)
         stores: list[Callable[[], bool]] = [
             lambda number=number: (
-                not cluster.batches(number).node.store.record.snapshots  # type: ignore[misc]
-                and not cluster.batches(number).node.store.record.trimming
+                not cluster.batches(number).node.store.record.current.snapshots  # type: ignore[misc]
+                and not cluster.batches(number).node.store.record.current.trimming
                 and not retained(cluster.batches(number).node.store)
             )
             for number in range(2 if whose == "dead" else 3)
@@ -266,9 +266,9 @@ def test_a_node_that_does_not_know_yet_that_a_snapshot_is_made_says_nothing_wron
             bucket.put(name, b"first")
         bucket.snapshot("s")
         store = cluster.batches(1).node.store
-        known = store.record.snapshots
+        known = store.record.current.snapshots
         [(uuid, named)] = known.items()
-        store.follow_snapshots({uuid: {".s": named["s"]}})
+        store.snapshots.follow({uuid: {".s": named["s"]}})
         with connect(url_of(cluster), retry_s=20.0) as other:
             frozen = other.bucket(BUCKET, snapshot="s")
             with ThreadPoolExecutor(3) as pool:
@@ -278,5 +278,5 @@ def test_a_node_that_does_not_know_yet_that_a_snapshot_is_made_says_nothing_wron
                     pool.submit(lambda: [b"first" for info in frozen.objects() if info.name in NAMES]),
                 ]
                 assert not wait(reading, timeout=0.2).done
-                store.follow_snapshots(known)
+                store.snapshots.follow(known)
                 assert [one.result(20) for one in reading] == [[b"first"] * len(NAMES)] * 3

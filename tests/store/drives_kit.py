@@ -25,11 +25,11 @@ def move_all(store: Store) -> int:
     """Every step, each of them checked; how many entries went."""
     moved = 0
     for _ in range(1000):
-        step = store.move_some(20, 1 << 20)
+        step = store.pool.move_some(20, 1 << 20)
         moved += step.objects
         assert step.objects <= 20 and not step.problem, step
         if not step.left_estimate:
-            assert not store.moving
+            assert not store.pool.moving
             return moved
     raise AssertionError("it does not end")
 

@@ -1,24 +1,16 @@
-"""Helpers for segments: ways to damage what says which objects are in one, and segments as they were."""
+"""What the tests of segments share: ways to damage what says which objects are in one."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from storage_node.store import store_record as records
-from storage_node.store.checksum import crc32c
 from storage_node.store.files.segment_format import (
     HEAD_BYTES,
-    ROW_BYTES,
     Head,
     decode_head,
-    decode_place,
     decode_states,
-    row_offset,
 )
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.fsck.report import Report
@@ -61,30 +53,6 @@ def states_in(file: Path, copy: int) -> list[int]:
     return decode_states(data[(0, head.copy_at)[copy] + HEAD_BYTES :], head.slots).tolist()
 
 
-def as_first_format(file: Path) -> None:
-    """Have a segment look as one that was written before there was a copy of its index; its objects stay in place."""
-    head, data = head_of(file), file.read_bytes()
-    states = decode_states(data[HEAD_BYTES:], head.slots).tolist()
-    entries, end = b"", 0
-    for slot in range(head.slots):
-        place = decode_place(data[row_offset(slot) : row_offset(slot) + ROW_BYTES], slot)
-        assert place is not None
-        identity = data[place.identity_at : place.identity_at + place.identity_bytes]
-        entries += struct.pack("<QIH", place.offset, place.size, len(identity)) + identity
-        end = place.offset + place.size
-    begin = struct.pack("<4sIII", b"AISS", 1, head.slots, len(entries))
-    checksum = crc32c(entries, crc32c(begin)).to_bytes(4, "little")
-    overwrite(file, 0, begin + checksum + bytes(4) + struct.pack(f"<{head.slots}Q", *states) + entries)
-    os.truncate(file, end)
-
-
-def with_record_of_format_7(root: Path) -> None:
-    path = root / records.FILE_NAME
-    fields = json.loads(json.loads(path.read_text())["record"])
-    body = json.dumps({**fields, "segments": True}, sort_keys=True)
-    path.write_text(json.dumps({"format": 7, "checksum": crc32c(body.encode()), "record": body}))
-
-
 # -- a segment that much has happened to
 
 OBJECTS = {f"{number:02d}": bytes([number]) * (number * 977 % 9_000 + 1) for number in range(40)}
@@ -106,7 +74,7 @@ def make(root: Path, *, reaped: bool = True) -> tuple[Path, dict[str, bytes], di
         store.delete_many(BUCKET, GONE)
         if reaped:
             reap(store)
-        store.create_snapshot(BUCKET, "s")
+        store.snapshots.create(BUCKET, "s")
         seen = contents(store)
         store.delete(BUCKET, LEFT[0])
         put_group(store, dict.fromkeys(REPLACED, b"new"))

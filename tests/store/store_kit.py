@@ -55,7 +55,7 @@ def file_of(store: Store, name: str, bucket: str = BUCKET) -> Path:
 
 
 def drive_of(store: Store, name: str = "any", bucket: str = BUCKET) -> Drive:
-    return store.drive_at(store.drive_index(store.bucket(bucket).uuid_bytes, name))
+    return store.drive_set.at(store.drive_set.owner(store.bucket(bucket).uuid_bytes, name))
 
 
 def object_files(root: Path) -> list[Path]:

@@ -61,7 +61,7 @@ def test_a_source_that_shrank_makes_no_object(tmp_path: Path) -> None:
 def test_what_a_snapshot_sees_is_copied_back(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         put(store, "a", b"old", metadata={"k": "v"})
-        store.create_snapshot(BUCKET, "s")
+        store.snapshots.create(BUCKET, "s")
         put(store, "a", b"new")
         back = pb.ComposeRequest(inherit_metadata=True)
         back.object.bucket, back.object.name = BUCKET, "a"

@@ -12,7 +12,8 @@ import pytest
 from ais_loader.errors import InvalidRequest, ObjectNotFound, VersionConflict
 from storage_node.store.drive.preconditions import Condition, parse_condition, parse_version
 from storage_node.store.format import WRITE_ID_KEY, Record, Version
-from storage_node.store.store import Store, Upload
+from storage_node.store.store import Store
+from storage_node.store.upload import Upload
 from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, put, read, store_at
 
@@ -217,9 +218,9 @@ def test_an_object_keeps_the_id_of_its_write_when_it_moves_to_another_drive(tmp_
     with store_at(tmp_path / "1") as store:
         for number in range(12):
             put_if(store, f"{number}", b"data", mine)
-        store.add_drive(tmp_path / "2")
-        while store.moving:
-            store.move_some()
+        store.pool.add_drive(tmp_path / "2")
+        while store.pool.moving:
+            store.pool.move_some()
         moved = [str(number) for number in range(12) if drive_of(store, str(number)).root == tmp_path / "2"]
         assert moved
         for name in moved:

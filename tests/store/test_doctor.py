@@ -263,7 +263,7 @@ def test_objects_of_an_unknown_bucket_get_a_name_back(root: Path) -> None:
     with Store.open([root]) as store:
         wanted = contents(store)
         bucket_uuid = store.bucket(BUCKET).uuid
-        store.change_record(lambda record: record.without_bucket(BUCKET).purged(bucket_uuid))
+        store.record.change(lambda record: record.without_bucket(BUCKET).purged(bucket_uuid))
     report = check([root])
     assert kinds(report) == ["unknown-bucket"] and "31 objects" in report.findings[0].message
     assert repair([root]).healthy
@@ -275,8 +275,8 @@ def test_objects_of_an_unknown_bucket_get_a_name_back(root: Path) -> None:
 
 def test_entries_of_a_later_epoch_than_the_record_raise_the_record(root: Path) -> None:
     with Store.open([root]) as store:
-        old = store.record
-        store.change_record(lambda record: record.next_epoch())
+        old = store.record.current
+        store.record.change(lambda record: record.next_epoch())
     with Store.open([root]) as store:
         put(store, "3", b"of epoch 2")
     (root / "record.json").write_bytes(records.encode(old))

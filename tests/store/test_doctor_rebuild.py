@@ -137,14 +137,14 @@ def test_counters_and_epochs_go_beyond_everything_that_was_ever_seen(root: Path)
         for number in range(10):
             put(store, "a", b"%d" % number)
         last = put(store, "b", b"").version
-        epoch = store.record.epoch
+        epoch = store.record.current.epoch
     shutil.rmtree(root / "catalog")
     dead = root / "objects" / "00" / "00" / ("cd" * 14 + f".{last.counter + 1000:x}")
     dead.parent.mkdir(parents=True, exist_ok=True)
     dead.write_bytes(b"")
     rebuild([root])
     with Store.open([root]) as store:
-        assert store.record.epoch == epoch + 1
+        assert store.record.current.epoch == epoch + 1
         version = put(store, "a", b"new").version
         assert (version.epoch, version.counter > last.counter + 1000) == (epoch + 1, True)
 
@@ -193,11 +193,11 @@ def test_without_verifying_small_objects_are_not_read(root: Path) -> None:
 def test_a_sound_catalog_is_left_alone_unless_asked_for(root: Path) -> None:
     with store_at(root) as store:
         wanted = live_a_little(store)
-        revision = store.record.order
+        revision = store.record.current.order
     report = rebuild([root])
     assert [finding.kind for finding in report.findings] == ["catalog-kept"] and report.drives[0].objects == len(wanted)
     with Store.open([root]) as store:
-        assert store.record.order == revision
+        assert store.record.current.order == revision
     report = rebuild([root], all_drives=True)
     assert [finding.kind for finding in report.findings] == ["catalog-rebuilt"]
     with Store.open([root]) as store:
@@ -311,7 +311,7 @@ def test_a_lost_record_is_made_anew_with_its_buckets_under_new_names(tmp_path: P
     roots = [tmp_path / "a", tmp_path / "b"]
     with store_at(*roots) as store:
         wanted = {name: data for name, (data, _, _) in live_a_little(store).items()}
-        bucket_uuid, drives = store.bucket(BUCKET).uuid, store.record.drives
+        bucket_uuid, drives = store.bucket(BUCKET).uuid, store.record.current.drives
     for root in roots:
         (root / "record.json").unlink()
         if catalog == "lost":
@@ -324,7 +324,7 @@ def test_a_lost_record_is_made_anew_with_its_buckets_under_new_names(tmp_path: P
     report = rebuild(roots)
     assert report.healthy and "record-lost" in kinds(report)
     with Store.open(roots) as store:
-        assert sorted(store.record.drives) == sorted(drives)
+        assert sorted(store.record.current.drives) == sorted(drives)
         assert contents(store, f"recovered-{bucket_uuid}") == wanted
     assert_sound(*roots)
 

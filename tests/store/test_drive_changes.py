@@ -54,9 +54,9 @@ def store(roots: list[Path]) -> Iterator[Store]:
 
 def test_a_new_drive_gets_its_share_and_no_more_than_that_moves(store: Store, tmp_path: Path) -> None:
     before = {name: store.head(BUCKET, name) for name in WANTED}
-    uuid = store.add_drive(tmp_path / "new" / "c")
-    assert store.record.active == (*store.record.drives[:2], uuid) and store.moving
-    assert [state.status for state in store.states()] == ["active"] * 3
+    uuid = store.pool.add_drive(tmp_path / "new" / "c")
+    assert store.record.current.active == (*store.record.current.drives[:2], uuid) and store.pool.moving
+    assert [state.status for state in store.pool.states()] == ["active"] * 3
     owned = [name for name in WANTED if drive_of(store, name).identity.drive_uuid == uuid]
     assert 10 < len(owned) < 60
     assert move_all(store) == len(owned)
@@ -77,7 +77,7 @@ def test_a_new_drive_gets_its_share_and_no_more_than_that_moves(store: Store, tm
 
 def test_what_is_put_on_a_new_drive_ranks_above_all_that_went_before(store: Store, tmp_path: Path) -> None:
     newest = max(store.head(BUCKET, name).version for name in WANTED)
-    store.add_drive(tmp_path / "c")
+    store.pool.add_drive(tmp_path / "c")
     for name in WANTED:
         assert put(store, name, b"again").version > newest
     assert contents(store) == dict.fromkeys(WANTED, b"again")
@@ -92,30 +92,35 @@ def test_what_is_put_on_a_new_drive_ranks_above_all_that_went_before(store: Stor
 
 def test_only_an_empty_folder_becomes_a_drive(store: Store, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="is a drive of this store already"):
-        store.add_drive(tmp_path / "a")
+        store.pool.add_drive(tmp_path / "a")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "1.jpg").write_bytes(b"jpeg")
     with pytest.raises(StoreFormatError, match="not a store, and not empty either"):
-        store.add_drive(tmp_path / "photos")
+        store.pool.add_drive(tmp_path / "photos")
     with store_at(tmp_path / "other"):
         pass
     with pytest.raises(StoreFormatError, match="a drive of another store"):
-        store.add_drive(tmp_path / "other")
+        store.pool.add_drive(tmp_path / "other")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreFormatError, match="is not a folder"):
-        store.add_drive(tmp_path / "file")
-    assert len(store.record.drives) == 2 and not store.moving
+        store.pool.add_drive(tmp_path / "file")
+    assert len(store.record.current.drives) == 2 and not store.pool.moving
     (tmp_path / "empty").mkdir()
-    store.add_drive(tmp_path / "empty")
+    store.pool.add_drive(tmp_path / "empty")
     with Store.open([tmp_path / "a", tmp_path / "b", tmp_path / "empty"], mode="r") as reader:
-        for change in (reader.add_drive, reader.retire_drive, reader.forget_drive, reader.reinstate_drive):
+        for change in (
+            reader.pool.add_drive,
+            reader.pool.retire_drive,
+            reader.pool.forget_drive,
+            reader.pool.reinstate_drive,
+        ):
             with pytest.raises(StoreReadOnly):
                 change(str(tmp_path / "d"))
         with pytest.raises(StoreReadOnly):
-            reader.move_some(1, 1)
+            reader.pool.move_some(1, 1)
     store.close()
     with pytest.raises(Closed):
-        store.add_drive(tmp_path / "d")
+        store.pool.add_drive(tmp_path / "d")
 
 
 def test_a_drive_that_was_only_about_to_be_added_is_left_out_and_added_again(roots: list[Path], tmp_path: Path) -> None:
@@ -126,7 +131,7 @@ def test_a_drive_that_was_only_about_to_be_added_is_left_out_and_added_again(roo
     (tmp_path / "c" / "drive.json").write_text(json.dumps(begun))
     with Store.open([*roots, tmp_path / "c"]) as store:
         assert list(store.left_out) == [tmp_path / "c"] and "add it again" in store.left_out[tmp_path / "c"]
-        assert store.add_drive(tmp_path / "c") == "c" * 32
+        assert store.pool.add_drive(tmp_path / "c") == "c" * 32
         move_all(store)
         assert contents(store) == WANTED
     assert_sound(*roots, tmp_path / "c")
@@ -135,14 +140,14 @@ def test_a_drive_that_was_only_about_to_be_added_is_left_out_and_added_again(roo
 def test_beside_a_missing_drive_only_its_own_names_wait(roots: list[Path], tmp_path: Path) -> None:
     three = [*roots, tmp_path / "c"]
     with Store.open(roots) as store:
-        missing = store.add_drive(tmp_path / "c")
+        missing = store.pool.add_drive(tmp_path / "c")
         move_all(store)
         lost = {name for name in WANTED if drive_of(store, name).identity.drive_uuid == missing}
     (tmp_path / "far").mkdir()
     shutil.move(tmp_path / "c", tmp_path / "far" / "away")
     with Store.open(three) as store:
-        new = store.add_drive(tmp_path / "d")
-        store.move_some(20, 1 << 20)
+        new = store.pool.add_drive(tmp_path / "d")
+        store.pool.move_some(20, 1 << 20)
         taken_over = next(name for name in sorted(lost) if drive_of_or_none(store, name) == new)
         for name, data in WANTED.items():
             if name in lost:
@@ -152,15 +157,15 @@ def test_beside_a_missing_drive_only_its_own_names_wait(roots: list[Path], tmp_p
                     put(store, name, b"would hide what is newer")
             else:
                 assert read(store, name) == data
-        assert [state.status for state in store.states()] == ["active", "active", "missing", "active"]
+        assert [state.status for state in store.pool.states()] == ["active", "active", "missing", "active"]
         with pytest.raises(DriveFailed):
-            store.retire_drive(missing)
+            store.pool.retire_drive(missing)
         with pytest.raises(DriveFailed, match="not mounted"):
-            store.enable_drive(missing)
-        while store.move_some(100, 1 << 30).objects:
+            store.pool.enable_drive(missing)
+        while store.pool.move_some(100, 1 << 30).objects:
             pass
-        assert store.moving  # it may hold names that belong elsewhere
-        store.enable_drive(missing, tmp_path / "far" / "away")
+        assert store.pool.moving  # it may hold names that belong elsewhere
+        store.pool.enable_drive(missing, tmp_path / "far" / "away")
         assert read(store, taken_over) == WANTED[taken_over]
         put(store, taken_over, b"newer")
         move_all(store)
@@ -182,13 +187,13 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDriv
 
 
 def test_a_new_drive_that_is_full_takes_nothing_and_hides_nothing(store: Store, small: SmallDrive) -> None:
-    uuid = store.add_drive(small.root)
+    uuid = store.pool.add_drive(small.root)
     large = bytes(1 << 20)
     theirs = [name for name in WANTED if drive_of(store, name).identity.drive_uuid == uuid]
     small.leave(6 << 20)
-    step = store.move_some(1000, 1 << 30)
+    step = store.pool.move_some(1000, 1 << 30)
     assert step.objects == 0 and step.left_estimate > 0 and "no space left" in step.problem
-    assert store.moving and contents(store) == WANTED
+    assert store.pool.moving and contents(store) == WANTED
     with pytest.raises(DriveFull):
         put(store, theirs[0], large)
     assert read(store, theirs[0]) == WANTED[theirs[0]]
@@ -204,21 +209,21 @@ def test_a_new_drive_that_is_full_takes_nothing_and_hides_nothing(store: Store, 
 
 
 def test_a_retired_drive_leaves_and_its_folder_says_so(store: Store, roots: list[Path], tmp_path: Path) -> None:
-    first = store.record.drives[0]
-    store.retire_drive(first)
-    store.retire_drive(first)
-    assert [state.status for state in store.states()] == ["retiring", "active"]
+    first = store.record.current.drives[0]
+    store.pool.retire_drive(first)
+    store.pool.retire_drive(first)
+    assert [state.status for state in store.pool.states()] == ["retiring", "active"]
     with pytest.raises(InvalidRequest, match="the last one that takes objects"):
-        store.retire_drive(store.record.drives[1])
+        store.pool.retire_drive(store.record.current.drives[1])
     assert put(store, "new", b"data").path and drive_of(store, "new") is store.drives[1]
     assert contents(store) == {**WANTED, "new": b"data"}
     move_all(store)
-    assert store.record.drives == (store.record.active[0],) != (first,)
+    assert store.record.current.drives == (store.record.current.active[0],) != (first,)
     assert not (roots[0] / "drive.json").exists() and (roots[0] / "left.json").exists() and not files_on(roots[0])
     with pytest.raises(InvalidRequest, match="not one of this store"):
-        store.retire_drive(first)
+        store.pool.retire_drive(first)
     with pytest.raises(StoreFormatError, match="was retired; empty the folder"):
-        store.add_drive(roots[0])
+        store.pool.add_drive(roots[0])
     store.close()
     with pytest.raises(StoreFormatError, match="was retired"):
         Store.open([roots[0]])
@@ -228,28 +233,28 @@ def test_a_retired_drive_leaves_and_its_folder_says_so(store: Store, roots: list
         assert list(again.left_out) == [roots[0]]
         assert contents(again) == {**WANTED, "new": b"data"}
         shutil.rmtree(roots[0])
-        assert again.add_drive(roots[0]) != first
+        assert again.pool.add_drive(roots[0]) != first
         move_all(again)
     assert_sound(*roots)
 
 
 def test_several_drives_retire_at_once_and_one_is_reinstated(store: Store, roots: list[Path], tmp_path: Path) -> None:
-    added = [store.add_drive(tmp_path / name) for name in ("c", "d")]
+    added = [store.pool.add_drive(tmp_path / name) for name in ("c", "d")]
     move_all(store)
-    a, b = store.record.drives[:2]
-    store.retire_drive(a)
-    store.move_some(5, 1 << 20)
-    store.retire_drive(b)
-    store.move_some(5, 1 << 20)
-    store.retire_drive(added[0])
+    a, b = store.record.current.drives[:2]
+    store.pool.retire_drive(a)
+    store.pool.move_some(5, 1 << 20)
+    store.pool.retire_drive(b)
+    store.pool.move_some(5, 1 << 20)
+    store.pool.retire_drive(added[0])
     for name in list(WANTED)[:30]:
         put(store, name, b"new")
     wanted = {**WANTED, **dict.fromkeys(list(WANTED)[:30], b"new")}
-    store.reinstate_drive(b)
+    store.pool.reinstate_drive(b)
     assert contents(store) == wanted
     assert [data for _, data in batch(store, list(wanted))] == list(wanted.values())
     move_all(store)
-    assert set(store.record.drives) == {b, added[1]} and contents(store) == wanted
+    assert set(store.record.current.drives) == {b, added[1]} and contents(store) == wanted
     assert_sound_after(store, roots[1], tmp_path / "d")
 
 
@@ -263,42 +268,42 @@ def assert_sound_after(store: Store, *roots: Path) -> None:
 
 def test_a_forgotten_drive_is_not_let_in_again_before_it_is_empty(roots: list[Path], tmp_path: Path) -> None:
     with Store.open(roots) as store:
-        a, b = store.record.drives
+        a, b = store.record.current.drives
         lost = {name for name in WANTED if drive_of(store, name).identity.drive_uuid == b}
         with pytest.raises(InvalidRequest, match="works: retire it"):
-            store.forget_drive(b)
+            store.pool.forget_drive(b)
     with Store.open(roots[:1]) as store:
         with pytest.raises(InvalidRequest, match="not one of this store"):
-            store.forget_drive("0" * 32)
-        store.forget_drive(b)
-        assert not store.moving and store.record.drives == (a,)
+            store.pool.forget_drive("0" * 32)
+        store.pool.forget_drive(b)
+        assert not store.pool.moving and store.record.current.drives == (a,)
         assert names(store) == sorted(set(WANTED) - lost)
         assert [status for status, _ in batch(store, sorted(lost))] == [pb.NOT_FOUND] * len(lost)
         put(store, sorted(lost)[0], b"new")
         with pytest.raises(StoreFormatError, match="which was forgotten"):
-            store.add_drive(roots[1])
+            store.pool.add_drive(roots[1])
         with pytest.raises(InvalidRequest, match="not one of this store"):
-            store.enable_drive(b, roots[1])
+            store.pool.enable_drive(b, roots[1])
     with Store.open(roots) as store:
         assert "which was forgotten" in store.left_out[roots[1]]
         assert read(store, sorted(lost)[0]) == b"new"
         shutil.rmtree(roots[1])
         roots[1].mkdir()
-        store.add_drive(roots[1])
+        store.pool.add_drive(roots[1])
         move_all(store)
         assert len(names(store)) == len(WANTED) - len(lost) + 1
     assert_sound(*roots)
 
 
 def test_a_drive_is_replaced_beside_a_broken_one(store: Store, roots: list[Path], tmp_path: Path) -> None:
-    b = store.record.drives[1]
+    b = store.record.current.drives[1]
     kept = {name: data for name, data in WANTED.items() if drive_of(store, name).identity.drive_uuid != b}
-    store.disable_drive(b, "it clicks")
-    assert store.states()[1].problem == "it clicks"
+    store.pool.disable_drive(b, "it clicks")
+    assert store.pool.states()[1].problem == "it clicks"
     with pytest.raises(DriveFailed, match="needs a majority"):
-        store.add_drive(tmp_path / "early")
-    store.forget_drive(b)
-    store.add_drive(tmp_path / "c")
+        store.pool.add_drive(tmp_path / "early")
+    store.pool.forget_drive(b)
+    store.pool.add_drive(tmp_path / "c")
     assert contents(store) == kept
     move_all(store)
     assert contents(store) == kept
@@ -306,15 +311,15 @@ def test_a_drive_is_replaced_beside_a_broken_one(store: Store, roots: list[Path]
 
 
 def test_a_forgotten_drive_leaves_an_unfinished_move_to_the_others(store: Store, tmp_path: Path) -> None:
-    c = store.add_drive(tmp_path / "c")
-    a = store.record.drives[0]
-    store.retire_drive(a)
-    store.move_some(10, 1 << 20)
+    c = store.pool.add_drive(tmp_path / "c")
+    a = store.record.current.drives[0]
+    store.pool.retire_drive(a)
+    store.pool.move_some(10, 1 << 20)
     held = {name for name in WANTED if store.locate(BUCKET, name)[0].identity.drive_uuid == c}
     assert held and len(held) < len(WANTED)
-    store.disable_drive(c, "gone")
-    store.forget_drive(c)
+    store.pool.disable_drive(c, "gone")
+    store.pool.forget_drive(c)
     kept = {name: data for name, data in WANTED.items() if name not in held}
     assert contents(store) == kept
     move_all(store)
-    assert contents(store) == kept and a not in store.record.drives
+    assert contents(store) == kept and a not in store.record.current.drives

@@ -124,22 +124,22 @@ def test_everything_stays_readable_while_drives_come_and_go(tmp_path: Path) -> N
         try:
             while (changes < 8 or min(work.rounds.values()) < LISTS_AT_LEAST) and not work.stop.is_set():
                 assert time.monotonic() < deadline_s, work.rounds
-                active, retiring = store.record.active, store.record.retiring
+                active, retiring = store.record.current.active, store.record.current.retiring
                 kind = draw.random()
                 if len(active) < 2 or (kind < 0.35 and len(active) < 4):
-                    store.add_drive(tmp_path / f"{made}")
+                    store.pool.add_drive(tmp_path / f"{made}")
                     made += 1
                 elif retiring and kind < 0.5:
-                    store.reinstate_drive(draw.choice(retiring))
+                    store.pool.reinstate_drive(draw.choice(retiring))
                 else:
-                    store.retire_drive(draw.choice(active))
+                    store.pool.retire_drive(draw.choice(active))
                 changes += 1
                 for _ in range(draw.choice((1, 4, 60))):
-                    store.move_some(10, 1 << 20)
+                    store.pool.move_some(10, 1 << 20)
         finally:
             work.finish()
-        while store.moving:
-            assert not store.move_some(500, 1 << 30).problem
+        while store.pool.moving:
+            assert not store.pool.move_some(500, 1 << 30).problem
         assert contents(store) == {**FIXED, **{name: data for name, data in work.last.items() if data is not None}}
         used = [drive.root for drive in store.drives if drive is not None]
     assert_sound(*used)

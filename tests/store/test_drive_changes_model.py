@@ -132,51 +132,51 @@ class DrivesMachine(RuleBasedStateMachine):
 
     # -- drives
 
-    @precondition(lambda self: len(self.store.record.drives) < 5)
+    @precondition(lambda self: len(self.store.record.current.drives) < 5)
     @rule()
     def add(self) -> None:
         root = Path(self._folder.name, f"drive-{self._made}")
         self._made += 1
         try:
-            uuid = self.store.add_drive(root)
+            uuid = self.store.pool.add_drive(root)
         except DriveFailed:
-            assert len(self.away) * 2 >= len(self.store.record.drives)
+            assert len(self.away) * 2 >= len(self.store.record.current.drives)
             return
         self.roots.append(root)
-        assert uuid in self.store.record.active and self.store.moving
+        assert uuid in self.store.record.current.active and self.store.pool.moving
 
     @rule(data=st.data())
     def retire(self, data: st.DataObject) -> None:
-        uuid = data.draw(st.sampled_from(self.store.record.drives))
+        uuid = data.draw(st.sampled_from(self.store.record.current.drives))
         try:
-            self.store.retire_drive(uuid)
+            self.store.pool.retire_drive(uuid)
         except InvalidRequest:
-            assert self.store.record.active == (uuid,)
+            assert self.store.record.current.active == (uuid,)
         except DriveFailed:
             assert self.away
 
-    @precondition(lambda self: self.store.record.retiring)
+    @precondition(lambda self: self.store.record.current.retiring)
     @rule(data=st.data())
     def reinstate(self, data: st.DataObject) -> None:
-        uuid = data.draw(st.sampled_from(self.store.record.retiring))
+        uuid = data.draw(st.sampled_from(self.store.record.current.retiring))
         try:
-            self.store.reinstate_drive(uuid)
+            self.store.pool.reinstate_drive(uuid)
         except DriveFailed:
             assert self.away
 
     @rule(objects=st.integers(1, 20), size=st.sampled_from([1, 1000, 1 << 20]), cut=st.booleans())
     def move(self, objects: int, size: int, cut: bool) -> None:
-        with self.cut_off(cut and self.store.moving):
-            moved = self.store.move_some(objects, size)
-        assert moved.objects <= objects and (cut or (moved.left_estimate > 0) == self.store.moving)
+        with self.cut_off(cut and self.store.pool.moving):
+            moved = self.store.pool.move_some(objects, size)
+        assert moved.objects <= objects and (cut or (moved.left_estimate > 0) == self.store.pool.moving)
 
     @precondition(lambda self: not self.away)
     @rule()
     def move_everything(self) -> None:
         for _ in range(200):
-            if not self.store.move_some(100, 1 << 30).left_estimate:
+            if not self.store.pool.move_some(100, 1 << 30).left_estimate:
                 break
-        assert not self.store.moving and not self.store.record.retiring
+        assert not self.store.pool.moving and not self.store.record.current.retiring
         counts = [dict(drive.entries()) for drive in self.store.drives if drive is not None]
         assert sum(map(len, counts)) == len({key for keys in counts for key in keys})
 
@@ -187,13 +187,13 @@ class DrivesMachine(RuleBasedStateMachine):
         drive = self.store.drives[at]
         assert drive is not None
         self.away[drive.identity.drive_uuid] = drive.root
-        self.store.disable_drive(drive.identity.drive_uuid, "for a test")
+        self.store.pool.disable_drive(drive.identity.drive_uuid, "for a test")
 
     @precondition(lambda self: self.away)
     @rule(say_where=st.booleans())
     def enable(self, say_where: bool) -> None:
         uuid, root = self.away.popitem()
-        self.store.enable_drive(uuid, root if say_where else None)
+        self.store.pool.enable_drive(uuid, root if say_where else None)
 
     @precondition(whole)
     @rule(backwards=st.booleans())
@@ -224,7 +224,7 @@ class DrivesMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "store"):
             for uuid in self.away:
-                self.store.enable_drive(uuid)
+                self.store.pool.enable_drive(uuid)
             self.away = {}
             assert contents(self.store) == self.model
             self.move_everything()

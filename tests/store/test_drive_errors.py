@@ -46,12 +46,12 @@ def one(order, argument=""):
     if order == "batch":
         return [int(status) for status, _ in batch(store, names)]
     if order == "disable":
-        return store.disable_drive(argument, "it fails")
+        return store.pool.disable_drive(argument, "it fails")
     if order == "enable":
-        return store.enable_drive(argument)
+        return store.pool.enable_drive(argument)
     if order == "forget":
-        return store.forget_drive(argument)
-    return [[s.uuid, s.status, s.io_errors, s.last_io_error, s.checksum_errors] for s in store.states()]
+        return store.pool.forget_drive(argument)
+    return [[s.uuid, s.status, s.io_errors, s.last_io_error, s.checksum_errors] for s in store.pool.states()]
 
 for line in sys.stdin:
     order = json.loads(line)
@@ -95,7 +95,7 @@ class Worker:
 def test_a_drive_that_breaks_is_counted_given_up_and_back_when_it_is_well(tmp_path: Path, what: str) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     with store_with(WANTED, *roots) as store:
-        sound, broken = store.record.drives
+        sound, broken = store.record.current.drives
         here = {name: drive_of(store, name) is store.drives[0] for name in WANTED}
     shim = EioShim(tmp_path, roots[1])
     with Worker(roots, shim) as worker:
@@ -133,7 +133,7 @@ def test_a_drive_that_breaks_is_counted_given_up_and_back_when_it_is_well(tmp_pa
 def test_a_broken_drive_is_forgotten_and_what_it_held_is_not_there(tmp_path: Path) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     with store_with(WANTED, *roots) as store:
-        broken = store.record.drives[1]
+        broken = store.record.current.drives[1]
         here = {name: drive_of(store, name) is store.drives[0] for name in WANTED}
     shim = EioShim(tmp_path, roots[1])
     with Worker(roots, shim) as worker:
@@ -155,7 +155,7 @@ def test_a_drive_that_is_broken_when_the_store_is_opened_is_a_missing_one_and_ca
 ) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     with store_with(WANTED, *roots) as store:
-        broken = store.record.drives[1]
+        broken = store.record.current.drives[1]
         here = {name: drive_of(store, name) is store.drives[0] for name in WANTED}
     shim = EioShim(tmp_path, roots[1])
     shim.break_drive()
@@ -195,8 +195,8 @@ def test_a_drive_is_given_up_while_batches_and_readers_have_it_in_hand(tmp_path:
         there = [name for name in WANTED if drive_of(store, name) is store.drives[1]]
         running = StoreBatch(store, pb.BatchRequest(name=list(WANTED), bucket=[BUCKET]))
         reader = open_object(store, BUCKET, there[-1])
-        uuid = store.record.drives[1]
-        store.disable_drive(uuid, "pulled out")
+        uuid = store.record.current.drives[1]
+        store.pool.disable_drive(uuid, "pulled out")
         others = [os.open(tmp_path, os.O_RDONLY) for _ in range(64)]  # take every number that was given back
         frames = [running.read(span) for span in running.spans()]
         assert b"".join(bytes(frame.payload) for frame in frames) == b"".join(WANTED.values())
@@ -204,7 +204,7 @@ def test_a_drive_is_given_up_while_batches_and_readers_have_it_in_hand(tmp_path:
         with pytest.raises(DriveFailed, match="pulled out"):
             read(store, there[0])
         assert dict(batch(store, there)) == {pb.UNAVAILABLE: b""}
-        store.enable_drive(uuid)
+        store.pool.enable_drive(uuid)
         assert contents(store) == WANTED
         for fd in others:
             os.close(fd)

@@ -59,10 +59,10 @@ def test_all_that_an_object_is_survives_the_move(store: Store, roots: list[Path]
         put(store, f"gone/{number}", b"x")
         store.delete(BUCKET, f"gone/{number}", given, keep_tombstone=True)
     before = {name: store.head(BUCKET, name) for name in names(store)}
-    graves = list(store.tombstones(BUCKET))
+    graves = list(store.replicas.tombstones(BUCKET))
     assert len(graves) == 20
-    store.add_drive(tmp_path / "c")
-    store.retire_drive(store.record.drives[0])
+    store.pool.add_drive(tmp_path / "c")
+    store.pool.retire_drive(store.record.current.drives[0])
     move_all(store)
     assert not [record for record in before if record not in names(store)]
     for name, record in before.items():
@@ -76,7 +76,7 @@ def test_all_that_an_object_is_survives_the_move(store: Store, roots: list[Path]
             record.checksum,
             record.metadata,
         )
-    assert list(store.tombstones(BUCKET)) == graves
+    assert list(store.replicas.tombstones(BUCKET)) == graves
     at = 2 * BLOCK_BYTES - 5
     assert read(store, "copy/1", start=at, length=20, verify=True) == large[at : at + 20]
     drive, record = store.locate(BUCKET, "copy/3")
@@ -92,17 +92,17 @@ def test_all_that_an_object_is_survives_the_move(store: Store, roots: list[Path]
 
 def test_damage_moves_along_and_stays_damage(store: Store, tmp_path: Path) -> None:
     put(store, "large", os.urandom(2 * BLOCK_BYTES + 1))
-    uuid = store.record.drives[0]
+    uuid = store.record.current.drives[0]
     mine = [name for name in [*WANTED, "large"] if drive_of(store, name).identity.drive_uuid == uuid]
     if "large" not in mine:
-        uuid = store.record.drives[1]
+        uuid = store.record.current.drives[1]
         mine = [name for name in [*WANTED, "large"] if drive_of(store, name).identity.drive_uuid == uuid]
     flipped, gone, cut = mine[:3]
     flip_a_byte(file_of(store, flipped))
     flip_a_byte(file_of(store, "large"), BLOCK_BYTES + 9)
     os.unlink(file_of(store, gone))
     os.truncate(file_of(store, cut), 1)
-    store.retire_drive(uuid)
+    store.pool.retire_drive(uuid)
     move_all(store)
     for name in (flipped, gone, cut, "large"):
         assert batch(store, [name]) == [(pb.CORRUPT, b"")]
@@ -117,25 +117,25 @@ def test_damage_moves_along_and_stays_damage(store: Store, tmp_path: Path) -> No
 def test_a_step_moves_no_more_than_it_is_told_but_one_object_at_least(store: Store) -> None:
     for number in range(10):
         put(store, f"large/{number}", bytes(100_000))
-    store.retire_drive(store.record.drives[1])
-    step = store.move_some(1, 1)
+    store.pool.retire_drive(store.record.current.drives[1])
+    step = store.pool.move_some(1, 1)
     assert (step.objects, step.problem) == (1, "") and step.left_estimate > 0
-    while store.moving:
-        step = store.move_some(1000, 150_000)
+    while store.pool.moving:
+        step = store.pool.move_some(1000, 150_000)
         assert step.objects and step.bytes <= 350_000
-    assert store.move_some(10, 10) == (0, 0, 0, "")
+    assert store.pool.move_some(10, 10) == (0, 0, 0, "")
 
 
 def test_the_doctor_tells_what_moves_from_what_is_wrong(store: Store, roots: list[Path], tmp_path: Path) -> None:
-    store.add_drive(tmp_path / "c")
-    store.move_some(3, 1 << 20)
+    store.pool.add_drive(tmp_path / "c")
+    store.pool.move_some(3, 1 << 20)
     store.close()
     report = doctor.check([*roots, tmp_path / "c"], checksums=True)
     assert report.healthy and {finding.kind for finding in report.findings} == {"moving"}
     repaired = doctor.repair([*roots, tmp_path / "c"])
     assert repaired.healthy and kinds(repaired) == []
     with Store.open([*roots, tmp_path / "c"]) as again:
-        assert contents(again) == WANTED and again.moving
+        assert contents(again) == WANTED and again.pool.moving
         move_all(again)
     assert_sound(*roots, tmp_path / "c")
 
@@ -146,7 +146,7 @@ def test_a_copy_that_comes_late_does_not_hide_what_has_not_moved_yet(store: Stor
         store.delete(BUCKET, name, newer, keep_tombstone=True)
         if int(name) % 2:
             put_copy(store, name, b"newer", Version(9, 70, 3))
-    uuid = store.add_drive(tmp_path / "c")
+    uuid = store.pool.add_drive(tmp_path / "c")
     theirs = [name for name in WANTED if drive_of(store, name).identity.drive_uuid == uuid]
     alive = [name for name in theirs if int(name) % 2]
     assert len(alive) > 3 and len(theirs) > len(alive) + 3
@@ -160,10 +160,10 @@ def test_a_copy_that_comes_late_does_not_hide_what_has_not_moved_yet(store: Stor
         else:
             with pytest.raises(ObjectNotFound):
                 read(store, name)
-            assert not store.forget_tombstone(BUCKET, name, older)
+            assert not store.replicas.forget_tombstone(BUCKET, name, older)
     wanted = {name: b"newer" for name in WANTED if int(name) % 2}
     assert contents(store) == wanted
-    assert store.forget_tombstone(BUCKET, next(name for name in theirs if name not in alive), newer)
+    assert store.replicas.forget_tombstone(BUCKET, next(name for name in theirs if name not in alive), newer)
     move_all(store)
     assert contents(store) == wanted
 
@@ -178,16 +178,16 @@ def put_copy(store: Store, name: str, data: bytes, version: Version) -> Version:
 def test_what_a_crash_left_behind_is_not_found_when_its_drive_owns_the_name_again(
     store: Store, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
-    a = store.record.drives[0]
+    a = store.record.current.drives[0]
     mine = [name for name in WANTED if drive_of(store, name).identity.drive_uuid == a]
-    store.retire_drive(a)
+    store.pool.retire_drive(a)
     with monkeypatch.context() as cut_off:
         cut_off.setattr(placed_changes, "_drop", lambda *_, **__: None)
         for name in mine:
             put(store, name, b"newer")
             if deleted:
                 store.delete(BUCKET, name, keep_tombstone=True)
-    store.reinstate_drive(a)
+    store.pool.reinstate_drive(a)
     wanted = {name: data if name not in mine else b"newer" for name, data in WANTED.items()}
     for name in mine if deleted else ():
         del wanted[name]
@@ -196,7 +196,7 @@ def test_what_a_crash_left_behind_is_not_found_when_its_drive_owns_the_name_agai
     assert contents(store) == wanted
     asked = batch(store, list(WANTED))
     assert asked == [(pb.OK, wanted[name]) if name in wanted else (pb.NOT_FOUND, b"") for name in WANTED]
-    store.move_some(5, 1 << 20)
+    store.pool.move_some(5, 1 << 20)
     assert contents(store) == wanted
     move_all(store)
     assert contents(store) == wanted
@@ -208,7 +208,7 @@ def test_what_a_crash_left_behind_is_not_found_when_its_drive_owns_the_name_agai
 def test_a_reader_follows_drives_that_come_and_go(roots: list[Path], tmp_path: Path) -> None:
     with Store.open(roots) as store, Store.open(roots, mode="r") as reader:
         assert contents(reader) == WANTED
-        store.add_drive(tmp_path / "c")
+        store.pool.add_drive(tmp_path / "c")
         put(store, "put/1", b"new")
         assert read(reader, "put/1") == b"new"
         move_all(store)
@@ -216,19 +216,19 @@ def test_a_reader_follows_drives_that_come_and_go(roots: list[Path], tmp_path: P
             assert drive is not None
             drive.reap(everything=True)
         assert contents(reader) == {**WANTED, "put/1": b"new"}
-        store.retire_drive(store.record.drives[0])
-        store.move_some(20, 1 << 20)
+        store.pool.retire_drive(store.record.current.drives[0])
+        store.pool.move_some(20, 1 << 20)
         assert [data for _, data in batch(reader, list(WANTED))] == list(WANTED.values())
         move_all(store)
         assert [data for _, data in batch(reader, list(WANTED))] == list(WANTED.values())
         assert contents(reader) == {**WANTED, "put/1": b"new"}
-        assert reader.record.drives == store.record.drives
+        assert reader.record.current.drives == store.record.current.drives
 
 
 def test_a_reader_that_cannot_see_a_new_drive_says_so(roots: list[Path], tmp_path: Path) -> None:
     with Store.open(roots) as store, Store.open(roots, mode="r") as reader:
         assert contents(reader) == WANTED
-        uuid = store.add_drive(tmp_path / "elsewhere" / "c")
+        uuid = store.pool.add_drive(tmp_path / "elsewhere" / "c")
         theirs = [name for name in WANTED if drive_of(store, name).identity.drive_uuid == uuid]
         move_all(store)
         for drive in store.drives:
@@ -244,7 +244,7 @@ def test_a_reader_that_cannot_see_a_new_drive_says_so(roots: list[Path], tmp_pat
                 assert read(reader, name) == data
         with pytest.raises(DriveFailed):
             names(reader)
-        reader.enable_drive(uuid, tmp_path / "elsewhere" / "c")
+        reader.pool.enable_drive(uuid, tmp_path / "elsewhere" / "c")
         assert contents(reader) == {**WANTED, theirs[0]: b"newer"}
 
 
@@ -257,14 +257,14 @@ def test_the_record_of_every_drive_says_which_drives_come_and_go(roots: list[Pat
         return fields
 
     with Store.open(roots) as store:
-        a, b = store.record.drives
-        c = store.add_drive(tmp_path / "c")
+        a, b = store.record.current.drives
+        c = store.pool.add_drive(tmp_path / "c")
         fields = record(roots[0])
         assert (fields["former"], fields["drives"]) == ([[a, b]], [a, b, c])
         assert record(tmp_path / "c") == record(roots[1]) == fields
         move_all(store)
         assert record(roots[0])["former"] == []
-        store.retire_drive(b)
+        store.pool.retire_drive(b)
         assert record(tmp_path / "c")["retiring"] == [b]
         move_all(store)
         fields = record(tmp_path / "c")

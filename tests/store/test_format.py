@@ -164,7 +164,7 @@ def _closed_catalog(root: Path) -> list[tuple[bytes, bytes]]:
 
 def test_the_json_files_have_the_fields_described(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
-        bucket_uuid, store_uuid, drives = store.bucket(BUCKET).uuid, store.store_uuid, store.record.drives
+        bucket_uuid, store_uuid, drives = store.bucket(BUCKET).uuid, store.store_uuid, store.record.current.drives
     identity = json.loads((tmp_path / "drive" / "drive.json").read_text())
     assert identity == {"format": 2, "drive_uuid": drives[0], "store_uuid": store_uuid}
     outer = json.loads((tmp_path / "drive" / "record.json").read_text())

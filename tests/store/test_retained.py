@@ -63,12 +63,12 @@ def test_snapshots_stay_as_they_were_through_any_changes_and_leave_nothing_behin
                 store.delete(BUCKET, name, keep_tombstone=draw.random() < 0.3)
                 del now[name]
         elif kind < 0.82:
-            made = store.create_snapshot(BUCKET, f"s{step}")
+            made = store.snapshots.create(BUCKET, f"s{step}")
             assert (made.objects, made.size_bytes) == (len(now), sum(map(len, now.values())))
             frozen[made.name] = dict(now)
         elif kind < 0.92 and frozen:
             gone = draw.choice(sorted(frozen))
-            store.delete_snapshot(BUCKET, gone)
+            store.snapshots.delete(BUCKET, gone)
             del frozen[gone]
         elif kind > 0.97:
             store.close()
@@ -80,7 +80,7 @@ def test_snapshots_stay_as_they_were_through_any_changes_and_leave_nothing_behin
         some = draw.choice(sorted(wanted, key=str.encode) or [""])
         listed = [name for name, _ in store.objects(at(snapshot), "", some)]
         assert listed == [name for name in sorted(wanted, key=str.encode) if name > some]
-    assert [one.name for one in store.snapshots(BUCKET)] == list(frozen)
+    assert [one.name for one in store.snapshots.of(BUCKET)] == list(frozen)
     reap(store)
     needed = {(name, data) for seen in [now, *frozen.values()] for name, data in seen.items()}
     assert sum(len(object_files(root)) for root in roots) == len(needed)
@@ -88,9 +88,9 @@ def test_snapshots_stay_as_they_were_through_any_changes_and_leave_nothing_behin
     assert_sound(*roots)
     with Store.open(roots) as store:
         for snapshot in frozen:
-            store.delete_snapshot(BUCKET, snapshot)
+            store.snapshots.delete(BUCKET, snapshot)
         reap(store)
-        assert not retained(store) and not store.record.trimming
+        assert not retained(store) and not store.record.current.trimming
         assert sum(len(object_files(root)) for root in roots) == len(now)
         assert contents(store) == now
 
@@ -107,14 +107,14 @@ def test_a_put_that_took_its_number_before_the_snapshot_and_commits_after_it_is_
             record = identify(files, pending, version)
             if pending.name in waiting:
                 waiting.remove(pending.name)
-                store.create_snapshot(BUCKET, "s")
+                store.snapshots.create(BUCKET, "s")
             return record
 
         monkeypatch.setattr(CommitFiles, "identify", overtaken)
         for name in ("old", "new"):
             put(store, name, b"2")
             assert contents(store, at("s")) == ({"old": b"1"} if name == "old" else {"old": b"2"})
-            store.delete_snapshot(BUCKET, "s")
+            store.snapshots.delete(BUCKET, "s")
         assert contents(store) == {"old": b"2", "new": b"2"}
 
 
@@ -140,7 +140,7 @@ def test_snapshots_beside_writers_are_cuts_between_acknowledged_and_begun_and_ne
         seen: dict[str, dict[str, bytes]] = {}
         for number in range(12):
             before = list(done)
-            store.create_snapshot(BUCKET, f"s{number}")
+            store.snapshots.create(BUCKET, f"s{number}")
             after = list(begun)
             found = seen[f"s{number}"] = contents(store, at(f"s{number}"))
             for worker in range(4):
@@ -161,49 +161,49 @@ def test_snapshots_beside_writers_are_cuts_between_acknowledged_and_begun_and_ne
 def test_a_snapshot_is_read_only_its_name_unique_and_its_bucket_stays(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         put(store, "a", b"1")
-        store.create_snapshot(BUCKET, "s")
+        store.snapshots.create(BUCKET, "s")
         for change in (
             lambda: put(store, "b", b"2", at("s")),
             lambda: store.delete(at("s"), "a"),
             lambda: store.delete_bucket(at("s"), force=True),
-            lambda: store.create_snapshot(at("s"), "t"),
-            lambda: store.delete_snapshot(at("s"), "s"),
+            lambda: store.snapshots.create(at("s"), "t"),
+            lambda: store.snapshots.delete(at("s"), "s"),
         ):
             with pytest.raises(SnapshotReadOnly):
                 change()
         with pytest.raises(SnapshotExists):
-            store.create_snapshot(BUCKET, "s")
+            store.snapshots.create(BUCKET, "s")
         for force in (False, True):
             with pytest.raises(BucketHasSnapshots, match="snapshots, s"):
                 store.delete_bucket(BUCKET, force=force)
-        for missing in (lambda: store.delete_snapshot(BUCKET, "t"), lambda: store.head(at("t"), "a")):
+        for missing in (lambda: store.snapshots.delete(BUCKET, "t"), lambda: store.head(at("t"), "a")):
             with pytest.raises(SnapshotNotFound, match="no snapshot 't'"):
                 missing()
         assert contents(store, at("s")) == contents(store) == {"a": b"1"}
-        store.delete_snapshot(BUCKET, "s")
+        store.snapshots.delete(BUCKET, "s")
         store.delete_bucket(BUCKET, force=True)
 
 
 def test_drives_neither_come_nor_go_while_there_are_snapshots_and_none_is_made_without_one(tmp_path: Path) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     with store_at(*roots) as store:
-        store.create_snapshot(BUCKET, "s")
-        uuid = store.record.drives[0]
-        for change in (lambda: store.add_drive(tmp_path / "c"), lambda: store.retire_drive(uuid)):
+        store.snapshots.create(BUCKET, "s")
+        uuid = store.record.current.drives[0]
+        for change in (lambda: store.pool.add_drive(tmp_path / "c"), lambda: store.pool.retire_drive(uuid)):
             with pytest.raises(InvalidRequest, match="delete them before drives come or go"):
                 change()
         assert not (tmp_path / "c").exists()
-        store.disable_drive(uuid, "for a test")
+        store.pool.disable_drive(uuid, "for a test")
         with pytest.raises(InvalidRequest, match="snapshots"):
-            store.forget_drive(uuid)
+            store.pool.forget_drive(uuid)
         with pytest.raises(DriveFailed, match="a snapshot needs all"):
-            store.create_snapshot(BUCKET, "t")
-        store.enable_drive(uuid)
+            store.snapshots.create(BUCKET, "t")
+        store.pool.enable_drive(uuid)
         for number in range(20):
             put(store, f"{number}", b"old")
-        store.create_snapshot(BUCKET, "t")
-        store.disable_drive(uuid, "for a test")
-        store.enable_drive(uuid)  # which knows of the snapshots again
+        store.snapshots.create(BUCKET, "t")
+        store.pool.disable_drive(uuid, "for a test")
+        store.pool.enable_drive(uuid)  # which knows of the snapshots again
         for number in range(20):
             put(store, f"{number}", b"new")
         assert set(contents(store, at("t")).values()) == {b"old"} and not contents(store, at("s"))
@@ -215,10 +215,10 @@ def test_drives_neither_come_nor_go_while_there_are_snapshots_and_none_is_made_w
 def test_a_store_without_snapshots_is_what_it_was_before_there_were_any(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         put(store, "a", b"1")
-        store.create_snapshot(BUCKET, "s")
+        store.snapshots.create(BUCKET, "s")
         put(store, "a", b"2")
         assert retained(store) == ["a"]
-        store.delete_snapshot(BUCKET, "s")
+        store.snapshots.delete(BUCKET, "s")
         reap(store)
         [file] = object_files(tmp_path)
         assert file.read_bytes() == b"2"
@@ -229,12 +229,12 @@ def test_a_reader_beside_the_writer_sees_a_snapshot_at_once_and_as_it_is(tmp_pat
         put(store, "a", b"1")
         assert read(reader, "a") == b"1"  # which is cached
         put(store, "a", b"2")
-        made = store.create_snapshot(BUCKET, "s")
+        made = store.snapshots.create(BUCKET, "s")
         assert contents(reader, at("s")) == {"a": b"2"}
         put(store, "a", b"3")
         put(store, "b", b"4")
-        assert contents(reader, at("s")) == {"a": b"2"} and reader.snapshots(BUCKET) == [made]
-        store.delete_snapshot(BUCKET, "s")
+        assert contents(reader, at("s")) == {"a": b"2"} and reader.snapshots.of(BUCKET) == [made]
+        store.snapshots.delete(BUCKET, "s")
         with pytest.raises(SnapshotNotFound):
             read(reader, "a", at("s"))
 
@@ -245,7 +245,7 @@ def test_readers_beside_a_writer_that_replaces_everything_read_the_snapshot_all_
     with store_at(tmp_path) as store, Store.open([tmp_path], mode="r") as reader:
         for name, data in wanted.items():
             put(store, name, data)
-        store.create_snapshot(BUCKET, "s")
+        store.snapshots.create(BUCKET, "s")
 
         def write() -> None:
             while not stop.is_set():
@@ -268,7 +268,7 @@ def test_a_power_cut_leaves_what_snapshots_see(tmp_path: Path, monkeypatch: pyte
     with store_at(tmp_path) as store:
         put(store, "a", b"1")
         put(store, "b", LARGE)
-        store.create_snapshot(BUCKET, "s")
+        store.snapshots.create(BUCKET, "s")
         put(store, "a", b"2")
         store.delete(BUCKET, "b")
         monkeypatch.setattr(session, "end", lambda *args, **kwargs: None)
@@ -285,25 +285,25 @@ def test_a_rebuilt_catalog_has_the_snapshots_and_nothing_that_was_deleted_comes_
     with store_at(tmp_path) as store:
         for name in ("changed", "deleted", "kept"):
             put(store, name, LARGE + name.encode(), metadata={"of": name})
-        store.create_snapshot(BUCKET, "s")
+        store.snapshots.create(BUCKET, "s")
         put(store, "changed", b"2")
         store.delete(BUCKET, "deleted")
-        store.create_snapshot(BUCKET, "t")
+        store.snapshots.create(BUCKET, "t")
         put(store, "changed", b"3")
         store.delete(BUCKET, "kept")
         seen = {name: contents(store, name) for name in (BUCKET, at("s"), at("t"))}
-        infos = store.snapshots(BUCKET)
+        infos = store.snapshots.of(BUCKET)
         reap(store)
     doctor.rebuild([tmp_path], all_drives=True)
     assert_sound(tmp_path)
     with Store.open([tmp_path]) as store:
         assert {name: contents(store, name) for name in seen} == seen
         assert store.head(at("s"), "deleted").metadata == {"of": "deleted"}
-        assert store.snapshots(BUCKET) == infos
+        assert store.snapshots.of(BUCKET) == infos
         put(store, "deleted", b"again")  # with a number that neither sees
         assert {name: contents(store, name) for name in seen} == {**seen, BUCKET: {**seen[BUCKET], "deleted": b"again"}}
         for snapshot in "st":
-            store.delete_snapshot(BUCKET, snapshot)
+            store.snapshots.delete(BUCKET, snapshot)
         reap(store)
         assert len(object_files(tmp_path)) == 2
 
@@ -312,7 +312,7 @@ def test_the_doctor_knows_what_is_retained_finds_its_damage_and_drops_it_when_to
     with store_at(tmp_path) as store:
         for name in ("a", "b", "c"):
             put(store, name, LARGE)
-        store.create_snapshot(BUCKET, "s")
+        store.snapshots.create(BUCKET, "s")
         for name in ("a", "b", "c"):
             put(store, name, b"new")
         flip_a_byte(retained_file(store, "a"), 5)
@@ -350,13 +350,13 @@ def test_a_snapshot_whose_record_cannot_be_written_is_none_and_leaves_nothing(
         with monkeypatch.context() as broken:
             broken.setattr(records, "write", refuse)
             with pytest.raises(DriveFailed):
-                store.create_snapshot(BUCKET, "s")
-        assert not store.snapshots(BUCKET)
+                store.snapshots.create(BUCKET, "s")
+        assert not store.snapshots.of(BUCKET)
         put(store, "a", b"2")  # it may be there after a crash: this is kept for it
         assert retained(store) == ["a"]
         store.create_bucket("other")
     with Store.open(roots) as store:
-        assert not store.snapshots(BUCKET) and not retained(store) and not store.record.trimming
+        assert not store.snapshots.of(BUCKET) and not retained(store) and not store.record.current.trimming
         reap(store)
         assert sum(len(object_files(root)) for root in roots) == 1
 
@@ -371,6 +371,6 @@ def test_a_snapshot_that_cannot_be_made_lasting_is_taken_back(tmp_path: Path, mo
         with monkeypatch.context() as broken:
             broken.setattr(Drive, "sync", fail)
             with pytest.raises(DriveFailed):
-                store.create_snapshot(BUCKET, "s")
-        assert not store.snapshots(BUCKET)
-        assert isinstance(store.create_snapshot(BUCKET, "s"), Snapshot)
+                store.snapshots.create(BUCKET, "s")
+        assert not store.snapshots.of(BUCKET)
+        assert isinstance(store.snapshots.create(BUCKET, "s"), Snapshot)

@@ -48,12 +48,12 @@ def delete(store: Store, counter: int, name: str = "a") -> None:
 def cut(store: Store, **cuts: int) -> None:
     """The map's snapshots from now on, with their cuts."""
     named = {name: SnapshotRecord(number, 1, of_cluster=True) for name, number in cuts.items()}
-    store.follow_snapshots({store.bucket(BUCKET).uuid: named})
+    store.snapshots.follow({store.bucket(BUCKET).uuid: named})
 
 
 def keep(store: Store, counter: int, data: bytes | None, ended: int, name: str = "a") -> None:
     """A version comes from another node; without data a deletion."""
-    drive = store.drive_at(store.drive_index(uuid_of(store), name))
+    drive = store.drive_set.at(store.drive_set.owner(uuid_of(store), name))
     file = drive.stage() if data is not None else None
     if file is not None and data is not None:
         file.write(data)
@@ -89,7 +89,7 @@ def test_of_a_cluster_deletions_are_retained_as_well_until_the_snapshot_goes(sto
     delete(store, 21, "b")
     cut(store, s=CUT)
     put(store, 1001, b"again", "a")
-    store.forget_tombstone(BUCKET, "b", Version(1, 21, 1))
+    store.replicas.forget_tombstone(BUCKET, "b", Version(1, 21, 1))
     delete(store, 1002, "c")
     forgotten = seen(store, uuid_of(store), ["b"], CUT)[0]
     assert forgotten is not None and forgotten.ended > CUT
@@ -103,8 +103,8 @@ def test_of_a_cluster_deletions_are_retained_as_well_until_the_snapshot_goes(sto
     assert retained(store) == ["a", "b", "c"]
     assert healthy(store)
     cut(store)
-    store.finish_trimming()
-    assert retained(store) == [] and store.record.trimming == () and read_now(store) == b"again"
+    store.snapshots.finish_trimming()
+    assert retained(store) == [] and store.record.current.trimming == () and read_now(store) == b"again"
 
 
 def read_now(store: Store, name: str = "a") -> bytes:
@@ -131,9 +131,9 @@ def test_a_write_from_before_the_cut_is_refused_and_a_copy_is_not(store: Store) 
     assert read(store, "s") == read_now(store) == b"first"
     put(store, 900, b"a copy of what was there")
     assert read(store, "s") == read_now(store) == b"a copy of what was there"
-    assert store.clock >= CUT
+    assert store.replicas.clock >= CUT
     fresh = stage_object(store, BUCKET, "a", [b"fresh"], {})
-    fresh.assign(store.next_version(2, 1, []))
+    fresh.assign(store.replicas.next_version(2, 1, []))
     fresh.require(Condition(after_cuts=True))
     fresh.commit()
     assert (read(store, "s"), read_now(store)) == (b"a copy of what was there", b"fresh")
@@ -156,7 +156,7 @@ def test_what_has_ended_elsewhere_is_retained_and_never_becomes_the_object(store
     reap(store)
     assert healthy(store)
     cut(store)
-    store.finish_trimming()
+    store.snapshots.finish_trimming()
     reap(store)
     assert [name for name, _ in store.objects(BUCKET)] == ["a"] and healthy(store)
 
@@ -184,7 +184,7 @@ def test_what_was_retained_by_mistake_gives_way_to_what_the_cut_should_have_seen
     reap(store)
     assert healthy(store)
     cut(store, s=CUT)
-    store.finish_trimming()
+    store.snapshots.finish_trimming()
     assert retained(store) == ["a", "b"] and read(store, "s") == b"right"
 
 
@@ -242,7 +242,7 @@ def test_a_snapshot_that_goes_while_another_one_is_trimmed_leaves_nothing(
         return done
 
     monkeypatch.setattr(Drive, "trim", trimmed)
-    store.finish_trimming()
-    assert retained(store) == ["a"] and store.record.trimming
-    store.finish_trimming()
-    assert retained(store) == [] and not store.record.trimming
+    store.snapshots.finish_trimming()
+    assert retained(store) == ["a"] and store.record.current.trimming
+    store.snapshots.finish_trimming()
+    assert retained(store) == [] and not store.record.current.trimming

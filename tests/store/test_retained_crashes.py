@@ -32,7 +32,7 @@ for drive in store.drives:
     drive._garbage._grace_s = 0.0
 failpoints.arm(point)
 if operation == "create":
-    store.create_snapshot(BUCKET, "new")
+    store.snapshots.create(BUCKET, "new")
 elif operation == "change":
     for number in range(20):
         put(store, f"{number:02}", b"new")
@@ -40,7 +40,7 @@ elif operation == "remove":
     for number in range(20):
         store.delete(BUCKET, f"{number:02}")
 elif operation == "delete":
-    store.delete_snapshot(BUCKET, "old")
+    store.snapshots.delete(BUCKET, "old")
 store.close()
 """
 
@@ -92,15 +92,15 @@ def test_a_crash_leaves_snapshots_whole_or_gone_and_nothing_else(
         for name, data in wanted.items():
             put(store, name, b"before" + data)
         if operation == "delete":
-            store.create_snapshot(BUCKET, "old")
+            store.snapshots.create(BUCKET, "old")
         for name, data in wanted.items():
             put(store, name, data)
         if operation in ("change", "remove"):
-            store.create_snapshot(BUCKET, "old")
+            store.snapshots.create(BUCKET, "old")
         put(store, "large", LARGE)
     assert crashes.run("run_code", code=CODE, arguments=[operation, point, *map(str, roots)]) == -9
     with Store.open(roots) as store:
-        there = [one.name for one in store.snapshots(BUCKET)]
+        there = [one.name for one in store.snapshots.of(BUCKET)]
         before = {name: b"before" + data for name, data in wanted.items()}
         if operation == "create":
             assert there in ([], ["new"])
@@ -113,7 +113,7 @@ def test_a_crash_leaves_snapshots_whole_or_gone_and_nothing_else(
         else:
             assert there == ["old"] and contents(store, at("old")) == wanted
             assert 0 < sum(data != b"new" for data in contents(store).values()) < 22
-        assert not store.record.trimming
+        assert not store.record.current.trimming
         now = names(store)
         for name in now:  # what there is of a snapshot now goes on being kept
             put(store, name, b"after")
@@ -121,7 +121,7 @@ def test_a_crash_leaves_snapshots_whole_or_gone_and_nothing_else(
             assert contents(store, at(there[0])) == (
                 before if operation == "delete" else {**wanted, "large": LARGE} if operation == "create" else wanted
             )
-            store.delete_snapshot(BUCKET, there[0])
+            store.snapshots.delete(BUCKET, there[0])
         reap(store)
         assert not retained(store)
         assert sum(len(object_files(root)) for root in roots) == len(now)

@@ -298,7 +298,7 @@ def said(segment: SegmentFile) -> object:
 def opened(file: Path) -> Iterator[SegmentFile]:
     fd = os.open(file, os.O_RDWR)
     try:
-        segment = open_segment(fd, lambda error: None, lambda: None)
+        segment = open_segment(fd, lambda error: None)
         assert isinstance(segment, SegmentFile)
         yield segment
     finally:

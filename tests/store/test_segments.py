@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -12,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.errors import CorruptObject, NotAnArchive, ObjectNotFound, VersionConflict
+from ais_loader.errors import CorruptObject, NotAnArchive, VersionConflict
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store import store_record as records
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.files import segments
@@ -231,7 +228,7 @@ def test_a_group_none_of_which_is_newer_leaves_nothing(tmp_path: Path) -> None:
 def test_what_a_snapshot_sees_stays_in_its_segment_and_survives_a_rebuild(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         put_group(store, OBJECTS)
-        store.create_snapshot(BUCKET, "s")
+        store.snapshots.create(BUCKET, "s")
         store.delete_many(BUCKET, list(OBJECTS)[:50])
         put_group(store, dict.fromkeys(list(OBJECTS)[50:75], b"new"))
         reap(store)
@@ -242,7 +239,7 @@ def test_what_a_snapshot_sees_stays_in_its_segment_and_survives_a_rebuild(tmp_pa
     doctor.rebuild([tmp_path])
     with store_at(tmp_path) as store:
         assert (contents(store), contents(store, at("s"))) == (now, OBJECTS)
-        store.delete_snapshot(BUCKET, "s")
+        store.snapshots.delete(BUCKET, "s")
         reap(store)
         assert contents(store) == now and files_on(tmp_path) == 50
     assert_sound(tmp_path)
@@ -278,26 +275,6 @@ def test_objects_of_a_segment_that_has_lost_both_indexes_are_read_and_get_files_
     doctor.repair([tmp_path], drop_damaged=True)
     with store_at(tmp_path) as store:
         assert contents(store) == left and len(object_files(tmp_path)) == len(left)
-    assert_sound(tmp_path)
-
-
-def test_a_record_of_before_is_read_and_raised_by_the_next_writer(tmp_path: Path) -> None:
-    with store_at(tmp_path) as store:
-        put(store, "a", b"1")
-        bucket = store.bucket(BUCKET)
-    path = tmp_path / records.FILE_NAME
-    fields = json.loads(json.loads(path.read_text())["record"])
-    old = {name: fields[name] for name in ("store_uuid", "drives", "epoch", "revision", "purging")}
-    body = json.dumps({**old, "buckets": {BUCKET: {"uuid": bucket.uuid, "copies": 1}}}, sort_keys=True)
-    path.write_text(json.dumps({"format": 2, "checksum": crc32c(body.encode()), "record": body}))
-    with contextlib.closing(Store.open([tmp_path], mode="r")) as reader:
-        assert contents(reader) == {"a": b"1"} and reader.record.segments == 0
-    with store_at(tmp_path) as store:
-        assert json.loads(path.read_text())["format"] == 8 and store.bucket(BUCKET) == bucket
-        put_group(store, OBJECTS)
-        assert contents(store) == {**OBJECTS, "a": b"1"}
-        with pytest.raises(ObjectNotFound):
-            store.head(BUCKET, "b")
     assert_sound(tmp_path)
 
 

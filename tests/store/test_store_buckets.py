@@ -41,7 +41,7 @@ def test_what_a_bucket_wants_survives_a_restart(tmp_path: Path) -> None:
     with store_at(root, bucket=None) as store:
         plain = store.create_bucket("plain")
         store.create_bucket("b", reframe=True)
-        store.create_snapshot("b", "s")
+        store.snapshots.create("b", "s")
     with store_at(root, bucket=None) as store:
         assert (store.bucket("b").reframe, store.bucket("plain")) == (True, plain)
         assert store.bucket("b@s").cut is not None
@@ -76,7 +76,7 @@ def test_only_an_empty_bucket_is_deleted_without_force(tmp_path: Path) -> None:
             store.delete_bucket(BUCKET)
         assert len(contents(store)) == 30
         assert store.delete_bucket(BUCKET, force=True) == 30
-        assert store.buckets() == {} and store.record.purging == ()
+        assert store.buckets() == {} and store.record.current.purging == ()
         store.create_bucket(BUCKET)
         assert contents(store) == {}
         assert store.delete_bucket(BUCKET) == 0
@@ -98,10 +98,10 @@ def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(tmp_path:
     with store_at(*roots) as store:
         for number in range(20):
             put(store, f"{number}", b"x")
-        store.change_record(lambda record: record.without_bucket(BUCKET))
+        store.record.change(lambda record: record.without_bucket(BUCKET))
     assert object_files(roots[0]) and object_files(roots[1])
     with Store.open(roots) as store:
-        assert store.record.purging == () and store.buckets() == {}
+        assert store.record.current.purging == () and store.buckets() == {}
     assert not object_files(roots[0]) and not object_files(roots[1])
     assert_sound(*roots)
 
@@ -225,9 +225,9 @@ def test_a_bucket_deleted_while_a_drive_is_away_is_gone_from_it_when_it_is_back(
     assert object_files(roots[2])
     with Store.open(roots[:2]) as store:
         assert 0 < store.delete_bucket(BUCKET, force=True) < 30
-        assert len(store.record.purging) == 1
+        assert len(store.record.current.purging) == 1
         store.create_bucket(BUCKET)
     with Store.open(roots) as store:
-        assert store.record.purging == () and contents(store) == {}
+        assert store.record.current.purging == () and contents(store) == {}
     assert not any(object_files(root) for root in roots)
     assert_sound(*roots)

@@ -150,7 +150,7 @@ def test_a_whole_drive_that_vanishes_fails_as_a_drive_in_every_operation(tmp_pat
         with pytest.raises(LoaderError):
             store.create_bucket("new")
         put(store, kept[0], b"new")
-        assert [state.problem is None for state in store.states()] == [True, False]
+        assert [state.problem is None for state in store.pool.states()] == [True, False]
 
 
 def test_a_drive_that_may_only_be_read_serves_readers(tmp_path: Path) -> None:

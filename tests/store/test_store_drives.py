@@ -28,7 +28,7 @@ def roots(tmp_path: Path) -> list[Path]:
 
 def owned(store: Store, index: int) -> list[str]:
     bucket_uuid = store.bucket(BUCKET).uuid_bytes
-    return [name for name in WANTED if store.drive_index(bucket_uuid, name) == index]
+    return [name for name in WANTED if store.drive_set.owner(bucket_uuid, name) == index]
 
 
 def test_objects_are_spread_and_placed_by_the_drives_identity_alone(roots: list[Path]) -> None:
@@ -38,7 +38,7 @@ def test_objects_are_spread_and_placed_by_the_drives_identity_alone(roots: list[
     with Store.open(shuffled) as store:
         assert contents(store) == WANTED
         assert [drive.root for drive in store.drives if drive] == roots
-        candidates = [Candidate(bytes.fromhex(drive_uuid)) for drive_uuid in store.record.drives]
+        candidates = [Candidate(bytes.fromhex(drive_uuid)) for drive_uuid in store.record.current.drives]
         for name in WANTED:
             assert store.locate(BUCKET, name)[0].root == roots[owner(store.bucket(BUCKET).uuid_bytes, name, candidates)]
 
@@ -78,7 +78,7 @@ def test_a_missing_drive_takes_its_own_objects_and_no_others(roots: list[Path], 
         ]
         with pytest.raises(DriveFailed):
             names(store)
-        states = store.states()
+        states = store.pool.states()
         assert [state.problem is None for state in states] == [True, False, True]
         if mode == "a":
             with pytest.raises(DriveFailed):
@@ -127,7 +127,7 @@ def test_a_copy_of_a_drive_is_not_a_second_drive(roots: list[Path], tmp_path: Pa
 def test_a_group_over_two_drives_fails_only_where_the_drive_does(roots: list[Path]) -> None:
     with Store.open(roots) as store:
         uploads = [store.begin_put(BUCKET, name) for name in WANTED]
-        broken = store.drive_at(0)
+        broken = store.drive_set.at(0)
         os.close(broken.files.staging_fd)
         broken.files.staging_fd = -1
         results = store.commit_many(uploads)

@@ -229,7 +229,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         lambda: store.create_bucket("b"),
         lambda: store.delete_bucket(BUCKET),
         upload.commit,
-        store.states,
+        store.pool.states,
     ):
         with pytest.raises(Closed):
             action()

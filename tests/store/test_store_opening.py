@@ -172,17 +172,25 @@ def test_a_damaged_identity_is_reported(tmp_path: Path, data: bytes) -> None:
         Store.open([tmp_path / "drive"])
 
 
-@pytest.mark.parametrize("name", [FILE_NAME, records.FILE_NAME])
-def test_a_later_format_is_refused_by_its_number(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "other", "ours"),
+    [(FILE_NAME, 1, 2), (FILE_NAME, 3, 2), (records.FILE_NAME, 7, 8), (records.FILE_NAME, 9, 8)],
+)
+def test_a_drive_of_another_format_is_refused_by_its_number_and_left_alone(
+    tmp_path: Path, name: str, other: int, ours: int
+) -> None:
     with store_at(tmp_path / "drive"):
         pass
     path = tmp_path / "drive" / name
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 9}))
-    with pytest.raises(StoreFormatError, match="format 9; this version reads format 2"):
-        Store.open([tmp_path / "drive"])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": other}))
+    before = path.read_bytes()
+    for mode in ("r", "a"):
+        with pytest.raises(StoreFormatError, match=f"format {other}; this version reads format {ours}"):
+            Store.open([tmp_path / "drive"], mode=mode)
+    assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"format": 2, "checksum": 0, "record": "{}"}', None])
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"format": 8, "checksum": 1, "record": "{}"}', None])
 def test_one_damaged_record_of_two_is_ignored_and_written_anew(tmp_path: Path, damage: bytes | None) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     with store_at(*roots) as store:

@@ -43,10 +43,10 @@ def test_a_tombstone_is_not_there_for_readers(tmp_path: Path) -> None:
                 look()
         assert names(store) == ["b"]
         assert names(store, "a") == []
-        assert [found.name for found in store.tombstones(BUCKET)] == ["a"]
+        assert [found.name for found in store.replicas.tombstones(BUCKET)] == ["a"]
         with Store.open([tmp_path / "drive"], mode="r") as reader:
             assert contents(reader) == {"b": b"2"}
-            assert [(found.name, found.is_tombstone) for found in reader.versions(BUCKET)] == [
+            assert [(found.name, found.is_tombstone) for found in reader.replicas.versions(BUCKET)] == [
                 ("a", True),
                 ("b", False),
             ]
@@ -69,7 +69,7 @@ def test_a_deletion_without_a_version_goes_above_the_object_and_needs_one(store:
     for name in ("a", "never"):
         with pytest.raises(ObjectNotFound):
             store.delete(BUCKET, name, keep_tombstone=True)
-    assert [(found.name, found.version) for found in store.tombstones(BUCKET)] == [("a", first)]
+    assert [(found.name, found.version) for found in store.replicas.tombstones(BUCKET)] == [("a", first)]
 
 
 def test_a_deletion_with_a_version_stands_where_nothing_is(store: Store) -> None:
@@ -87,7 +87,7 @@ def test_an_older_copy_loses_against_a_tombstone_and_a_newer_one_replaces_it(tmp
             read(store, "a")
         put_copy(store, "a", b"newer", V(5, 6, 1))
         assert contents(store) == {"a": b"newer"}
-        assert list(store.tombstones(BUCKET)) == []
+        assert list(store.replicas.tombstones(BUCKET)) == []
         kept = store.delete(BUCKET, "a", V(5, 5, 9), keep_tombstone=True)
         assert kept is not None and kept.version == V(5, 6, 1)
         assert read(store, "a") == b"newer"
@@ -104,11 +104,11 @@ def test_a_put_without_a_version_goes_above_a_tombstone(store: Store) -> None:
 def test_a_tombstone_is_forgotten_by_its_version_and_nothing_else_is(store: Store) -> None:
     bury(store, "a", V(5, 5, 5))
     put_copy(store, "b", b"kept", V(5, 5, 5))
-    assert not store.forget_tombstone(BUCKET, "a", V(5, 5, 4))
-    assert not store.forget_tombstone(BUCKET, "b", V(9, 9, 9))
-    assert not store.forget_tombstone(BUCKET, "never", V(9, 9, 9))
-    assert store.forget_tombstone(BUCKET, "a", V(5, 5, 5))
-    assert [found.name for found in store.versions(BUCKET)] == ["b"]
+    assert not store.replicas.forget_tombstone(BUCKET, "a", V(5, 5, 4))
+    assert not store.replicas.forget_tombstone(BUCKET, "b", V(9, 9, 9))
+    assert not store.replicas.forget_tombstone(BUCKET, "never", V(9, 9, 9))
+    assert store.replicas.forget_tombstone(BUCKET, "a", V(5, 5, 5))
+    assert [found.name for found in store.replicas.versions(BUCKET)] == ["b"]
     assert read(store, "b") == b"kept"
 
 
@@ -118,7 +118,7 @@ def test_a_copy_that_has_moved_away_goes_without_a_tombstone_unless_it_is_newer(
     assert left is not None and left.version == V(5, 5, 5)
     assert store.delete(BUCKET, "a", V(5, 5, 5)) is None
     assert store.delete(BUCKET, "a", V(5, 5, 5)) is None
-    assert list(store.versions(BUCKET)) == []
+    assert list(store.replicas.versions(BUCKET)) == []
 
 
 def test_tombstones_survive_a_restart_and_a_rebuild_and_keep_old_files_dead(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_tombstones_survive_a_restart_and_a_rebuild_and_keep_old_files_dead(tmp_
     doctor.rebuild([root], all_drives=True)
     with store_at(root) as store:
         assert contents(store) == {"b": b"alive"}
-        assert [(found.name, found.version) for found in store.tombstones(BUCKET)] == [("a", V(5, 6, 1))]
+        assert [(found.name, found.version) for found in store.replicas.tombstones(BUCKET)] == [("a", V(5, 6, 1))]
     doctor.repair([root])
     assert not came_back.exists()
     with store_at(root) as store:
@@ -163,6 +163,6 @@ def test_a_bucket_of_tombstones_is_empty_and_goes_with_them(tmp_path: Path) -> N
             bury(store, name)
         bucket_uuid = store.bucket(BUCKET).uuid_bytes
         assert store.delete_bucket(BUCKET) == 0
-        assert list(store.drive_at(0).catalog.scan(b"o" + bucket_uuid)) == []
+        assert list(store.drive_set.at(0).catalog.scan(b"o" + bucket_uuid)) == []
         with pytest.raises(errors.BucketNotFound):
             store.delete(BUCKET, "a", V(1, 1, 1), keep_tombstone=True)

@@ -13,7 +13,8 @@ import pytest
 from ais_loader.errors import DriveFailed, InvalidName, LoaderError
 from storage_node.store.format import BLOCK_BYTES, Record, Version
 from storage_node.store.fsck import fsck as doctor
-from storage_node.store.store import Store, StoredVersion
+from storage_node.store.replica_state import StoredVersion
+from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, object_files, put, read, store_at
 
 V = Version
@@ -109,10 +110,10 @@ def test_copies_keep_their_versions_over_a_rebuild_and_writes_go_on_above_them(t
     doctor.rebuild([tmp_path / "drive"], all_drives=True)
     assert_sound(tmp_path / "drive")
     with store_at(tmp_path / "drive") as store:
-        assert {found.name: found.version for found in store.versions(BUCKET)} == given
+        assert {found.name: found.version for found in store.replicas.versions(BUCKET)} == given
         for name, version in given.items():
             assert put(store, name, b"later").version > version
-        assert store.next_version(1, 0, []) > max(given.values())
+        assert store.replicas.next_version(1, 0, []) > max(given.values())
 
 
 def test_versions_are_listed_in_name_order_over_all_drives_with_tombstones(tmp_path: Path) -> None:
@@ -127,21 +128,21 @@ def test_versions_are_listed_in_name_order_over_all_drives_with_tombstones(tmp_p
                 expected.append(StoredVersion(name, deleted, True, 0, 0))
             else:
                 expected.append(StoredVersion(name, record.version, False, number, record.checksum))
-        assert list(store.versions(BUCKET)) == expected
+        assert list(store.replicas.versions(BUCKET)) == expected
         paged, after = [], ""
-        while page := list(store.versions(BUCKET, after, 7)):
+        while page := list(store.replicas.versions(BUCKET, after, 7)):
             assert len(page) <= 7
             paged += page
             after = page[-1].name
         assert paged == expected
-        newest = store.newest(BUCKET, ["n00", "n01", "nothing"])
+        newest = store.replicas.newest(BUCKET, ["n00", "n01", "nothing"])
         assert [record and (record.is_tombstone, record.version) for record in newest] == [
             (True, V(1, 200, 2)),
             (False, V(1, 101, 1)),
             None,
         ]
         with pytest.raises(InvalidName):
-            store.newest(BUCKET, ["a//b"])
+            store.replicas.newest(BUCKET, ["a//b"])
 
 
 def test_a_version_for_a_write_is_above_all_seen_and_given_once_even_after_a_restart(tmp_path: Path) -> None:
@@ -150,12 +151,12 @@ def test_a_version_for_a_write_is_above_all_seen_and_given_once_even_after_a_res
     for _ in range(3):
         with store_at(*roots) as store:
             for _ in range(5):
-                given.append(store.next_version(3, 2, []))
+                given.append(store.replicas.next_version(3, 2, []))
             seen = V(7, given[-1].counter + 100_000, 9)
-            given.append(store.next_version(3, 2, [V(1, 1, 1), seen]))
+            given.append(store.replicas.next_version(3, 2, [V(1, 1, 1), seen]))
             assert given[-1] > seen and (given[-1].epoch, given[-1].node) == (7, 3)
-            clock = store.clock + 1000
-            given.append(store.next_version(3, 2, [], clock))
+            clock = store.replicas.clock + 1000
+            given.append(store.replicas.next_version(3, 2, [], clock))
             assert given[-1].counter > clock
     counters = [version.counter for version in given]
     assert counters == sorted(set(counters))
@@ -166,7 +167,7 @@ def test_threads_that_draw_versions_at_once_never_get_the_same(tmp_path: Path) -
         drawn: list[Version] = []
 
         def draw() -> None:
-            drawn.extend([store.next_version(1, 1, [V(1, 5, 2)]) for _ in range(200)])
+            drawn.extend([store.replicas.next_version(1, 1, [V(1, 5, 2)]) for _ in range(200)])
 
         threads = [threading.Thread(target=draw) for _ in range(4)]
         for thread in threads:
@@ -202,13 +203,13 @@ def test_a_drive_that_cannot_write_keeps_no_version_from_being_given(
 
     with Store.open([tmp_path / "one", tmp_path / "two"], mode="a") as store:
         broken, well = (drive for drive in store.drives if drive is not None)
-        before = store.next_version(1, 1, [V(1, 50, 1)])
+        before = store.replicas.next_version(1, 1, [V(1, 50, 1)])
         with monkeypatch.context() as patch:
             patch.setattr(broken.counters, "take", refuse)
-            after = store.next_version(1, 1, [])
+            after = store.replicas.next_version(1, 1, [])
             assert after > before
             assert well.counters.highest >= after.counter, "it heard of the number"
             patch.setattr(well.counters, "take", refuse)
             with pytest.raises(DriveFailed):
-                store.next_version(1, 1, [])
-        assert store.next_version(1, 1, []) > after
+                store.replicas.next_version(1, 1, [])
+        assert store.replicas.next_version(1, 1, []) > after

@@ -104,17 +104,17 @@ class DriveManager:
         folder = Path(path)
         if not folder.is_absolute():
             raise InvalidRequest(f"{path!r}: need the absolute path of a folder on the node's machine")
-        await self._in_turn(self._change(lambda: self._store.add_drive(folder)))
+        await self._in_turn(self._change(lambda: self._store.pool.add_drive(folder)))
         log.warning("drive %s was added: objects move to it in the background", folder)
 
     async def retire(self, uuid: str) -> None:
         self._known(uuid)
-        await self._in_turn(self._change(lambda: self._store.retire_drive(uuid)))
+        await self._in_turn(self._change(lambda: self._store.pool.retire_drive(uuid)))
         log.warning("drive %s retires: its objects move to the other drives", self._name(uuid))
 
     async def reinstate(self, uuid: str) -> None:
         self._known(uuid)
-        await self._in_turn(self._change(lambda: self._store.reinstate_drive(uuid)))
+        await self._in_turn(self._change(lambda: self._store.pool.reinstate_drive(uuid)))
 
     async def forget(self, uuid: str, *, lost: bool) -> None:
         """Give a drive up that does not work. `lost`: whatever may be lost with it."""
@@ -149,11 +149,11 @@ class DriveManager:
 
     async def report(self) -> pb.ListDrivesResponse:
         """Raises Closed."""
-        states = await self._node.read(self._store.states)
+        states = await self._node.read(self._store.pool.states)
         self._look()
         now, counts, grace_s = time.monotonic(), self.counts, self._config.drive_grace_s
         response = pb.ListDrivesResponse(
-            moving=self._store.moving,
+            moving=self._store.pool.moving,
             objects_left=counts.objects_left,
             objects_moved=counts.objects_moved,
             bytes_moved=counts.bytes_moved,
@@ -183,7 +183,7 @@ class DriveManager:
     @property
     def refilling(self) -> bool:
         """Whether what was on a drive that was given up is still to be found, or fetched."""
-        doubts = self._store.doubts
+        doubts = self._store.replicas.doubts
         return bool(doubts.buckets_with_gaps() or doubts.count())
 
     def state(self, found: DriveState) -> str:
@@ -216,7 +216,7 @@ class DriveManager:
 
     async def _follow(self) -> None:
         """Have the node's vote kept on the drives that there are now."""
-        retiring = self._store.record.retiring
+        retiring = self._store.record.current.retiring
         leaving = [drive.root for uuid, drive in self._drives().items() if drive is not None and uuid in retiring]
         await self._node.read(self._acceptor_store.follow, roots_of(self._store), leaving)
 
@@ -225,7 +225,7 @@ class DriveManager:
         if drive is None:
             return
         path = str(drive.root)
-        await self._node.read(self._store.disable_drive, uuid, reason)
+        await self._node.read(self._store.pool.disable_drive, uuid, reason)
         self._away[uuid] = _Away(time.monotonic(), path, by_hand=by_hand, disabled=True)
         await self._follow()
         log.error("drive %s is disabled: %s", path, reason)
@@ -233,17 +233,17 @@ class DriveManager:
     async def _enable(self, uuid: str, path: Path | None) -> None:
         self._repair.compare_again()  # it may have missed writes
         try:
-            await self._node.read(self._store.enable_drive, uuid, path)
+            await self._node.read(self._store.pool.enable_drive, uuid, path)
             await self._follow()
         finally:
             self._repair.compare_again()  # what has been compared meanwhile was without it
         log.warning("drive %s is in use again", path or uuid)
 
     async def _give_up(self, uuid: str) -> None:
-        name, moving = self._name(uuid), self._store.moving
+        name, moving = self._name(uuid), self._store.pool.moving
         self._doubt_what_is_lost(moving)
         try:
-            await self._change(lambda: self._store.forget_drive(uuid))
+            await self._change(lambda: self._store.pool.forget_drive(uuid))
         finally:
             self._doubt_what_is_lost(moving)
         self.counts.given_up += 1
@@ -265,7 +265,7 @@ class DriveManager:
     def _drives(self) -> dict[str, Drive | None]:
         """Of the store, by uuid; None for those that it does without."""
         live = {drive.identity.drive_uuid: drive for drive in self._store.drives if drive is not None}
-        return {uuid: live.get(uuid) for uuid in self._store.record.drives}
+        return {uuid: live.get(uuid) for uuid in self._store.record.current.drives}
 
     def _name(self, uuid: str) -> str:
         drive, away = self._drives().get(uuid), self._away.get(uuid)
@@ -351,23 +351,23 @@ class DriveManager:
         pause_s, said = FIRST_PAUSE_S, ""
         step_bytes = max(1, min(MOVE_BYTES, int(MOVE_S * self._config.drive_move_bytes_per_s)))
         while True:
-            if not self._store.moving:
+            if not self._store.pool.moving:
                 self.counts.objects_left = 0
                 await asyncio.sleep(WATCH_INTERVAL_S)
                 continue
             try:
-                record = self._store.record
-                moved = await self._node.read(self._store.move_some, MOVE_OBJECTS, step_bytes)
+                record = self._store.record.current
+                moved = await self._node.read(self._store.pool.move_some, MOVE_OBJECTS, step_bytes)
                 self.counts.objects_moved += moved.objects
                 self.counts.bytes_moved += moved.bytes
                 self.counts.objects_left = moved.left_estimate
-                if self._store.record.drives != record.drives:
+                if self._store.record.current.drives != record.drives:
                     await self._in_turn(self._follow())
                     log.warning("a drive that retired has nothing left, and is this node's no longer")
                 if moved.problem and moved.problem != said:
                     log.warning("some objects cannot be moved between drives for now: %s", moved.problem)
                 said = moved.problem or ""
-                stuck = self._store.moving and not moved.objects
+                stuck = self._store.pool.moving and not moved.objects
             except LoaderError as error:
                 if str(error) != said:
                     log.warning("objects cannot be moved between drives for now: %s", error)

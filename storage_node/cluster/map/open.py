@@ -58,7 +58,7 @@ def sync_snapshots(store: Store, view: ClusterView) -> None:
     Those that are being made are kept under names that no snapshot can have. A node that comes back may not know yet
     that one has been made since: it says so to readers, who ask others or again.
     """
-    store.follow_snapshots(
+    store.snapshots.follow(
         {
             bucket.uuid.hex(): {
                 unfinished_name(one.name) if one.maker else one.name: SnapshotRecord(

@@ -69,7 +69,7 @@ class Reconciler:
         self._asked += 1
         view = self._membership.view
         if view is not None and len(view.nodes) > 1:
-            self._store.doubts.doubt_buckets(bucket.uuid for bucket in copied_buckets(view))
+            self._store.replicas.doubts.doubt_buckets(bucket.uuid for bucket in copied_buckets(view))
 
     def doubt_gaps(self) -> None:
         """What this node lacks it may have lost with a drive. To be called before that and, again, afterwards."""
@@ -77,16 +77,16 @@ class Reconciler:
         self._filled.clear()
         view = self._membership.view
         if view is not None and len(view.nodes) > 1:
-            self._store.doubts.doubt_gaps(bucket.uuid for bucket in copied_buckets(view))
+            self._store.replicas.doubts.doubt_gaps(bucket.uuid for bucket in copied_buckets(view))
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            if self._store.doubts.buckets():
+            if self._store.replicas.doubts.buckets():
                 await self._return()
-            elif self._store.doubts.buckets_with_gaps():
+            elif self._store.replicas.doubts.buckets_with_gaps():
                 await self._fill_gaps()
-            if self._store.doubts.any:
+            if self._store.replicas.doubts.any:
                 try:
                     await self.resolve()
                 except LoaderError as error:
@@ -128,8 +128,8 @@ class Reconciler:
                 ", ".join(silent),
                 time.monotonic() - began_s,
             )
-        for bucket_uuid in self._store.doubts.buckets():
-            self._store.doubts.trust_bucket(bucket_uuid)
+        for bucket_uuid in self._store.replicas.doubts.buckets():
+            self._store.replicas.doubts.trust_bucket(bucket_uuid)
 
     async def _announce(self, deadline_s: float) -> tuple[ClusterView | None, list[str]]:
         """Tell the others; the map by which to compare, and who was silent until the end of the time."""
@@ -162,7 +162,7 @@ class Reconciler:
         here = self._membership.position
         if view is None or here is None or self._missing >= MAX_MISSING or time.monotonic() < self._retry_s:
             return
-        doubts, gaps = self._store.doubts, self._store.doubts.buckets_with_gaps()
+        doubts, gaps = self._store.replicas.doubts, self._store.replicas.doubts.buckets_with_gaps()
         # While this node joins, readers ask the former owners as well.
         joining = view.nodes[here].state == pb.MapNode.JOINING
         left = [node for node in self._others(view) if node.uuid not in self._filled and not joining]
@@ -220,12 +220,12 @@ class Reconciler:
                         continue  # repair brings it
                     if self._missing >= MAX_MISSING:
                         self._filled.clear()
-                        self._store.doubts.doubt_gaps([bucket.uuid])
+                        self._store.replicas.doubts.doubt_gaps([bucket.uuid])
                         continue
                     self._missing += 1
                 wanted[name] = state.version
             if wanted:
-                self._store.doubts.doubt_names(bucket.uuid, wanted)
+                self._store.replicas.doubts.doubt_names(bucket.uuid, wanted)
 
     def _bury(self, bucket: str, name: str, version: Version) -> None:
         self._store.delete(bucket, name, version, keep_tombstone=True)
@@ -234,7 +234,7 @@ class Reconciler:
         found: dict[str, State | None] = {}
         for name in names:
             try:
-                record = self._store.newest(bucket, [name])[0]
+                record = self._store.replicas.newest(bucket, [name])[0]
             except DriveFailed:
                 found[name] = UNKNOWN
                 continue
@@ -248,7 +248,7 @@ class Reconciler:
         view = self._membership.view
         if view is None:
             return
-        doubts = self._store.doubts
+        doubts = self._store.replicas.doubts
         for bucket_uuid in doubts.bucket_uuids():
             bucket = view.bucket_with_uuid(bucket_uuid)
             if bucket is None or self._store.find_bucket(bucket.name) is None:
@@ -267,14 +267,14 @@ class Reconciler:
         for name in [name for name, mine in left.items() if name not in owned]:
             # It belongs to others by now: a pass drops the old copy when they have the new one.
             if left[name] is None:
-                self._store.doubts.trust_name(bucket.uuid, name, _HIGHEST)
+                self._store.replicas.doubts.trust_name(bucket.uuid, name, _HIGHEST)
                 del left[name]
         if not left:
             return
         others = [at for at, node in enumerate(view.nodes) if node.uuid != self._membership.node_uuid]
         answers, _ = await self._peers.newest(view, bucket, {node: list(left) for node in others})
         sources: dict[int, list[tuple[str, State]]] = {}
-        doubts = self._store.doubts.names(bucket.uuid)
+        doubts = self._store.replicas.doubts.names(bucket.uuid)
         for name, mine in left.items():
             known = {node: answers.get(node, {}).get(name, UNKNOWN) for node in others}
             best_node, best = None, mine
@@ -294,7 +294,7 @@ class Reconciler:
     def _give_up(self, bucket: pb.MapBucket, name: str, doubt: Doubt) -> None:
         """No node has what was announced."""
         if time.monotonic() - doubt.since_s > GIVEN_UP_S:
-            self._store.doubts.trust_name(bucket.uuid, name, doubt.version)
+            self._store.replicas.doubts.trust_name(bucket.uuid, name, doubt.version)
 
     async def _fetch(self, endpoint: str, bucket: pb.MapBucket, wanted: Sequence[tuple[str, State]]) -> None:
         names, sizes = [name for name, _ in wanted], [state.size_bytes for _, state in wanted]
@@ -309,11 +309,11 @@ class Reconciler:
         """What this node has of those names that are still in doubt; the others are not any more."""
         left: dict[str, State | None] = {}
         for name, state in self._states(bucket.name, names).items():
-            wanted = self._store.doubts.wanted(bucket.uuid, name)
+            wanted = self._store.replicas.doubts.wanted(bucket.uuid, name)
             if wanted is None:
                 continue
             if state is not None and state is not UNKNOWN and state.version >= wanted:
-                self._store.doubts.trust_name(bucket.uuid, name, state.version)
+                self._store.replicas.doubts.trust_name(bucket.uuid, name, state.version)
             else:
                 left[name] = state
         return left

@@ -78,7 +78,7 @@ class Repair:
         self._reconciler = Reconciler(node, membership, self._peers, self.metrics, endpoint)
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
-        self._store.is_owner = self._owns
+        self._store.replicas.is_owner = self._owns
         self.retained_in_place: Callable[[ClusterView], Awaitable[bool]] = _nothing_retained
         """The part of a pass that goes through what is retained for snapshots, see `snapshot_repair`."""
 
@@ -130,7 +130,7 @@ class Repair:
         while True:
             view = self._membership.view
             guarded = copied_buckets(view) if view is not None and len(view.nodes) > 1 else []
-            if not self._store.doubts.awake(AWAKE_S, [bucket.uuid for bucket in guarded]):
+            if not self._store.replicas.doubts.awake(AWAKE_S, [bucket.uuid for bucket in guarded]):
                 log.warning("this node stood still for more than %g s: its copies are compared with others", AWAKE_S)
             await asyncio.sleep(POLL_S)
 
@@ -175,7 +175,7 @@ class Repair:
         of what this node owns, or have told it so.
         """
         counted = not view.is_changing or await all_act_by(view, self._membership, self._peers)
-        in_place, record, drives = self._all_in_place(), self._store.record, self._store.drives
+        in_place, record, drives = self._all_in_place(), self._store.record.current, self._store.drives
         clean = True
         counts = self.metrics
         counts.names_seen = 0
@@ -195,15 +195,15 @@ class Repair:
         clean, counted = clean and retained, counted and retained
         counts.passes += 1
         counts.names_before = counts.names_seen
-        in_place = in_place and self._all_in_place() and self._store.record is record
-        counted = counted and in_place and not self._store.doubts.buckets() and self._membership.view is view
+        in_place = in_place and self._all_in_place() and self._store.record.current is record
+        counted = counted and in_place and not self._store.replicas.doubts.buckets() and self._membership.view is view
         if counted:
             counts.clean_version = view.version
         return clean and in_place, counted
 
     def _all_in_place(self) -> bool:
         """Whether going through all drives, one by one, comes past all objects: none is away, none moves."""
-        return all(drive is not None for drive in self._store.drives) and not self._store.moving
+        return all(drive is not None for drive in self._store.drives) and not self._store.pool.moving
 
     async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]) -> Work:
         """Do what one page asks for; what that was."""
@@ -255,7 +255,7 @@ class Repair:
         return page, plan(page, here, nodes, answers, by_this_map)
 
     def _records(self, bucket: str, names: Sequence[str]) -> list[tuple[str, Record]]:
-        records = zip(names, self._store.newest(bucket, names), strict=True)
+        records = zip(names, self._store.replicas.newest(bucket, names), strict=True)
         return [(name, record) for name, record in records if record is not None]
 
     async def _push(
@@ -275,7 +275,7 @@ class Repair:
     def _doubt(self, bucket: pb.MapBucket, names: Mapping[str, State]) -> None:
         """Another owner has these newer: not to be read here until they have come."""
         mine = dict(self._records(bucket.name, list(names)))
-        self._store.doubts.doubt_names(
+        self._store.replicas.doubts.doubt_names(
             bucket.uuid,
             {
                 name: state.version
@@ -305,13 +305,13 @@ class Repair:
 
     def _drop(self, bucket: str, name: str, state: State) -> None:
         if state.is_tombstone:
-            self._store.forget_tombstone(bucket, name, state.version)
+            self._store.replicas.forget_tombstone(bucket, name, state.version)
         else:
             self._store.delete(bucket, name, state.version)
         self.metrics.copies_dropped += 1
 
     def _forget(self, bucket: str, name: str, state: State) -> None:
-        self.metrics.tombstones_forgotten += self._store.forget_tombstone(bucket, name, state.version)
+        self.metrics.tombstones_forgotten += self._store.replicas.forget_tombstone(bucket, name, state.version)
 
     # -- what other nodes ask
 
@@ -319,7 +319,7 @@ class Repair:
         """Others are about to commit these without this node. Raises BucketNotFound."""
         replica.require_bucket(self._store, request.bucket.name, request.bucket.uuid)
         names = zip(request.name, map(from_wire, request.version), strict=True)
-        self._store.doubts.doubt_names(request.bucket.uuid, dict(names))
+        self._store.replicas.doubts.doubt_names(request.bucket.uuid, dict(names))
         return wire.MissedResponse(map_version=self._membership.view.version if self._membership.view else 0)
 
     async def returned(self, request: wire.ReturnedRequest) -> wire.ReturnedResponse:
@@ -351,7 +351,7 @@ class Repair:
         return wire.PushResponse(objects=done)
 
     def progress(self) -> wire.ProgressResponse:
-        view, counts, doubts = self._membership.view, self.metrics, self._store.doubts
+        view, counts, doubts = self._membership.view, self.metrics, self._store.replicas.doubts
         whole = doubts.buckets()
         return wire.ProgressResponse(
             map_version=self._membership.lease.version,

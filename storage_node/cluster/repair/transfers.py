@@ -136,8 +136,8 @@ class Transfers:
         return done
 
     def _records(self, bucket: str, bucket_uuid: bytes, names: Sequence[str]) -> list[tuple[str, Record]]:
-        records = zip(names, self._node.store.newest(bucket, names), strict=True)
-        wanted = self._node.store.doubts.wanted
+        records = zip(names, self._node.store.replicas.newest(bucket, names), strict=True)
+        wanted = self._node.store.replicas.doubts.wanted
         return [
             (name, record)
             for name, record in records

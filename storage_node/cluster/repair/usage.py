@@ -191,7 +191,7 @@ def names_page(store: Store, request: pb.ListNamesRequest) -> pb.ListNamesRespon
     limit = min(request.limit or PAGE_NAMES, PAGE_NAMES)
     page = pb.ListNamesResponse()
     hidden = not request.prefix.startswith("/")
-    found = list(store.versions(request.bucket.name, request.start_after, limit, request.prefix))
+    found = list(store.replicas.versions(request.bucket.name, request.start_after, limit, request.prefix))
     wanted = [one for one in found if not request.until or one.name <= request.until]
     shown = [one for one in wanted if not (hidden and one.name.startswith(PARTS_PREFIX))]
     page.name.extend(one.name for one in shown)

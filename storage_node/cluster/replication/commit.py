@@ -231,15 +231,15 @@ class CommitProtocol:
 
     def _choose(self, entries: Sequence[PendingWrite], skip: int) -> list[Version]:
         store = self._nodes.node.store
-        clock = max([store.clock, *(entry.clock for entry in entries)]) + skip
+        clock = max([store.replicas.clock, *(entry.clock for entry in entries)]) + skip
         membership = self._nodes.node.membership
         for entry in entries:
             if membership is not None and membership.view is not entry.replica_set.view:
                 # Begun by an older map: what was committed by the newer one must not outrank it, if it came before.
-                here = store.newest_entry(entry.replica_set.bucket.uuid, entry.name)
+                here = store.replicas.newest_entry(entry.replica_set.bucket.uuid, entry.name)
                 entry.seen += [here.version] if here is not None else []
         return [
-            store.next_version(entry.replica_set.number, entry.replica_set.epoch, entry.seen, clock)
+            store.replicas.next_version(entry.replica_set.number, entry.replica_set.epoch, entry.seen, clock)
             for entry in entries
         ]
 

@@ -113,9 +113,9 @@ async def _current_versions(
         found: list[tuple[Record | None, bool] | LoaderError] = []
         for name in names:
             try:
-                here = store.newest_entry(uuid, name)
+                here = store.replicas.newest_entry(uuid, name)
                 there = here if here is not None and not here.is_tombstone else None
-                found.append((here, store.doubts.any and store.in_doubt(uuid, name, there)))
+                found.append((here, store.replicas.doubts.any and store.replicas.in_doubt(uuid, name, there)))
             except LoaderError as error:
                 found.append(error)
         return found

@@ -47,7 +47,7 @@ from storage_node.node import Node
 from storage_node.store.drive.preconditions import Condition, condition_of
 from storage_node.store.format import Version
 from storage_node.store.names import check_object_name, object_name_fault
-from storage_node.store.store import not_found_message
+from storage_node.store.replica_state import not_found_message
 from storage_node.store.upload import checked_metadata
 
 _LOOK_BEFORE_BYTES = 1 << 20
@@ -369,8 +369,10 @@ class WriteCoordinator:
 
         async def bury_all() -> tuple[list[int], bool]:
             async with self._commits.gate.passing([replica_set.bucket.uuid]):
-                above = max(store.clock, clock) + self._clock_skips.skip_for([asked])
-                chosen = await self._node.read(store.next_version, replica_set.number, replica_set.epoch, seen, above)
+                above = max(store.replicas.clock, clock) + self._clock_skips.skip_for([asked])
+                chosen = await self._node.read(
+                    store.replicas.next_version, replica_set.number, replica_set.epoch, seen, above
+                )
                 return await bury_with(chosen)
 
         async def bury_with(chosen: Version) -> tuple[list[int], bool]:

@@ -27,7 +27,8 @@ from storage_node.cluster.replication.replica_set import ReplicaSelection, Repli
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, refused, reporting
 from storage_node.store.format import Version
 from storage_node.store.names import object_name_fault
-from storage_node.store.store import Store, not_found_message
+from storage_node.store.replica_state import not_found_message
+from storage_node.store.store import Store
 
 AT_ONCE = 1000
 """Names that nodes are asked about with one message."""
@@ -168,8 +169,10 @@ class Deletions:
 
     def _choose(self, replica_set: ReplicaSet, entries: Sequence[_Deletion], skip: int) -> list[Version]:
         store = self._nodes.node.store
-        clock = max([store.clock, *(entry.clock for entry in entries)]) + skip
-        return [store.next_version(replica_set.number, replica_set.epoch, entry.seen, clock) for entry in entries]
+        clock = max([store.replicas.clock, *(entry.clock for entry in entries)]) + skip
+        return [
+            store.replicas.next_version(replica_set.number, replica_set.epoch, entry.seen, clock) for entry in entries
+        ]
 
     async def _bury_all(
         self, replica_set: ReplicaSet, entries: Sequence[_Deletion], versions: Sequence[Version]

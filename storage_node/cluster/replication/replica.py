@@ -14,7 +14,8 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.format import Record, Version
-from storage_node.store.store import Store, Upload
+from storage_node.store.store import Store
+from storage_node.store.upload import Upload
 from storage_node.store.writes import check_content, stage_object
 
 MAX_VERSIONS = 10_000
@@ -121,7 +122,7 @@ class HeldWrite:
 
     def _staged(self) -> wire.WriteResponse:
         assert self._uploads is not None
-        staged = wire.Staged(clock=self._store.clock)
+        staged = wire.Staged(clock=self._store.replicas.clock)
         for at, upload in enumerate(self._uploads):
             if isinstance(upload, Upload):
                 try:
@@ -186,9 +187,9 @@ def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> w
     if request.allow_unknown:
         states = [_state_or_unknown(store, request.bucket.name, name) for name in request.name]
     else:
-        found = store.newest(request.bucket.name, list(request.name))
+        found = store.replicas.newest(request.bucket.name, list(request.name))
         states = [_state(name, record) for name, record in zip(request.name, found, strict=True)]
-    return wire.NewestResponse(object=states, clock=store.clock, map_version=map_version)
+    return wire.NewestResponse(object=states, clock=store.replicas.clock, map_version=map_version)
 
 
 def bury(store: Store, request: wire.BuryRequest, known_map: Callable[[], int] = lambda: 0) -> wire.BuryResponse:
@@ -206,7 +207,7 @@ def versions(store: Store, request: wire.VersionsRequest) -> wire.VersionsRespon
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     limit = min(request.limit or 1000, MAX_VERSIONS)
     # One more than asked tells whether another page is worth a request.
-    found = list(store.versions(request.bucket.name, request.start_after, limit + 1))
+    found = list(store.replicas.versions(request.bucket.name, request.start_after, limit + 1))
     states = [
         wire.ObjectState(
             name=state.name,
@@ -224,8 +225,8 @@ def forget(store: Store, request: wire.ForgetRequest) -> wire.ForgetResponse:
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     bucket, version = request.bucket.name, from_wire(request.version)
     if request.tombstone_only:
-        store.forget_tombstone(bucket, request.name, version)
-        left = store.newest(bucket, [request.name])[0]
+        store.replicas.forget_tombstone(bucket, request.name, version)
+        left = store.replicas.newest(bucket, [request.name])[0]
     else:
         left = store.delete(bucket, request.name, version)
     return wire.ForgetResponse(left=_state(request.name, left) if left is not None else None)
@@ -233,7 +234,7 @@ def forget(store: Store, request: wire.ForgetRequest) -> wire.ForgetResponse:
 
 def _state_or_unknown(store: Store, bucket: str, name: str) -> wire.ObjectState:
     try:
-        return _state(name, store.newest(bucket, [name])[0])
+        return _state(name, store.replicas.newest(bucket, [name])[0])
     except errors.DriveFailed:
         return wire.ObjectState(name=name, unknown=True)
 

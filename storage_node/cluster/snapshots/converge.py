@@ -170,7 +170,7 @@ class Convergence:
     ) -> AsyncGenerator[pb.KeepRequest, None]:
         """Raises LoaderError."""
         record = version.record
-        cuts = self._store.record.cuts.get(bucket.uuid, [])
+        cuts = self._store.record.current.cuts.get(bucket.uuid, [])
         header = pb.KeepHeader(
             bucket=bucket_ref(bucket),
             name=name,
@@ -196,7 +196,7 @@ class Convergence:
             reader.close()
 
     def _pinned(self, bucket: cluster_pb.MapBucket, cut: int) -> str:
-        for name, one in self._store.record.snapshots.get(bucket.uuid.hex(), {}).items():
+        for name, one in self._store.record.current.snapshots.get(bucket.uuid.hex(), {}).items():
             if one.cut == cut:
                 return f"{bucket.name}{SNAPSHOT_MARK}{name}"
         raise SnapshotNotFound(f"no snapshot of bucket {bucket.name!r} has the cut {cut}")

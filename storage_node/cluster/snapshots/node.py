@@ -21,7 +21,7 @@ class NodeSnapshots:
         self.convergence = Convergence(node, membership, repair.transfers, self._channels)
         self.snapshots = SnapshotCoordinator(membership, self._channels)
         self._membership = membership
-        node.store.is_holder = self._holds
+        node.store.replicas.is_holder = self._holds
         repair.retained_in_place = RetainedRepair(node, membership, self.convergence).pass_
         self.sweep = SnapshotSweep(node, membership, self.snapshots, self._channels)
 

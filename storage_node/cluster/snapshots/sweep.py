@@ -39,9 +39,9 @@ class SnapshotSweep:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            if self._node.store.record.trimming:
+            if self._node.store.record.current.trimming:
                 try:
-                    await self._node.read(self._node.store.finish_trimming)
+                    await self._node.read(self._node.store.snapshots.finish_trimming)
                 except LoaderError as error:
                     log.info("what deleted snapshots have kept stays for now: %s", error)
             view = self._membership.view

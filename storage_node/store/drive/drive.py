@@ -67,8 +67,6 @@ class Drive:
         self._sync = durability == "power"
         self._use = DriveUse(root, writable=writable)
         self._require_open, self._require_writable = self._use.require_open, self._use.require_writable
-        self.shares_files = True
-        """Whether small objects that are committed together may lie in one file."""
         self.faults = Faults()
         if not writable and not (root / "objects").exists() and not (root / "catalog").exists():
             raise StoreNotFound(f"{root}: the store is only being created, or was never opened for writing")
@@ -240,7 +238,7 @@ class Drive:
         while True:
             try:
                 name = f"{next(self._staging_names):x}"
-                return self.files.stage(name, self._make_room, held=held and self.shares_files)
+                return self.files.stage(name, self._make_room, held=held)
             except OSError as error:
                 if not is_full(error) or not self._make_room():
                     raise drive_error(error, self.root, "staging an object") from error

@@ -16,12 +16,10 @@ import numpy.typing as npt
 
 from ais_loader.errors import StoreFormatError
 from storage_node.store.checksum import crc32c
-from storage_node.store.files import segment_format_v1 as first_format
 from storage_node.store.files.segment_format import (
     DEAD,
     FREED,
     HEAD_BYTES,
-    PAGE_BYTES,
     ROW_BYTES,
     STATE_BYTES,
     UNKNOWN,
@@ -34,11 +32,9 @@ from storage_node.store.files.segment_format import (
     encode_head,
     encode_state,
     merge_states,
-    round_up,
     row_offset,
     with_states,
 )
-from storage_node.store.files.segment_format_v1 import FirstIndex
 from storage_node.store.files.staged_file import is_full
 
 Note: TypeAlias = Callable[[OSError], None]
@@ -47,12 +43,9 @@ _FEW = 4
 _NEAR_SLOTS = 32
 _MANY = 8
 """So many slots, none further than that from the next, cost less in one write with what is between them than alone."""
-_MAX_FIRST_INDEX_BYTES = 64 << 20
 
 
 class SegmentFile:
-    """Of format 2."""
-
     def __init__(self, fd: int, head: Head, note: Note) -> None:
         self.slots = head.slots
         self.first_byte, self.end = head.index_bytes, head.copy_at
@@ -240,61 +233,14 @@ class SegmentFile:
         return state == FREED or (state != UNKNOWN and identity is not None)
 
 
-class FirstSegmentFile:
-    """Of format 1: one index, that is whole."""
-
-    def __init__(self, fd: int, index: FirstIndex) -> None:
-        self.slots = len(index)
-        self.first_byte, self.end = index.index_bytes, round_up(os.fstat(fd).st_size, PAGE_BYTES)
-        self._fd = fd
-        self._index = index
-
-    def identity(self, slot: int) -> bytes | None:
-        return self._index.identities[slot]
-
-    def identities(self) -> list[bytes | None]:
-        return list(self._index.identities)
-
-    def place(self, slot: int) -> tuple[int, int] | None:
-        return self._index.offsets[slot], self._index.sizes[slot]
-
-    def state(self, slot: int) -> int:
-        data = os.pread(self._fd, 8, first_format.state_offset(slot))
-        return int.from_bytes(data, "little") if len(data) == 8 else UNKNOWN
-
-    def states(self, first: int = 0, stop: int | None = None) -> npt.NDArray[np.uint64]:
-        count = (self.slots if stop is None else stop) - first
-        return first_format.decode_states(os.pread(self._fd, 8 * count, first_format.state_offset(first)), count)
-
-    def set_states(self, slots: Iterable[int], state: int) -> None:
-        size_bytes = os.fstat(self._fd).st_size
-        for slot in slots:
-            if (at := first_format.state_offset(slot)) + 8 <= size_bytes:
-                os.pwrite(self._fd, state.to_bytes(8, "little"), at)
-
-    def is_damaged(self, *, in_motion: bool) -> bool:
-        return False
-
-    def mend(self) -> bool:
-        return True
-
-
-AnySegmentFile: TypeAlias = SegmentFile | FirstSegmentFile
-
-
-def open_segment(fd: int, note: Note, first_index: Callable[[], FirstIndex | None]) -> AnySegmentFile | None:
-    """None when it is damaged so that nothing can be told. Raises OSError.
-
-    `first_index`: the index of a segment of format 1; None when it is damaged.
-    """
+def open_segment(fd: int, note: Note) -> SegmentFile | None:
+    """None when it is damaged so that nothing can be told. Raises OSError."""
     problem = None
     try:
         begin = os.pread(fd, HEAD_BYTES, 0)
     except OSError as error:
         note(error)
         begin, problem = b"", error
-    if first_format.is_first_format(begin) and (index := first_index()) is not None:
-        return FirstSegmentFile(fd, index)
     with contextlib.suppress(StoreFormatError):
         return SegmentFile(fd, decode_head(begin), note)
     size_bytes = os.fstat(fd).st_size
@@ -307,16 +253,7 @@ def open_segment(fd: int, note: Note, first_index: Callable[[], FirstIndex | Non
     return None
 
 
-def read_first_index(fd: int) -> FirstIndex | None:
-    """Of a segment that says that it is of format 1; None when it is damaged. Raises OSError."""
-    try:
-        size_bytes = first_format.index_size(os.pread(fd, first_format.HEAD_BYTES, 0))
-        return first_format.decode_index(os.pread(fd, size_bytes, 0)) if size_bytes <= _MAX_FIRST_INDEX_BYTES else None
-    except StoreFormatError:
-        return None
-
-
-def states_of(segment: AnySegmentFile, slots: Sequence[int]) -> list[int]:
+def states_of(segment: SegmentFile, slots: Sequence[int]) -> list[int]:
     """Of these slots, at least one. Raises OSError."""
     if len(slots) <= _FEW:
         return [segment.state(slot) for slot in slots]

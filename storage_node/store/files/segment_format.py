@@ -18,7 +18,6 @@ from ais_loader.errors import StoreFormatError
 from storage_node.store.checksum import crc32c
 
 SEGMENT_FORMAT = 2
-"""Of format 1 is what was written before; see `segment_first_format`."""
 MAX_OBJECT_BYTES = 128 << 10
 """A larger object has a file of its own: making one costs little beside its bytes."""
 PAGE_BYTES = 4096
@@ -167,9 +166,7 @@ def decode_head(data: bytes) -> Head:
         raise StoreFormatError(f"damaged segment: {len(data)} bytes")
     magic, version, *fields, checksum = _HEAD.unpack_from(data)
     if magic != MAGIC or version != SEGMENT_FORMAT:
-        raise StoreFormatError(
-            f"segment of format {version} ({magic!r}); this version reads formats 1 and {SEGMENT_FORMAT}"
-        )
+        raise StoreFormatError(f"segment of format {version} ({magic!r}); this version reads format {SEGMENT_FORMAT}")
     if crc32c(data[: HEAD_BYTES - 8]) != checksum or any(data[HEAD_BYTES - 4 : HEAD_BYTES]):
         raise StoreFormatError("damaged segment: the checksum of its head differs")
     return Head(*fields)

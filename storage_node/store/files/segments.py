@@ -14,7 +14,6 @@ import ctypes
 import errno
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from ais_loader.errors import StoreFormatError
 from storage_node.store import format as fmt
 from storage_node.store.files.error_counters import Faults
-from storage_node.store.files.segment_file import AnySegmentFile, open_segment, read_first_index, states_of
+from storage_node.store.files.segment_file import SegmentFile, open_segment, states_of
 from storage_node.store.files.segment_format import (
     DEAD,
     FREED,
@@ -34,10 +33,8 @@ from storage_node.store.files.segment_format import (
     slot_of,
     slot_path,
 )
-from storage_node.store.files.segment_format_v1 import FirstIndex
 from storage_node.store.files.staged_file import is_full
 
-_KNOWN_FIRST_INDEXES = 16
 _GONE = (DEAD, FREED)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 """fallocate(2)."""
@@ -51,8 +48,6 @@ class Segments:
     def __init__(self, objects_fd: int, faults: Faults) -> None:
         self.objects_fd = objects_fd
         self._faults = faults
-        self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, FirstIndex] = OrderedDict()  # of format 1; guarded by _lock
         self._states = threading.Lock()  # held from looking at a state to writing another one
 
     def identity(self, path: bytes) -> bytes | None:
@@ -104,7 +99,7 @@ class Segments:
             if segment is not None:  # otherwise nothing is certain; the doctor tells of it once no entry names it
                 self._free(file, fd, segment, [slot for slot in slots if slot < segment.slots])
 
-    def _free(self, file: bytes, fd: int, segment: AnySegmentFile, slots: Sequence[int]) -> None:
+    def _free(self, file: bytes, fd: int, segment: SegmentFile, slots: Sequence[int]) -> None:
         with self._states:
             try:
                 segment.set_states(slots, FREED)
@@ -118,8 +113,6 @@ class Segments:
                 segment.set_states(slots, FREED)
             freed = segment.states() == FREED
         if freed.all():
-            with self._lock:
-                self._known.pop(file, None)
             os.unlink(file, dir_fd=self.objects_fd)
         else:
             # Where a state could not be written, in a file that has been cut, nothing is given back.
@@ -198,13 +191,13 @@ class Segments:
         return len(changed)
 
     @contextlib.contextmanager
-    def _opened(self, path: bytes, flags: int = os.O_RDONLY) -> Iterator[tuple[int, AnySegmentFile | None]]:
+    def _opened(self, path: bytes, flags: int = os.O_RDONLY) -> Iterator[tuple[int, SegmentFile | None]]:
         """The segment's file, and what its index says, unless that is damaged. Raises OSError."""
         file = file_of(path)
         fd = -1
         try:
             fd = os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.objects_fd)
-            yield fd, open_segment(fd, self._note, lambda: self._first_index(file, fd))
+            yield fd, open_segment(fd, self._note)
         except OSError as error:
             self._note(error)
             raise
@@ -215,26 +208,13 @@ class Segments:
     def _note(self, error: OSError) -> None:
         self._faults.note(error, "looking after an object")
 
-    def _first_index(self, file: bytes, fd: int) -> FirstIndex | None:
-        with self._lock:
-            if (known := self._known.get(file)) is not None:
-                self._known.move_to_end(file)
-                return known
-        index = read_first_index(fd)
-        if index is not None:
-            with self._lock:
-                self._known[file] = index
-                while len(self._known) > _KNOWN_FIRST_INDEXES:
-                    self._known.popitem(last=False)
-        return index
 
-
-def _is_untold(segment: AnySegmentFile, slot: int) -> bool:
+def _is_untold(segment: SegmentFile, slot: int) -> bool:
     state = segment.state(slot)
     return state == UNKNOWN or (state not in _GONE and segment.identity(slot) is None)
 
 
-def _punch_around(fd: int, segment: AnySegmentFile, freed: npt.NDArray[np.bool_], slots: Iterable[int]) -> None:
+def _punch_around(fd: int, segment: SegmentFile, freed: npt.NDArray[np.bool_], slots: Iterable[int]) -> None:
     punch(fd, holes_around(freed, slots, segment.place, segment.first_byte, segment.end))
 
 

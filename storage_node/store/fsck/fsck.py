@@ -94,7 +94,7 @@ def repair(
     with Store.open(roots, mode="a") as store:
         for finding in before:
             findings.append(replace(finding, repaired="written anew") if finding.kind == "record-differs" else finding)
-        for state, drive in zip(store.states(), store.drives, strict=True):
+        for state, drive in zip(store.pool.states(), store.drives, strict=True):
             if drive is None:
                 drives.append(DriveSummary(state.uuid, state.path, state.problem))
                 findings.append(Finding("drive-unusable", state.path, str(state.problem)))
@@ -277,8 +277,8 @@ class _Remedies:
         assert identity is not None
         if not adopt_file(self.drive, identity, suspect.file):
             return None
-        if not self.store.record.knows_bucket(identity.bucket_uuid):
-            self.store.change_record(lambda record: record.with_recovered_bucket(identity.bucket_uuid))
+        if not self.store.record.current.knows_bucket(identity.bucket_uuid):
+            self.store.record.change(lambda record: record.with_recovered_bucket(identity.bucket_uuid))
         return "taken back into the catalog"
 
     def _missing_blocks(self, suspect: Suspect) -> str | None:
@@ -292,20 +292,20 @@ class _Remedies:
     def _later_epoch(self, suspect: Suspect) -> str | None:
         assert suspect.record is not None
         epoch = suspect.record.epoch
-        if epoch > self.store.record.epoch:
-            self.store.change_record(lambda record: record.with_epoch(epoch))
+        if epoch > self.store.record.current.epoch:
+            self.store.record.change(lambda record: record.with_epoch(epoch))
         return f"the record was raised to epoch {epoch}"
 
     def _unknown_bucket(self, suspect: Suspect) -> str:
         bucket_uuid = suspect.key[1:17]
-        self.store.change_record(lambda record: record.with_recovered_bucket(bucket_uuid))
+        self.store.record.change(lambda record: record.with_recovered_bucket(bucket_uuid))
         return f"kept, as bucket {recovered_name(bucket_uuid)!r}"
 
 
 def _repair_drive(
     store: Store, drive: Drive, checksums: bool, drop_damaged: bool, progress: Progress | None
 ) -> tuple[DriveSummary, list[Finding]]:
-    exam = Examination(drive, store.record, checksums=checksums, progress=progress)
+    exam = Examination(drive, store.record.current, checksums=checksums, progress=progress)
     remedies = _Remedies(store, drive, drop_damaged)
     findings: list[Finding] = []
     problem = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError
+from ais_loader.errors import Closed, DriveFailed, InvalidRequest, LoaderError, StoreReadOnly
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.name_stripes import Stripes
 from storage_node.store.format import Record
@@ -45,8 +45,13 @@ class DriveSet:
         drives: Sequence[Drive | None],
         problems: Sequence[str | None],
         refresh: Callable[[], None],
+        *,
+        writable: bool,
     ) -> None:
         """`refresh` brings the placement up to date with what another process may have changed."""
+        self.writable = writable
+        self.closed = False
+        """Set once, by `RecordKeeper.end`."""
         self.slots = [
             Slot(uuid, drive, problem, drive.root if drive is not None else None)
             for uuid, drive, problem in zip(record.drives, drives, problems, strict=True)
@@ -60,6 +65,15 @@ class DriveSet:
         self.changes = 0
         """Rises with every change of drives or placement."""
         self.placement = Placement(record, self._slot_of())
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise Closed("the store has been closed")
+
+    def require_writable(self) -> None:
+        self.require_open()
+        if not self.writable:
+            raise StoreReadOnly('the store is open for reading only; connect with mode="a" to write')
 
     def _slot_of(self) -> dict[str, int]:
         return {slot.uuid: at for at, slot in enumerate(self.slots)}
@@ -85,7 +99,8 @@ class DriveSet:
         return all(drive is not None for drive in self.in_record())
 
     def at(self, slot: int) -> Drive:
-        """Raises DriveFailed."""
+        """Raises DriveFailed for a drive that is missing, disabled, or not of the store any more, Closed."""
+        self.require_open()
         found = self.slots[slot]
         drive = found.drive
         if drive is None:
@@ -138,6 +153,26 @@ class DriveSet:
         """Whether what was not found by this placement is not there: it is asked for once more by another one."""
         self._refresh()
         return self.placement is placement
+
+    def owner(self, bucket_uuid: bytes, name: str) -> int:
+        """The slot of the drive that owns the object; as long as none has come or gone, its place in the record."""
+        return self.placement.owner(bucket_uuid, name)
+
+    def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, Record] | None:
+        """What is known of an object without asking a catalog; None means that it has to be looked up."""
+        placement = self.placement
+        drive = self.slots[placement.owner(bucket_uuid, name)].drive
+        record = drive.cached(bucket_uuid, name) if drive is not None and placement.ordered else None
+        return None if drive is None or record is None else (drive, record)
+
+    def look_again(self, bucket_uuid: bytes, name: str, cut: int | None = None) -> Located:
+        """Straight from the catalogs, after the file of an object was not there; with a `cut` as a snapshot sees it.
+
+        Raises DriveFailed, StoreFormatError, Closed.
+        """
+        if cut is not None:
+            return self.lookup_at(bucket_uuid, name, cut)
+        return _without_tombstone(self.newest(bucket_uuid, name))
 
     def lookup(self, bucket_uuid: bytes, name: str) -> tuple[Drive, Record | None]:
         """The object of a name, None for a tombstone too. Raises DriveFailed, StoreFormatError, Closed."""
@@ -202,10 +237,9 @@ class DriveSet:
 
     def _object(self, bucket_uuid: bytes, name: str) -> Located | LoaderError:
         try:
-            slot, record = self.newest(bucket_uuid, name)
+            return _without_tombstone(self.newest(bucket_uuid, name))
         except LoaderError as error:
             return error
-        return Located(slot, None if record is None or record.is_tombstone else record)
 
     def _search(self, placement: Placement, bucket_uuid: bytes, name: str) -> Located:
         """Objects are moved to the owner meanwhile, nowhere else: so it is asked last, or once more at the end."""
@@ -228,3 +262,7 @@ class DriveSet:
         if not drive.writable:
             drive.catch_up()
         return drive.newest(bucket_uuid, [name])[0]
+
+
+def _without_tombstone(found: Located) -> Located:
+    return found._replace(record=None) if found.record is not None and found.record.is_tombstone else found

@@ -10,54 +10,51 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, StoreFormatError
 from storage_node.store import store_record as records
-from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.drive import identity as identities
-from storage_node.store.drive.drive import Drive, Durability
+from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.pool.drive_set import DriveSet
-from storage_node.store.pool.open import find_drive, make_folder, new_drive_folder
+from storage_node.store.pool.open import DriveOptions, find_drive, make_folder, new_drive_folder
 from storage_node.store.pool.rebalance import Moved, Mover
-from storage_node.store.replica_state import Copies
+from storage_node.store.pool.status import DriveState, drive_state
+from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.store_record import ClusterRecord
 
 
-class DriveChanges(Copies):
-    """The part of a store that changes its drives. One change at a time; objects are read and written meanwhile."""
-
-    writable: bool
+class DrivePool:
+    """The drives of one open store. One change at a time; objects are read and written meanwhile. Thread-safe."""
 
     def __init__(
-        self, drives: DriveSet, durability: Durability, roots: Sequence[Path], shard_limits: ShardLimits | None
+        self,
+        drives: DriveSet,
+        record: RecordKeeper,
+        options: DriveOptions,
+        roots: Sequence[Path],
+        *,
+        finish_deletions: Callable[[], None],
     ) -> None:
-        super().__init__()
-        self._set = drives
-        self._durability = durability
-        self._shard_limits = shard_limits
-        self._roots = list(roots)
-        self._drives_lock = threading.Lock()
-        self._record_lock = threading.Lock()
-        self._dead_buckets: set[bytes] = set()  # guarded by _record_lock
-        self._mover = Mover(drives, lambda: self.record.purging)
+        """`finish_deletions`: a drive that was away may have what has been deleted meanwhile."""
+        self._drives = drives
+        self._record = record
+        self._options = options
+        self._finish_deletions = finish_deletions
+        self._lock = threading.Lock()
+        """Held by a change of drives from its begin to its end, outside all other locks of the store."""
+        self._roots = list(roots)  # guarded by _lock
+        self._mover = Mover(drives, lambda: record.current.purging)
 
-    @abstractmethod
-    def _require_open(self) -> None: ...
-
-    @abstractmethod
-    def _commit_record(self, record: ClusterRecord, also: Sequence[Drive] = (), *, whoever: bool = False) -> None: ...
-
-    @abstractmethod
-    def _purge(self, bucket_uuid: str) -> int: ...
-
-    @abstractmethod
-    def _trim(self, bucket_uuid: str) -> int: ...
+    def states(self) -> list[DriveState]:
+        """In the order of the record. Raises Closed."""
+        self._drives.require_open()
+        retiring = self._record.current.retiring
+        return [drive_state(slot, retiring=slot.uuid in retiring) for slot in self._drives.rows()]
 
     # -- coming
 
@@ -68,22 +65,21 @@ class DriveChanges(Copies):
         StoreFormatError for a folder with anything in it, InvalidRequest for a drive of this store, StoreReadOnly,
         DriveFull, DriveFailed, Closed; the store is as it was then.
         """
-        self._require_writable()
+        self._drives.require_writable()
         root = Path(os.path.abspath(os.fspath(path)))
-        with self._drives_lock:
+        with self._lock:
             self._require_no_snapshots()
-            identity = new_drive_folder(root, self.record) or identities.create(self.record.store_uuid)
+            record = self._record.current
+            identity = new_drive_folder(root, record) or identities.create(record.store_uuid)
             try:
                 make_folder(root)
                 identities.write(root, identity)
             except OSError as error:
                 raise drive_error(error, root, "adding a drive") from error
             failpoint("drive.identity")
-            drive = self._open_drive(root, identity)
+            drive = self._options.open(root, identity, record)
             try:
                 drive.counters.take()  # a drive that cannot write is refused now
-                for dead in self._dead_buckets:
-                    drive.refuse_bucket(dead)
                 self._change_drives(lambda record: record.with_drive(identity.drive_uuid), [drive])
             except BaseException:
                 drive.close()
@@ -93,10 +89,10 @@ class DriveChanges(Copies):
 
     def reinstate_drive(self, uuid: str) -> None:
         """Undo `retire_drive`: the drive owns its share of the names again. Raises as `retire_drive` does."""
-        self._require_writable()
-        with self._drives_lock:
-            self._set.slot(uuid)
-            if uuid in self.record.retiring:
+        self._drives.require_writable()
+        with self._lock:
+            self._drives.slot(uuid)
+            if uuid in self._record.current.retiring:
                 self._change_drives(lambda record: record.with_reinstated(uuid))
 
     # -- going
@@ -108,12 +104,12 @@ class DriveChanges(Copies):
         last active drive and for one that is not of this store, DriveFailed for one that cannot be read,
         StoreReadOnly, DriveFull, Closed.
         """
-        self._require_writable()
-        with self._drives_lock:
-            self._set.at(self._set.slot(uuid))
-            if uuid in self.record.retiring:
+        self._drives.require_writable()
+        with self._lock:
+            self._drives.at(self._drives.slot(uuid))
+            if uuid in self._record.current.retiring:
                 return
-            if self.record.active == (uuid,):
+            if self._record.current.active == (uuid,):
                 raise InvalidRequest(f"drive {uuid} is the last one that takes objects; add another one first")
             self._change_drives(lambda record: record.with_retiring(uuid))
 
@@ -124,16 +120,16 @@ class DriveChanges(Copies):
         overwritten on it, shortly before a crash may be found again on the drive that had it before. Raises
         InvalidRequest for a drive that works and for the last one, DriveFailed, DriveFull, StoreReadOnly, Closed.
         """
-        self._require_writable()
-        with self._drives_lock:
-            slot = self._set.slot(uuid)
-            if self._set.slots[slot].drive is not None:
+        self._drives.require_writable()
+        with self._lock:
+            slot = self._drives.slot(uuid)
+            if self._drives.slots[slot].drive is not None:
                 raise InvalidRequest(f"drive {uuid} works: retire it, or disable it first if it does not deserve that")
-            if set(self.record.active) <= {uuid}:
+            if set(self._record.current.active) <= {uuid}:
                 raise InvalidRequest(f"drive {uuid} is the last one that takes objects; add another one first")
             self._change_drives(lambda record: record.without_drive(uuid), whoever=True)
-            self._set.slots[slot].problem = f"drive {uuid} was forgotten"
-        self._purge_all()
+            self._drives.slots[slot].problem = f"drive {uuid} was forgotten"
+        self._finish_deletions()
 
     # -- failing, and coming back
 
@@ -144,9 +140,9 @@ class DriveChanges(Copies):
         Nothing of this lasts: when the store is opened again, the drive is as well. Harmless when it is not open.
         Raises InvalidRequest, Closed.
         """
-        self._require_open()
-        slot = self._set.slot(uuid)
-        drive = self._set.take_out(slot, reason)
+        self._drives.require_open()
+        slot = self._drives.slot(uuid)
+        drive = self._drives.take_out(slot, reason)
         if drive is not None:
             drive.give_up(reason)
 
@@ -157,50 +153,42 @@ class DriveChanges(Copies):
         Harmless when it is open. Raises InvalidRequest, DriveFailed when it is not there, StoreFormatError, DriveFull,
         StoreReadOnly, StoreLocked, Closed.
         """
-        self._require_open()
-        with self._drives_lock:
-            slot = self._set.slot(uuid)
-            if self._set.slots[slot].drive is not None:
+        self._drives.require_open()
+        with self._lock:
+            slot = self._drives.slot(uuid)
+            if self._drives.slots[slot].drive is not None:
                 return
             root = self._where(slot, path)
             try:
                 there = records.read(root)
             except OSError as error:
                 raise drive_error(error, root, "reading its record") from error
-            if there is not None and there.order > self.record.order:
+            if there is not None and there.order > self._record.current.order:
                 raise StoreFormatError(
                     f"{root} knows of later changes of the store; close the store and open it with it"
                 )
-            drive = self._open_drive(root, DriveIdentity(uuid, self.record.store_uuid))
+            drive = self._options.open(root, DriveIdentity(uuid, self._record.current.store_uuid), self._record.current)
             try:
                 self._admit(slot, drive)
             except BaseException:
                 drive.close()
                 raise
-        if self.writable:
-            self._purge_all()
-
-    def _purge_all(self) -> None:
-        """Finish deleting the buckets, and the snapshots, that were being deleted."""
-        for finish, left in ((self._purge, self.record.purging), (self._trim, self.record.trimming)):
-            for bucket_uuid in left:
-                with contextlib.suppress(LoaderError):  # the next start goes on
-                    finish(bucket_uuid)
+        if self._drives.writable:
+            self._finish_deletions()
 
     def _admit(self, slot: int, drive: Drive) -> None:
-        with self._record_lock, self._set.gate.alone():
-            self._require_open()
-            if self.writable:
-                self._synchronise([*self._live(), drive])
-                for dead in self._dead_buckets:
-                    drive.refuse_bucket(dead)
-                drive.set_cuts(self.record.cuts)
+        with self._record.lock, self._drives.gate.alone():
+            self._drives.require_open()
+            if self._drives.writable:
+                synchronise([*self._drives.live(), drive])
+                self._refuse_deleted(drive)
+                drive.set_cuts(self._record.current.cuts)
                 with contextlib.suppress(OSError):  # the others have it, and a full drive must open to be emptied
-                    records.write(drive.root, self.record)
-            self._set.put_in(slot, drive)
+                    records.write(drive.root, self._record.current)
+            self._drives.put_in(slot, drive)
 
     def _where(self, slot: int, path: str | os.PathLike[str] | None) -> Path:
-        known = self._set.slots[slot]
+        known = self._drives.slots[slot]
         if path is not None:
             roots = [Path(os.path.abspath(os.fspath(path)))]
         else:
@@ -210,22 +198,12 @@ class DriveChanges(Copies):
             raise DriveFailed(f"drive {known.uuid} is not at {', '.join(map(str, roots))}, or not mounted")
         return found
 
-    def _open_drive(self, root: Path, identity: DriveIdentity) -> Drive:
-        return Drive(
-            root,
-            identity,
-            writable=self.writable,
-            durability=self._durability,
-            epoch=self.record.epoch,
-            shard_limits=self._shard_limits,
-        )
-
     # -- moving
 
     @property
     def moving(self) -> bool:
         """Whether objects may be on drives that do not own them any more."""
-        return self._set.placement.moving
+        return self._drives.placement.moving
 
     def move_some(self, max_objects: int = 256, max_bytes: int = 64 << 20) -> Moved:
         """Move some objects to the drives that own them; always one at least, whatever its size.
@@ -233,7 +211,7 @@ class DriveChanges(Copies):
         Call it until nothing is left, at any pace, from one thread or several; after a crash, go on. What cannot be
         moved is said in `problem`, and tried again. Raises StoreReadOnly, Closed, DriveFailed, DriveFull.
         """
-        self._require_writable()
+        self._drives.require_writable()
         moved, settled = self._mover.step(max_objects, max_bytes)
         if settled is not None and not self._settle_drives(settled):
             moved = moved._replace(left_estimate=max(1, moved.left_estimate))
@@ -241,17 +219,17 @@ class DriveChanges(Copies):
 
     def _settle_drives(self, changes: int) -> bool:
         """Everything has moved, as of this state of the drives: let go of those that retire."""
-        with self._drives_lock:
+        with self._lock:
             leaving: list[Drive] = []
-            with self._record_lock, self._set.gate.alone():
-                if self._set.changes != changes or not self._set.all_live():
+            with self._record.lock, self._drives.gate.alone():
+                if self._drives.changes != changes or not self._drives.all_live():
                     return False
-                for uuid in self.record.retiring:
-                    drive = self._set.at(self._set.slot(uuid))
+                for uuid in self._record.current.retiring:
+                    drive = self._drives.at(self._drives.slot(uuid))
                     if next(drive.entries(), None) is not None:
                         return False
                     leaving.append(drive)
-                self._commit_record(self.record.settled())
+                self._record.commit(self._record.current.settled())
             failpoint("drive.settled")
             for drive in leaving:
                 with contextlib.suppress(LoaderError):  # nobody comes back for these files
@@ -266,11 +244,13 @@ class DriveChanges(Copies):
     def _change_drives(
         self, change: Callable[[ClusterRecord], ClusterRecord], also: Sequence[Drive] = (), *, whoever: bool = False
     ) -> None:
-        with self._record_lock, self._set.gate.alone():
-            self._require_open()
+        with self._record.lock, self._drives.gate.alone():
+            self._drives.require_open()
             self._require_no_snapshots(losing=whoever)
-            self._synchronise([*self._live(), *also])
-            self._commit_record(change(self.record), also, whoever=whoever)
+            for drive in also:
+                self._refuse_deleted(drive)
+            synchronise([*self._drives.live(), *also])
+            self._record.commit(change(self._record.current), also, whoever=whoever)
         failpoint("drive.recorded")
 
     def _require_no_snapshots(self, *, losing: bool = False) -> None:
@@ -278,15 +258,21 @@ class DriveChanges(Copies):
 
         `losing`: what the drive has is given up. Of a cluster's buckets other nodes have it.
         """
-        named = [one for of_bucket in self.record.snapshots.values() for one in of_bucket.values()]
+        named = [one for of_bucket in self._record.current.snapshots.values() for one in of_bucket.values()]
         if any(not (losing and one.of_cluster) for one in named):
             raise InvalidRequest("the store has snapshots: delete them before drives come or go")
 
-    def _synchronise(self, drives: Sequence[Drive]) -> None:
-        """Whichever of these drives gives a number next, it is above all that any of them has given."""
-        highest = max((drive.counters.highest for drive in drives), default=0)
-        for drive in drives:
-            if drive.counters.highest < highest:
-                drive.counters.advance(highest)
-                with contextlib.suppress(LoaderError):  # a full drive cannot make it last, and gives no numbers
-                    drive.counters.take()
+    def _refuse_deleted(self, drive: Drive) -> None:
+        """With the record's lock held, of a drive on which nothing is committed yet."""
+        for bucket_uuid in self._record.deleted_buckets:
+            drive.refuse_bucket(bucket_uuid)
+
+
+def synchronise(drives: Sequence[Drive]) -> None:
+    """Whichever of these drives gives a number next, it is above all that any of them has given."""
+    highest = max((drive.counters.highest for drive in drives), default=0)
+    for drive in drives:
+        if drive.counters.highest < highest:
+            drive.counters.advance(highest)
+            with contextlib.suppress(LoaderError):  # a full drive cannot make it last, and gives no numbers
+                drive.counters.take()

@@ -48,6 +48,27 @@ class OpenDrives:
     """Folders that are not of the store any more, or not yet, and why."""
 
 
+@dataclass(frozen=True, slots=True)
+class DriveOptions:
+    """How all drives of one store are opened."""
+
+    writable: bool
+    durability: Durability = "process"
+    shard_limits: ShardLimits | None = None
+    """Of each drive."""
+
+    def open(self, root: Path, identity: DriveIdentity, record: ClusterRecord) -> Drive:
+        """Raises what `Drive` raises."""
+        return Drive(
+            root,
+            identity,
+            writable=self.writable,
+            durability=self.durability,
+            epoch=record.epoch,
+            shard_limits=self.shard_limits,
+        )
+
+
 def drive_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Absolute and different. Raises InvalidRequest."""
     roots = [Path(os.path.abspath(os.fspath(path))) for path in paths]
@@ -56,23 +77,21 @@ def drive_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     return roots
 
 
-def open_drives(
-    roots: Sequence[Path], *, writable: bool, durability: Durability, shard_limits: ShardLimits | None = None
-) -> OpenDrives:
+def open_drives(roots: Sequence[Path], options: DriveOptions) -> OpenDrives:
     """Open the drives of the store that lives in these folders; a writer creates one where there is none.
 
     Raises StoreNotFound, StoreLocked, StoreReadOnly, StoreFormatError, DriveFull, DriveFailed.
     """
-    if not writable:
+    if not options.writable:
         folders = _look(roots)
         if _never_used(folders.roots, folders.known):
             raise StoreNotFound(f'no store at {", ".join(map(str, roots))}; mode="a" creates one')
-        return _open_known(folders, writable=False, durability=durability, shard_limits=shard_limits)
+        return _open_known(folders, options)
     with _only_opener(roots):
         folders = _look(roots)
         if _never_used(folders.roots, folders.known):
             folders.known = _create(folders.roots)
-        return _open_known(folders, writable=True, durability=durability, shard_limits=shard_limits)
+        return _open_known(folders, options)
 
 
 @dataclass(slots=True)
@@ -111,12 +130,10 @@ def _look(roots: Sequence[Path]) -> _Folders:
     return found
 
 
-def _open_known(
-    folders: _Folders, *, writable: bool, durability: Durability, shard_limits: ShardLimits | None
-) -> OpenDrives:
+def _open_known(folders: _Folders, options: DriveOptions) -> OpenDrives:
     roots, known, left_out = folders.roots, folders.known, folders.left_out
     record = newest_record(known)
-    left_out = {**left_out, **_strangers(known, record, mend=writable)}
+    left_out = {**left_out, **_strangers(known, record, mend=options.writable)}
     known = {root: identity for root, identity in known.items() if root not in left_out}
     roots = [root for root in roots if root not in left_out]
     by_uuid = _by_uuid(roots, known, record)
@@ -133,14 +150,7 @@ def _open_known(
             else:
                 root = by_uuid[drive_uuid]
                 try:
-                    drive = Drive(
-                        root,
-                        known[root],
-                        writable=writable,
-                        durability=durability,
-                        epoch=record.epoch,
-                        shard_limits=shard_limits,
-                    )
+                    drive = options.open(root, known[root], record)
                 except _MAY_BE_MISSING as error:
                     first_error, problem = first_error or error, str(error)
             drives.append(drive)
@@ -217,11 +227,7 @@ def find_drive(roots: Sequence[Path], drive_uuid: str, *, beside: bool = False) 
 
 
 def open_beside(
-    record: ClusterRecord,
-    before: ClusterRecord,
-    roots: Sequence[Path],
-    durability: Durability,
-    shard_limits: ShardLimits | None,
+    record: ClusterRecord, before: ClusterRecord, roots: Sequence[Path], options: DriveOptions
 ) -> list[Drive]:
     """For a reader: drives that a writer has added, where they lie beside the others."""
     found: list[Drive] = []
@@ -230,17 +236,7 @@ def open_beside(
             root = find_drive(roots, drive_uuid, beside=True)
             with contextlib.suppress(LoaderError):  # its names answer that it is not open here
                 if root is not None:
-                    identity = DriveIdentity(drive_uuid, record.store_uuid)
-                    found.append(
-                        Drive(
-                            root,
-                            identity,
-                            writable=False,
-                            durability=durability,
-                            epoch=record.epoch,
-                            shard_limits=shard_limits,
-                        )
-                    )
+                    found.append(options.open(root, DriveIdentity(drive_uuid, record.store_uuid), record))
     return found
 
 

@@ -1,0 +1,155 @@
+"""Buckets of one store: looked up, made, changed, and deleted with all that is in them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+from ais_loader.errors import (
+    BucketExists,
+    BucketHasSnapshots,
+    BucketNotEmpty,
+    BucketNotFound,
+    InvalidRequest,
+    SnapshotNotFound,
+    SnapshotReadOnly,
+)
+from storage_node.store.failpoints import failpoint
+from storage_node.store.listing import merged
+from storage_node.store.names import SNAPSHOT_MARK, check_bucket_name, unfinished_name
+from storage_node.store.pool.drive_set import DriveSet
+from storage_node.store.record_keeper import RecordKeeper
+from storage_node.store.stale_replicas import CopyInDoubt
+from storage_node.store.store_record import BucketRecord
+
+_PURGE_AT_ONCE = 1000
+
+
+class Buckets:
+    """Thread-safe."""
+
+    def __init__(self, record: RecordKeeper, drives: DriveSet) -> None:
+        self._record = record
+        self._drives = drives
+
+    # -- looking up
+
+    def get(self, name: str) -> BucketRecord:
+        """Raises BucketNotFound, and CopyInDoubt of a snapshot that is being made."""
+        found = self.find(name)
+        if found is None:
+            raise self.missing(name)
+        return found
+
+    def missing(self, name: str) -> BucketNotFound | CopyInDoubt:
+        """What to say of a name that is that of no bucket, and of no snapshot of one."""
+        of, mark, snapshot = name.partition(SNAPSHOT_MARK)
+        record = self._record.current
+        if mark and of in record.buckets:
+            if unfinished_name(snapshot) in record.snapshots.get(record.buckets[of].uuid, {}):
+                return CopyInDoubt(f"snapshot {snapshot!r} of bucket {of!r} is being made, as far as this node knows")
+            return SnapshotNotFound(f"bucket {of!r} has no snapshot {snapshot!r}")
+        return BucketNotFound(f"bucket {of!r} does not exist; create_bucket makes it")
+
+    def to_change(self, name: str) -> BucketRecord:
+        """Raises BucketNotFound, and SnapshotReadOnly for the name of a snapshot."""
+        found = self.get(name)
+        if found.cut is not None:
+            raise SnapshotReadOnly(f"{name!r} is a snapshot, which never changes; write to the bucket itself")
+        return found
+
+    def find(self, name: str) -> BucketRecord | None:
+        """By its name, or that of one of its snapshots: bucket@snapshot."""
+        if not self._drives.writable:
+            self._record.refresh(only_if_stale=name in self._record.current.buckets)
+        return self._record.current.bucket(name)
+
+    def all(self) -> dict[str, BucketRecord]:
+        if not self._drives.writable:
+            self._record.refresh(only_if_stale=False)
+        return dict(self._record.current.buckets)
+
+    # -- changing
+
+    def create(
+        self,
+        name: str,
+        *,
+        copies: int = 1,
+        exist_ok: bool = False,
+        bucket_uuid: str | None = None,
+        min_copies: int = 1,
+        reframe: bool = False,
+    ) -> BucketRecord:
+        """See `Store.create_bucket`."""
+        self._drives.require_open()
+        check_bucket_name(name)
+        if bucket_uuid is None:
+            _require_one_copy(copies=copies, min_copies=min_copies)
+        found = self.find(name)
+        with self._record.lock:
+            record = self._record.current
+            found = record.buckets.get(name) if self._drives.writable else found
+            if found is not None:
+                if exist_ok:
+                    return found
+                raise BucketExists(f"bucket {name!r} exists; pass exist_ok=True to use it")
+            self._drives.require_writable()
+            of_cluster = bucket_uuid is not None  # which will say it again to a drive that does not hear of it now
+            self._record.commit(record.with_bucket(name, copies, bucket_uuid, reframe=reframe), whoever=of_cluster)
+            return self._record.current.buckets[name]
+
+    def set(self, name: str, copies: int | None, min_copies: int | None, reframe: bool | None) -> BucketRecord:
+        """See `Store.set_bucket`."""
+        self._drives.require_writable()
+        _require_one_copy(copies=copies, min_copies=min_copies)
+        with self._record.lock:
+            found = self.to_change(name)
+            if reframe is not None and reframe != found.reframe:
+                self._record.commit(self._record.current.with_reframe(name, reframe))
+            return self._record.current.buckets[name]
+
+    def delete(self, name: str, *, force: bool = False, of_cluster: bool = False) -> int:
+        """See `Store.delete_bucket`."""
+        self._drives.require_writable()
+        with self._record.lock, contextlib.ExitStack() as quiet:
+            bucket = self.to_change(name)
+            record = self._record.current
+            if (snapshots := record.snapshots.get(bucket.uuid)) and not (force and of_cluster):
+                raise BucketHasSnapshots(f"bucket {name!r} has snapshots, {', '.join(snapshots)}: delete them first")
+            for drive in self._drives.live():
+                quiet.enter_context(drive.quiet())
+            if not force and next(merged(self._drives, bucket.uuid_bytes, "", "", tombstones=False), None) is not None:
+                raise BucketNotEmpty(f"bucket {name!r} holds objects; pass force=True to delete them with it")
+            self._record.commit(record.without_bucket(name), whoever=of_cluster)
+            self._record.deleted_buckets.add(bucket.uuid_bytes)
+            for drive in self._drives.live():
+                drive.refuse_bucket(bucket.uuid_bytes)
+                drive.set_cuts(self._record.current.cuts)
+        failpoint("bucket.recorded")
+        return self.purge(bucket.uuid)
+
+    def purge(self, bucket_uuid: str) -> int:
+        """Delete the objects of a bucket that is no longer in the record; how many they were."""
+        purged = 0
+        moving = bool(self._record.current.former)
+        seen: set[str] = set()  # while objects move, one may be on two drives: it is one all the same
+        for drive in self._drives.live():
+            found = drive.scan_all(bytes.fromhex(bucket_uuid), "", "")
+            while names := [name for name, _ in itertools.islice(found, _PURGE_AT_ONCE)]:
+                deleted = drive.delete(bytes.fromhex(bucket_uuid), names, tombstones=True)
+                gone = {name for name, was_there in zip(names, deleted, strict=True) if was_there} - seen
+                purged += len(gone)
+                if moving:
+                    seen |= gone
+            drive.trim(bytes.fromhex(bucket_uuid))
+        if self._drives.all_live():
+            with self._record.lock:
+                self._record.commit(self._record.current.purged(bucket_uuid))
+        return purged
+
+
+def _require_one_copy(**counts: int | None) -> None:
+    for what, count in counts.items():
+        if count not in (None, 1):
+            raise InvalidRequest(f"{what}={count}: a store on one host keeps one copy of each object")

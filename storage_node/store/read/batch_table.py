@@ -1,0 +1,119 @@
+"""Columns of a batch: what its look-up has found, from which frames are planned and read, and what is wrong with it.
+
+What fails ends in its entry's status and fault, in its place, while the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ais_loader.wire.frame import U8, U32, EntryFault
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.archives.open_archives import OpenShard
+from storage_node.store.checksum import digest
+from storage_node.store.drive.drive import Drive
+from storage_node.store.format import Record
+from storage_node.store.read.batch_members import MemberPart
+
+MAX_ITEM_BYTES = 256 << 20
+
+
+class BatchTable:
+    """Of n entries; arrays and lists have one value for each. Belongs to one thread at a time."""
+
+    def __init__(self, names: list[str], first_index: int) -> None:
+        self.names = names
+        self.n = n = len(names)
+        self.first_index = first_index
+        # What frames carry.
+        self.index: U32 = np.arange(first_index, first_index + n, dtype=np.uint32)
+        self.status: U8 = np.zeros(n, np.uint8)
+        self.checksum: U32 = np.zeros(n, np.uint32)
+        self.kind: U8 = np.full(n, pb.STORED, np.uint8)
+        self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
+        self.faults: dict[int, EntryFault] = {}
+        """By index."""
+        # Where the bytes are.
+        self.folders: npt.NDArray[np.int32] = np.zeros(n, np.int32)
+        """Descriptors of folders, in which `paths` are; or of archives, with an empty path."""
+        self.paths: list[bytes] = [b""] * n
+        self.start: npt.NDArray[np.int64] = np.zeros(n, np.int64)
+        """Of the bytes in their file."""
+        self.records: list[Record | None] = [None] * n
+        self.slots: list[int] = [0] * n
+        self.drives: dict[int, Drive] = {}
+        """By slot: a drive that is given up meanwhile keeps its folders open for those who read from them."""
+        self.shared_files = False
+        """Whether some of the objects lie in one file with others."""
+        # Members of archives.
+        self.shards: dict[int, OpenShard] = {}
+        """By descriptor: files in which members lie; kept open for as long as the batch is."""
+        self.members: dict[int, MemberPart] = {}
+        """By position: those that are packed, or asked for in part."""
+        self.packed: set[int] = set()
+        """Positions of those that have to be unpacked."""
+
+    def drive_of(self, position: int) -> Drive:
+        """The drive on which an entry was found."""
+        return self.drives[self.slots[position]]
+
+    def fail(self, position: int, status: int, message: str, kind: str = "") -> None:
+        self.status[position] = status
+        self.kind[position] = pb.NONE
+        self.sizes[position] = self.checksum[position] = 0
+        self.faults[self.first_index + position] = EntryFault(message, kind)
+
+    def fail_too_large(self, position: int, size_bytes: int) -> None:
+        self.fail(
+            position,
+            pb.FAILED,
+            f"{self.names[position]!r}: {size_bytes:,} bytes, a batch carries at most {MAX_ITEM_BYTES:,} per entry; "
+            "read it in ranges, or with bucket.open()",
+            "item-too-large",
+        )
+
+    def faults_of(self, at: slice) -> dict[int, EntryFault]:
+        """By index, of these entries."""
+        if not self.faults:
+            return {}
+        indexes = range(self.first_index + at.start, self.first_index + at.stop)
+        return {index: self.faults[index] for index in indexes if index in self.faults}
+
+    def sources(self, at: slice) -> Sequence[object]:
+        """What is read for each of these entries: equal ones are read once."""
+        if not self.shards and not self.shared_files:
+            return self.paths[at]
+        columns = self.folders[at].tolist(), self.paths[at], self.start[at].tolist(), self.sizes[at].tolist()
+        return list(zip(*columns, strict=True))
+
+    def is_plain(self, at: slice, *, verify: bool, has_duplicates: bool) -> bool:
+        """Whether one native call can read these entries.
+
+        `verify`: ranges are compared with the checksums of their blocks. `has_duplicates`: somewhere in the batch.
+        """
+        if self.status[at].any():
+            return False
+        if (self.kind[at] == pb.COMPUTED).any() and (verify or self._any_in_segment(at)):
+            return False
+        if self.packed and not self.packed.isdisjoint(range(at.start, at.stop)):
+            return False
+        return not (has_duplicates and len(set(self.sources(at))) < at.stop - at.start)
+
+    def _any_in_segment(self, at: slice) -> bool:
+        return self.shared_files and any(record is not None and record.offset for record in self.records[at])
+
+    def end(self, entries: int, wait_us: int) -> pb.End:
+        """The END of a batch of which the first `entries` entries have been read."""
+        status, checksum = self.status[:entries], self.checksum[:entries]
+        return pb.End(
+            outcome=pb.End.COMPLETE if entries == self.n else pb.End.STOPPED,
+            first_index=self.first_index,
+            entries=entries,
+            failed_entries=int(np.count_nonzero(status)),
+            payload_bytes=int(self.sizes[:entries].sum()),
+            digest=digest(status, checksum),
+            wait_us=wait_us,
+        )

@@ -1,0 +1,288 @@
+"""Reading of single entries of a batch: those of a frame in which something goes wrong, and large ones in pieces.
+
+What is true of the bytes is known only when they are read. An entry whose file has vanished is looked up again; what
+cannot be had ends in the entry's status.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ais_loader.errors import LoaderError
+from ais_loader.wire.frame import Frame, Piece
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.checksum import combine, crc32c
+from storage_node.store.files.segment_format import file_of
+from storage_node.store.format import BLOCK_BYTES, Record
+from storage_node.store.read.batch_lookup import BatchLookup
+from storage_node.store.read.batch_members import MemberPart, status_of
+from storage_node.store.read.batch_table import BatchTable
+from storage_node.store.read.frame_plan import FrameSpan
+from storage_node.store.read.native_reader import FailureCode, read_frame
+
+_LOOKUPS_OF_A_MOVING_OBJECT = 10
+
+
+@dataclass(slots=True)
+class _OpenEntry:
+    """A large entry whose pieces are being sent."""
+
+    position: int
+    fd: int
+    checksum: int
+    unpacked: Iterator[bytes] | None = None
+    """Of a member that is packed: what has not been sent yet."""
+    rest: bytes = b""
+
+
+class EntryReader:
+    """Belongs to one thread at a time."""
+
+    def __init__(self, table: BatchTable, lookup: BatchLookup, request: pb.BatchRequest, waited: bytearray) -> None:
+        """`waited`: of one byte, which becomes 1 when a drive had to be waited for."""
+        self._table = table
+        self._lookup = lookup
+        self._request = request
+        self._waited = waited
+        self._open: _OpenEntry | None = None
+
+    def read(self, position: int) -> bytes:
+        """The bytes of one entry; b"" with its status set when they cannot be had."""
+        table = self._table
+        for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
+            record = table.records[position]
+            assert record is not None  # entries without one have a status and are not read
+            outcome: bytes | tuple[int, int]
+            part = table.members.get(position)
+            # A range says nothing of bytes that were given back a moment ago; the whole object does.
+            in_segment = record.offset > 0
+            verify = (self._request.verify_ranges or in_segment) and table.kind[position] == pb.COMPUTED
+            if part is not None and (verify or part.file_offset is None):
+                outcome = self._unpack(position, part, verify=verify)
+                if table.status[position]:
+                    return b""
+            elif verify:
+                outcome = self._read_verified(position, record)
+            else:
+                outcome = self._read_bytes(
+                    int(table.folders[position]),
+                    table.paths[position],
+                    int(table.start[position]),
+                    int(table.sizes[position]),
+                    int(table.checksum[position]) if table.kind[position] == pb.STORED else None,
+                )
+            if isinstance(outcome, bytes):
+                table.checksum[position] = crc32c(outcome)
+                return outcome
+            code, number = outcome
+            if code == FailureCode.OPEN and number == errno.ENOENT:
+                moved = self._lookup.again(position)
+            else:
+                moved = in_segment and self._lookup.again(position, outcome)
+            if not moved:
+                if not table.status[position]:
+                    self._lookup.fail_read(position, code, number)
+                return b""
+        table.fail(position, pb.UNAVAILABLE, f"{table.names[position]!r} is replaced faster than it can be read")
+        return b""
+
+    def _unpack(self, position: int, part: MemberPart, *, verify: bool) -> bytes:
+        """A part of a member; b"" with its status set when it cannot be had. To verify it, all of it is read."""
+        table = self._table
+        try:
+            if verify:
+                whole = part.shard.archive.read_member(part.member)
+                table.kind[position] = pb.STORED
+                return whole[part.start : part.start + part.size_bytes]
+            return b"".join(part.pieces())
+        except LoaderError as error:
+            table.fail(position, status_of(error), f"{table.names[position]!r}: {error}", error.kind)
+        except OSError as error:
+            self._lookup.fail_read(position, FailureCode.READ, error.errno or 0)
+        return b""
+
+    def _read_verified(self, position: int, record: Record) -> bytes | tuple[int, int]:
+        """A range, after its covering blocks have been compared with their stored checksums."""
+        table = self._table
+        start, size = int(table.start[position]) - record.offset, int(table.sizes[position])
+        folder = int(table.folders[position])
+        if record.size_bytes <= BLOCK_BYTES:
+            path = file_of(record.path)
+            whole = self._read_bytes(folder, path, record.offset, record.size_bytes, record.checksum)
+            if isinstance(whole, bytes):
+                table.kind[position] = pb.STORED
+                return whole[start : start + size]
+            return whole
+        first, stop = start // BLOCK_BYTES, -(-(start + max(size, 1)) // BLOCK_BYTES)
+        begin, end = first * BLOCK_BYTES, min(stop * BLOCK_BYTES, record.size_bytes)
+        stop = -(-end // BLOCK_BYTES)
+        covering = self._read_bytes(folder, record.path, begin, end - begin, None)
+        if not isinstance(covering, bytes):
+            return covering
+        drive = table.drive_of(position)
+        try:
+            stored = drive.block_checksums(record, first, stop) if stop > first else []
+        except LoaderError:
+            # They went with an object that was replaced meanwhile, or they are lost: another look tells.
+            return FailureCode.OPEN, errno.ENOENT
+        for number, checksum in enumerate(stored):
+            if crc32c(memoryview(covering)[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]) != checksum:
+                return FailureCode.CHECKSUM, 0
+        table.kind[position] = pb.STORED
+        return covering[start - begin : start - begin + size]
+
+    def _read_bytes(
+        self, folder: int, path: bytes, start: int, size: int, expected: int | None
+    ) -> bytes | tuple[int, int]:
+        result = read_frame(
+            b"",
+            -1,
+            np.array([folder], np.int32),
+            [path],
+            np.array([start]),
+            np.array([size]),
+            np.array([expected or 0], np.uint32),
+            np.array([expected is not None]),
+            self._waited,
+        )
+        return result if isinstance(result, bytes) else (result[1], result[2])
+
+    # -- in pieces
+
+    def read_piece(self, span: FrameSpan) -> Frame:
+        """One that lies in a segment is small, and read whole: it may only be resumed here."""
+        table = self._table
+        position, at = span.first, slice(span.first, span.stop)
+        record, whole_size = table.records[position], int(table.sizes[position])
+        if record is None or not record.offset or table.status[position]:
+            return self._read_open_piece(span)
+        whole = self.read(position)
+        if not table.status[position] and len(whole) != whole_size:
+            table.fail(position, pb.UNAVAILABLE, f"{table.names[position]!r} was replaced before it could be read")
+        if table.status[position]:
+            return frame_of(table, at, memoryview(b""))
+        piece = whole[span.offset : span.offset + span.payload_bytes]
+        checksum = crc32c(whole[: span.offset + len(piece)])
+        return Frame(
+            table.index[at],
+            np.array([len(piece)], np.uint32),
+            np.array([checksum], np.uint32),
+            table.status[at].copy(),
+            table.kind[at].copy(),
+            memoryview(piece),
+            Piece(span.offset, whole_size, str(record.version)),
+        )
+
+    def _read_open_piece(self, span: FrameSpan) -> Frame:
+        """From a file that is held open."""
+        table = self._table
+        position, at = span.first, slice(span.first, span.stop)
+        assert span.piece_bytes is not None
+        whole_size = int(table.sizes[position])
+        opened = self._open_large(position, span.offset)
+        if opened is None:
+            return frame_of(table, at, memoryview(b""))
+        record = table.records[position]
+        assert record is not None
+        if int(table.sizes[position]) != whole_size:
+            self.close()
+            table.fail(position, pb.UNAVAILABLE, f"{table.names[position]!r} was replaced before it could be read")
+            return frame_of(table, at, memoryview(b""))
+        result: bytes | tuple[int, int]
+        if opened.unpacked is not None:
+            result = self._unpack_more(opened, span.piece_bytes)
+            if table.status[position]:
+                self.close()
+                return frame_of(table, at, memoryview(b""))
+        else:
+            result = self._read_bytes(opened.fd, b"", int(table.start[position]) + span.offset, span.piece_bytes, None)
+        if not isinstance(result, bytes):
+            self._lookup.fail_read(position, *result)
+            self.close()
+            return frame_of(table, at, memoryview(b""))
+        opened.checksum = combine(opened.checksum, crc32c(result), len(result)) if span.offset else crc32c(result)
+        if span.offset + len(result) == whole_size:
+            self.close()
+            if table.kind[position] == pb.STORED and opened.checksum != int(table.checksum[position]):
+                self._lookup.fail_read(position, FailureCode.CHECKSUM, 0)
+                return frame_of(table, at, memoryview(b""))
+            table.checksum[position] = opened.checksum
+        return Frame(
+            table.index[at],
+            np.array([len(result)], np.uint32),
+            np.array([opened.checksum], np.uint32),
+            table.status[at].copy(),
+            table.kind[at].copy(),
+            memoryview(result),
+            Piece(span.offset, whole_size, str(record.version)),
+        )
+
+    def _unpack_more(self, opened: _OpenEntry, size_bytes: int) -> bytes:
+        """The next bytes of a member that is packed; its status is set when they cannot be had."""
+        table = self._table
+        assert opened.unpacked is not None
+        position, parts, got = opened.position, [opened.rest], len(opened.rest)
+        try:
+            while got < size_bytes:
+                parts.append(next(opened.unpacked))
+                got += len(parts[-1])
+        except LoaderError as error:
+            table.fail(position, status_of(error), f"{table.names[position]!r}: {error}", error.kind)
+            return b""
+        except OSError as error:
+            self._lookup.fail_read(position, FailureCode.READ, error.errno or 0)
+            return b""
+        whole = b"".join(parts)
+        opened.rest = whole[size_bytes:]
+        return whole[:size_bytes]
+
+    def _open_large(self, position: int, offset: int) -> _OpenEntry | None:
+        """The entry's file, held open until its last piece: what was begun is finished, whatever is put meanwhile."""
+        table = self._table
+        if self._open is not None and self._open.position == position:
+            return self._open
+        self.close()
+        resumed = self._request.resume_checksum if position == 0 else 0
+        if not table.paths[position] and (shard := table.shards.get(int(table.folders[position]))) is not None:
+            pieces = table.members[position].pieces(offset) if position in table.packed else None
+            self._open = _OpenEntry(position, os.dup(shard.fd), resumed, pieces)
+            return self._open
+        for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
+            record = table.records[position]
+            assert record is not None
+            try:
+                fd = table.drive_of(position).files.open(record.path)
+            except FileNotFoundError:
+                if self._lookup.again(position):
+                    continue
+                return None
+            except OSError as error:
+                self._lookup.fail_read(position, FailureCode.OPEN, error.errno or 0)
+                return None
+            self._open = _OpenEntry(position, fd, resumed)
+            return self._open
+        return None
+
+    def close(self) -> None:
+        """Close what a batch that ends early has left open. Reading on afterwards begins anew."""
+        if self._open is not None:
+            os.close(self._open.fd)
+            self._open = None
+
+
+def frame_of(table: BatchTable, at: slice, payload: memoryview) -> Frame:
+    """These entries as they have been read."""
+    return Frame(
+        table.index[at],
+        table.sizes[at].astype(np.uint32),
+        table.checksum[at].copy(),
+        table.status[at].copy(),
+        table.kind[at].copy(),
+        payload,
+        errors=table.faults_of(at),
+    )

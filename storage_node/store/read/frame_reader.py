@@ -1,0 +1,155 @@
+"""Reading of frames: the common one in one native call, any other entry by entry; or a whole batch at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+
+import numpy as np
+
+from ais_loader.wire.frame import Frame, encode_frame, encode_prefix
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.read.batch_lookup import BatchLookup
+from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
+from storage_node.store.read.entry_reader import EntryReader, frame_of
+from storage_node.store.read.frame_plan import FrameSpan
+from storage_node.store.read.native_reader import Failure, announce, read_frame, read_list
+
+_MIN_ENTRIES_PER_PART = 16
+
+
+class FrameReader:
+    """Of a batch that has been looked up. Belongs to one thread at a time."""
+
+    def __init__(self, table: BatchTable, lookup: BatchLookup, request: pb.BatchRequest) -> None:
+        self._table = table
+        self._request = request
+        self._waited = bytearray(1)
+        """Becomes 1 when a drive had to be waited for."""
+        self._entries = EntryReader(table, lookup, request, self._waited)
+        self._has_duplicates = len(set(table.sources(slice(0, table.n)))) < table.n
+
+    def waited(self) -> bool:
+        """See `StoreBatch.waited`."""
+        waited, self._waited[0] = bool(self._waited[0]), 0
+        return waited
+
+    def announce(self, span: FrameSpan) -> int:
+        """See `StoreBatch.announce`."""
+        table = self._table
+        at = slice(span.first, span.stop)
+        return announce(table.folders[at], table.paths[at], table.start[at], table.sizes[at])
+
+    def read(self, span: FrameSpan) -> Frame:
+        """See `StoreBatch.read`."""
+        table = self._table
+        if span.is_piece:
+            return self._entries.read_piece(span)
+        at = slice(span.first, span.stop)
+        if self._is_plain(span):
+            # Room for the checksums that are only known after reading, in front of the payload.
+            room = 4 * (span.stop - span.first)
+            result = self._read_plain(span, bytes(room), 0)
+            if result is not None:
+                table.checksum[at] = np.frombuffer(result, "<u4", span.stop - span.first)
+                return frame_of(table, at, memoryview(result)[room:])
+        return self._read_patiently(span)
+
+    def read_encoded(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[bytes, bool]:
+        """See `StoreBatch.read_encoded`."""
+        table = self._table
+        at = slice(span.first, span.stop)
+        if not span.is_piece and self._is_plain(span):
+            last = span.stop == table.n and bool((table.kind[at] == pb.STORED).all())
+            prefix, checksum_at = encode_prefix(
+                batch_id,
+                index=table.index[at],
+                size=table.sizes[at].astype(np.uint32),
+                checksum=table.checksum[at],
+                status=table.status[at],
+                checksum_kind=table.kind[at],
+                payload_bytes=span.payload_bytes,
+                end=table.end(table.n, wait_us) if last else None,
+            )
+            result = self._read_plain(span, prefix, checksum_at)
+            if result is not None:
+                table.checksum[at] = np.frombuffer(result, "<u4", span.stop - span.first, checksum_at)
+                return result, last
+        return encode_frame(batch_id, self.read(span)), False
+
+    def read_all(self, helpers: Executor | None = None, parts: int = 1) -> list[bytes] | None:
+        """See `StoreBatch.read_all`."""
+        table = self._table
+        if not table.n or self._request.resume_offset or not self._is_plain(FrameSpan(0, table.n, 0)):
+            return None
+        if int(table.sizes.sum()) > MAX_ITEM_BYTES:
+            return None
+        in_parts = helpers is not None and table.n >= parts * _MIN_ENTRIES_PER_PART
+        step = -(-table.n // parts) if in_parts else table.n
+        spans = [slice(first, first + step) for first in range(0, table.n, step)]
+        elsewhere = [helpers.submit(self._read_list, span) for span in spans[1:]] if helpers is not None else []
+        whole: list[bytes] = []
+        for result in [self._read_list(spans[0]), *(future.result() for future in elsewhere)]:
+            if not isinstance(result, list):
+                return None
+            whole += result
+        return whole
+
+    def _read_list(self, at: slice) -> list[bytes] | Failure:
+        table = self._table
+        return read_list(
+            table.folders[at],
+            table.paths[at],
+            table.start[at],
+            table.sizes[at],
+            table.checksum[at],
+            table.kind[at] == pb.STORED,
+        )
+
+    def _is_plain(self, span: FrameSpan) -> bool:
+        at = slice(span.first, span.stop)
+        return self._table.is_plain(at, verify=self._request.verify_ranges, has_duplicates=self._has_duplicates)
+
+    def _read_plain(self, span: FrameSpan, prefix: bytes, checksum_at: int) -> bytes | None:
+        table = self._table
+        at = slice(span.first, span.stop)
+        result = read_frame(
+            prefix,
+            checksum_at,
+            table.folders[at],
+            table.paths[at],
+            table.start[at],
+            table.sizes[at],
+            table.checksum[at],
+            table.kind[at] == pb.STORED,
+            self._waited,
+        )
+        return result if isinstance(result, bytes) else None
+
+    def _read_patiently(self, span: FrameSpan) -> Frame:
+        """Entry by entry: duplicates are read once, failures get their status, moving objects another look."""
+        table = self._table
+        parts: list[bytes] = []
+        seen: dict[tuple[int, bytes, int, int], int] = {}
+        for position in range(span.first, span.stop):
+            part = b""
+            if not table.status[position]:
+                key = (
+                    table.slots[position],
+                    table.paths[position],
+                    int(table.start[position]),
+                    int(table.sizes[position]),
+                )
+                if key[1] and key in seen:
+                    first = seen[key]
+                    part = parts[first - span.first]
+                    table.checksum[position], table.kind[position] = table.checksum[first], table.kind[first]
+                else:
+                    part = self._entries.read(position)
+                    if not table.status[position]:
+                        seen[key] = position
+            parts.append(part)
+        return frame_of(table, slice(span.first, span.stop), memoryview(b"".join(parts)))
+
+    def close(self) -> None:
+        """See `StoreBatch.close`."""
+        self._entries.close()
