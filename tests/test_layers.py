@@ -49,8 +49,10 @@ storage_node.store.files
 storage_node.store.archives
 storage_node.store.store_record
 storage_node.store.drive
-storage_node.store.replica_state storage_node.store.stale_replicas
+storage_node.store.stale_replicas
 storage_node.store.pool
+storage_node.store.record_keeper
+storage_node.store.pool.membership
 storage_node.store
 storage_node.store.read
 storage_node.store.compose storage_node.store.member_listing storage_node.store.tar_append
