@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from ais_loader import errors
 from ais_loader.batch import Batch
 from ais_loader.bucket import Bucket
+from ais_loader.changes import CopySummary, DeleteSummary, Failure, Progress, PromoteSummary, PutSummary, RenameSummary
 from ais_loader.client import Client, connect
 from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
 from ais_loader.errors import LoaderError
 from ais_loader.object_file import ObjectFile, ObjectReader
 from ais_loader.objects.multipart import MultipartUpload, PartInfo, UploadInfo
+from ais_loader.options import ClusterOptions, EmbeddedOptions
 from ais_loader.packed import PackedBatch
-from ais_loader.promote import PromoteResult, PromoteSummary
+from ais_loader.promote import PromoteResult
 from ais_loader.requests import BatchOptions
 from ais_loader.snapshots import SnapshotInfo
 from ais_loader.summary import BucketSummary
@@ -40,7 +42,12 @@ __all__ = [
     "Bucket",
     "BucketSummary",
     "Client",
+    "ClusterOptions",
+    "CopySummary",
+    "DeleteSummary",
+    "EmbeddedOptions",
     "Entry",
+    "Failure",
     "Item",
     "LoaderError",
     "MapDataset",
@@ -51,8 +58,11 @@ __all__ = [
     "ObjectReader",
     "PackedBatch",
     "PartInfo",
+    "Progress",
     "PromoteResult",
     "PromoteSummary",
+    "PutSummary",
+    "RenameSummary",
     "ShufflePlan",
     "SnapshotInfo",
     "Status",

@@ -70,6 +70,7 @@ class BatchArchive:
         self._batch = batch
         self._archive = archive
         self._names = names
+        self._begun = False
         self.entries = len(batch)
         self.delivered = 0
         """Entries that are in the archive, so far; placeholders too."""
@@ -79,7 +80,7 @@ class BatchArchive:
     def write_to(self, target: str | os.PathLike[str] | Writable) -> BatchArchive:
         """Write it all. A path gets the whole archive or, when an error is raised, none; a file object what there was.
 
-        Raises what the batch raises, OSError, InvalidRequest.
+        Raises what the batch raises, OSError, InvalidRequest; also when it has been written, or iterated, before.
         """
         if isinstance(target, str | os.PathLike):
             path = os.fspath(target)
@@ -121,6 +122,9 @@ class BatchArchive:
 
     def _written_to(self, target: Writable) -> Iterator[None]:
         """Writes one member a step; after the last one the archive is whole."""
+        if self._begun:  # what is left of the batch would be an archive too
+            raise InvalidRequest("this archive has been written: a batch is delivered once; ask for another")
+        self._begun = True
         writer = _ZipWriter(target) if self._archive == "zip" else _TarWriter(target, self._archive)
         with self._batch:
             try:

@@ -76,6 +76,8 @@ class Batch:
 
     def __next__(self) -> Item:
         if self._items is None:
+            if self._closed:
+                raise Closed("this batch has been closed")
             self._items = self._deliver()
         return next(self._items)
 

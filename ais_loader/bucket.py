@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ais_loader import errors
 from ais_loader.batch import Batch
+from ais_loader.changes import DeleteSummary, OnError, OnProgress, PromoteSummary, PutSummary, check_on_error
 from ais_loader.content import Content, Source
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
-from ais_loader.lazily import Lazily
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.objects.bucket_composing import BucketComposing
-from ais_loader.objects.delete import delete_many, delete_prefix
+from ais_loader.objects.delete import delete_many, delete_prefix, iter_delete_many
 from ais_loader.objects.metadata import set_metadata
 from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_members
-from ais_loader.objects.put_spec import ToPut, check_version, put_spec, put_specs
-from ais_loader.promote import Overwrite, PromoteResult, PromoteSummary, Shared, promote_spec, summarize
+from ais_loader.objects.put_many import iter_put_many, put_many
+from ais_loader.objects.put_spec import ToPut, check_version, put_spec
+from ais_loader.promote import Overwrite, PromoteResult, Shared, promote_all, promote_spec
 from ais_loader.requests import BatchOptions, checked_timeout_s, requests_for_names
 from ais_loader.snapshots import SnapshotInfo
 from ais_loader.summary import BucketSummary
-from ais_loader.transport.base import BucketChange, BucketInfo, PutSpec, Transport
+from ais_loader.transport.base import BucketChange, BucketInfo, Transport
 from ais_loader.transport.validation import require_bucket, require_text
 
 if TYPE_CHECKING:
@@ -92,20 +93,56 @@ class Bucket(BucketComposing):
         return self._transport.put(spec, source)
 
     def put_many(
-        self, objects: Iterable[ToPut], *, if_absent: bool = False, on_error: Literal["raise", "yield"] = "raise"
-    ) -> Iterator[ObjectInfo]:
-        """Store many objects with few requests. Yields their infos in order, each when it is stored.
-
-        Lazy: iterate it (or call `list`) or nothing happens, which a RuntimeWarning says. With on_error="raise" the
-        first failure raises, and what was sent with it may have been stored; with "yield" the error is yielded in the
-        failed object's place.
+        self,
+        objects: Iterable[ToPut],
+        *,
+        if_absent: bool = False,
+        on_error: OnError = "raise",
+        progress: OnProgress | None = None,
+    ) -> PutSummary:
+        """Store many objects with few requests.
 
         Args:
-            objects: (name, data) or (name, data, metadata), as `put` takes them.
-            if_absent: as for `put`, of each object by itself: VersionConflict in the place of those that are there.
+            objects: N >= 0 of (name, data) or (name, data, metadata), as `put` takes them; drawn as they are needed. Of
+                a name that is repeated the last one stays.
+            if_absent: as for `put`, of each object by itself: VersionConflict for those that are there.
+            on_error: "raise" raises the first failure: all objects before it are stored, and of the few thousand after
+                it that were sent already some may be. "return" stores the others, and has the summary name those that
+                failed.
+            progress: called with a `Progress` after each object, in the order of `objects`, in this thread.
+
+        Returns:
+            How many objects were stored, and their infos in order where `objects` has a length, as a list has. Of an
+            iterator, however long, only counts and the first 1,000 failures are kept.
+
+        Raises:
+            What `put` raises. With either `on_error`: TypeError for what is no object, NodeUnavailable when nobody
+            answers any more, and whatever `objects` or `progress` raises. What was drawn until then may have been
+            stored, and a note on the error says how much has been for certain.
         """
-        results = _stored(self._transport, put_specs(self.name, objects, if_absent=if_absent), on_error)
-        return Lazily(results, "put_many()")
+        return put_many(self._transport, self.name, objects, if_absent=if_absent, on_error=on_error, progress=progress)
+
+    @overload
+    def iter_put_many(
+        self, objects: Iterable[ToPut], *, if_absent: bool = False, on_error: Literal["raise"] = "raise"
+    ) -> Generator[ObjectInfo, None, None]: ...
+
+    @overload
+    def iter_put_many(
+        self, objects: Iterable[ToPut], *, if_absent: bool = False, on_error: Literal["yield"]
+    ) -> Generator[ObjectInfo | errors.LoaderError, None, None]: ...
+
+    def iter_put_many(
+        self, objects: Iterable[ToPut], *, if_absent: bool = False, on_error: Literal["raise", "yield"] = "raise"
+    ) -> Generator[Any, None, None]:
+        """`put_many` step by step: yields each object's info, in order, when it is stored. `objects` may be endless.
+
+        Lazy: nothing is stored but by iterating. An object that is yielded is stored; up to a few thousand are drawn
+        ahead, and may be stored or not when the generator is closed. With on_error="yield" an object's error comes in
+        its place. Otherwise as `put_many`.
+        """
+        check_on_error(on_error, "raise", "yield")
+        return iter_put_many(self._transport, self.name, objects, if_absent=if_absent, on_error=on_error)
 
     def promote(
         self,
@@ -119,8 +156,8 @@ class Bucket(BucketComposing):
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
         node: str | None = None,
-        on_error: Literal["raise", "return"] = "raise",
-        on_result: Callable[[PromoteResult], None] | None = None,
+        on_error: OnError = "raise",
+        progress: OnProgress | None = None,
     ) -> PromoteSummary:
         """Have files that the store's machine sees become objects, without passing through this process.
 
@@ -138,13 +175,15 @@ class Bucket(BucketComposing):
             include, exclude: shell patterns; of a path from `path` if they contain a slash, else of a file's name.
             node: of a cluster, host:port or the uuid of the node whose files are meant.
             on_error: "raise" raises PromoteIncomplete at the end when files failed; "return" leaves it to the summary.
-            on_result: called with each file's result as it becomes known; in no particular order.
+            progress: called with a `Progress` after each file, in no particular order of files, in this thread.
+
+        Returns:
+            How many files were promoted, and the first 1,000 that were not, each with its path and the reason.
 
         Raises BucketNotFound, InvalidRequest, SourceRefused, SourceUnreadable, PromoteIncomplete, StoreReadOnly,
-        NodeUnavailable, SilenceTimeout.
+        NodeUnavailable, SilenceTimeout, and what `progress` raises, which ends the promotion.
         """
-        spec = promote_spec(
-            self.name,
+        results = self.iter_promote(
             path,
             recursive=recursive,
             prefix=prefix,
@@ -155,7 +194,40 @@ class Bucket(BucketComposing):
             exclude=exclude,
             node=node,
         )
-        return summarize(self._transport.promote(spec), on_result, raising=on_error == "raise")
+        return promote_all(results, on_error=on_error, progress=progress)
+
+    def iter_promote(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        recursive: bool = True,
+        prefix: str = "",
+        move: bool = False,
+        shared: Shared = "auto",
+        overwrite: Overwrite = "changed",
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        node: str | None = None,
+    ) -> Generator[PromoteResult, None, None]:
+        """`promote` step by step: yields what became of each file, failed ones too, as it becomes known.
+
+        Lazy: nothing is promoted but by iterating, and closing the generator ends the promotion. In no particular
+        order. Arguments as `promote`; raises what it raises, but never PromoteIncomplete.
+        """
+        return self._transport.promote(
+            promote_spec(
+                self.name,
+                path,
+                recursive=recursive,
+                prefix=prefix,
+                move=move,
+                shared=shared,
+                overwrite=overwrite,
+                include=include,
+                exclude=exclude,
+                node=node,
+            )
+        )
 
     def get(
         self,
@@ -244,30 +316,61 @@ class Bucket(BucketComposing):
         self._transport.delete(self.name, name, if_version=if_version)
 
     def delete_many(
-        self, names: Iterable[str], *, on_error: Literal["raise", "yield"] = "raise"
-    ) -> Iterator[str | errors.LoaderError]:
-        """Delete many objects, thousands with one request. Yields their names in order, each when it is gone.
+        self, names: Iterable[str], *, on_error: OnError = "raise", progress: OnProgress | None = None
+    ) -> DeleteSummary:
+        """Delete many objects, thousands with one request.
 
-        Lazy: iterate it (or call `list`) or nothing happens. With on_error="raise" the first failure raises, and what
-        was sent with it may have been deleted; with "yield" the error is yielded in the failed name's place. A name
-        that is repeated is not found the second time. Errors as `delete`.
+        Args:
+            names: N >= 0; drawn as they are needed. One that is repeated is not found the second time.
+            on_error: "raise" raises the first failure: all objects before it are deleted, and of the up to 4,000 that
+                were sent with it others may be. "return" deletes the others; the summary names those that failed.
+            progress: called with a `Progress` after each object, in the order of `names`, in this thread.
+
+        Raises what `delete` raises; TypeError for what is no name. Of an error that `names` raises, or `progress`, a
+        note says how much was deleted before it.
         """
-        return Lazily(delete_many(self._transport, self.name, names, on_error), "delete_many()")
+        return delete_many(self._transport, self.name, names, on_error=on_error, progress=progress)
 
-    def delete_prefix(self, prefix: str, *, everything: bool = False) -> int:
-        """Delete the objects whose names begin with `prefix`; returns how many went. Memory is that of one page.
+    @overload
+    def iter_delete_many(
+        self, names: Iterable[str], *, on_error: Literal["raise"] = "raise"
+    ) -> Generator[str, None, None]: ...
+
+    @overload
+    def iter_delete_many(
+        self, names: Iterable[str], *, on_error: Literal["yield"]
+    ) -> Generator[str | errors.LoaderError, None, None]: ...
+
+    def iter_delete_many(
+        self, names: Iterable[str], *, on_error: Literal["raise", "yield"] = "raise"
+    ) -> Generator[Any, None, None]:
+        """`delete_many` step by step: yields each name, in order, when its object is gone. `names` may be endless.
+
+        Lazy: nothing is deleted but by iterating, and then up to 4,000 with one request, before the first of them is
+        yielded. With on_error="yield" a name's error comes in its place. Otherwise as `delete_many`.
+        """
+        check_on_error(on_error, "raise", "yield")
+        return iter_delete_many(self._transport, self.name, names, on_error=on_error)
+
+    def delete_prefix(
+        self, prefix: str, *, everything: bool = False, on_error: OnError = "raise", progress: OnProgress | None = None
+    ) -> DeleteSummary:
+        """Delete the objects whose names begin with `prefix`. Memory is that of one page of 1,000.
 
         It may be run again when it has failed half-way. Objects that are put meanwhile may stay.
 
         Args:
             everything: needed for an empty prefix, which all names begin with.
+            on_error: an object that cannot be deleted does not stop the others. "raise" raises the first one's error
+                at the end; "return" leaves it to the summary.
+            progress: called with a `Progress` after each object, in the order of names, in this thread.
 
-        Raises InvalidRequest, BucketNotFound, StoreReadOnly, NodeUnavailable; others, such as DriveFailed, at the end,
-        when the objects that could be deleted have been.
+        Raises InvalidRequest, BucketNotFound, StoreReadOnly, NodeUnavailable, which end it; others, such as
+        DriveFailed, at the end.
         """
         if not prefix and not everything:
             raise errors.InvalidRequest("an empty prefix means all objects of the bucket: say everything=True")
-        return delete_prefix(self._transport, self.name, prefix)
+        return delete_prefix(self._transport, self.name, prefix, on_error=on_error, progress=progress)
 
     def summary(self, prefix: str = "", *, depth: int = 1) -> BucketSummary:
         """How many objects there are whose names begin with `prefix`, and how large, counted where they are.
@@ -287,7 +390,10 @@ class Bucket(BucketComposing):
         return self._transport.summary(self.name, prefix=prefix, depth=depth)
 
     def objects(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[ObjectInfo]:
-        """Objects whose name begins with `prefix`, in the order of their names' UTF-8 bytes; fetched page by page."""
+        """Objects whose name begins with `prefix`, in the order of their names' UTF-8 bytes; fetched page by page.
+
+        Lazy: BucketNotFound and what else is raised comes with the page that is taken.
+        """
         if page_size < 1:
             raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
         return self._transport.objects(self.name, prefix=prefix, page_size=page_size)
@@ -295,7 +401,7 @@ class Bucket(BucketComposing):
     def members(
         self, name: str, prefix: str = "", *, page_size: int = 1000, version: str | None = None
     ) -> Iterator[MemberInfo]:
-        """The members of an archive whose names begin with `prefix`, in its order; fetched page by page.
+        """The members of an archive whose names begin with `prefix`, in its order; fetched page by page, lazily.
 
         Args:
             version: the one that the archive must have.
@@ -334,12 +440,3 @@ class Bucket(BucketComposing):
         if not isinstance(names, (str, Sequence)):
             names = list(names)  # an array, a generator, a set
         return self.client._batch(names, requests_for_names(self.name, names, chosen), chosen, self.name)
-
-
-def _stored(
-    transport: Transport, specs: Iterator[tuple[PutSpec, Source]], on_error: Literal["raise", "yield"]
-) -> Generator[ObjectInfo, None, None]:
-    for result in transport.put_many(specs):
-        if isinstance(result, errors.LoaderError) and on_error == "raise":
-            raise result
-        yield result  # type: ignore[misc]  # errors only where the caller asked for them

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numbers
 import os
-import reprlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, overload
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 from ais_loader import errors
 from ais_loader.archive import ArchiveFormat, ArchiveNames, BatchArchive, check_options
@@ -15,6 +13,7 @@ from ais_loader.batch import Batch
 from ais_loader.bucket import Bucket
 from ais_loader.entry import Entry, EntryLike
 from ais_loader.object_file import ObjectFile
+from ais_loader.options import ClusterOptions, EmbeddedOptions
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import pinned_name
 from ais_loader.transport.base import BucketInfo, Transport
@@ -22,21 +21,13 @@ from ais_loader.transport.fork_safety import GATE
 from ais_loader.urls import split_url
 
 URL_VARIABLE = "AIS_LOADER_URL"
-MAX_TENANT = 128
-"""Characters of a tenant's name; nodes refuse longer ones."""
 
 
 def connect(
     url: str | os.PathLike[str] | None = None,
     *,
     mode: Literal["a", "r"] = "a",
-    durability: Literal["process", "power"] = "process",
-    retry_s: float = 10.0,
-    verify_payload: bool = False,
-    tenant: str = "",
-    hedge_budget: float = 0.05,
-    open_shards: int = 128,
-    shard_copy_bytes: int = 4 << 30,
+    options: EmbeddedOptions | ClusterOptions | None = None,
 ) -> Client:
     """A client of the store at `url`.
 
@@ -45,21 +36,12 @@ def connect(
             comma separated, are its drives. `grpc://host:7480`: a storage node; several endpoints, comma separated, are
             tried in turn. Of a cluster any endpoint will do: the others are learnt from it. Without `url`, the
             environment variable AIS_LOADER_URL says.
-        mode: embedded only: "a" reads and writes and holds the store alone; "r" never locks, beside any writer.
-        durability: embedded only: "process" (an acknowledged write survives this process) or "power" (and a power cut).
-        retry_s: gRPC only: how long to go on trying to reach a node that does not answer.
-        verify_payload: gRPC only: compare every entry with its checksum again where it arrives.
-        tenant: gRPC only: for whom batches are fetched. Nodes that have not enough for all serve tenants by weight,
-            however many clients and batches each has. At most 128 characters.
-        hedge_budget: clusters only: of what is asked for, the share that may be asked of a second node as well when the
-            first is unusually slow; 0: none.
-        open_shards: embedded only: archives of each drive that are kept open for their members to be read.
-        shard_copy_bytes: embedded only: for each drive, decompressed copies of archives whose members cannot be read
-            piece by piece. Of a node both are settings, see docs/settings.md.
+        mode: how to open an embedded store: "a" reads and writes and holds it alone; "r" never locks, beside any
+            writer. Nodes are open to many at once, and take no notice of it.
+        options: EmbeddedOptions or ClusterOptions, whichever `url` asks for.
 
     Raises:
-        InvalidRequest: no URL, or one that says nothing; a tenant's name that is too long or no text; a hedge_budget
-            that is no share; a retry_s that is no time; limits of archives that are none.
+        InvalidRequest: no URL, or one that says nothing; options for another kind of store; another mode.
         StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: from an embedded store, at once. A gRPC connection is
             made at the first call.
     """
@@ -68,40 +50,41 @@ def connect(
         raise TypeError(f"a store's URL is a str or a path, got {type(text).__name__}")
     if "\0" in text:
         raise errors.InvalidRequest(f"{text!r}: no path and no address has a NUL character")
-    if not isinstance(retry_s, numbers.Real) or not 0 <= retry_s < float("inf"):
-        raise errors.InvalidRequest(f"retry_s={retry_s!r}: need a number of seconds, 0 or more")
+    if mode not in ("a", "r"):
+        raise errors.InvalidRequest(f'mode={mode!r}: need "a", to read and write, or "r", to read')
     if not text:
         raise errors.InvalidRequest(f"no store named: pass a URL or a path, or set {URL_VARIABLE}")
     if text.startswith("grpc://"):
+        chosen = _options_for(text, options, ClusterOptions)
         with GATE.call():  # a child would wait for ever for a module that another thread was importing
             from ais_loader.transport.cluster.discovery import ClusterTransport
 
-        if not isinstance(tenant, str) or len(tenant) > MAX_TENANT or not _is_text(tenant):
-            raise errors.InvalidRequest(f"tenant={reprlib.repr(tenant)}: need at most {MAX_TENANT} characters of text")
-        if not isinstance(hedge_budget, numbers.Real) or not 0 <= hedge_budget <= 1:
-            raise errors.InvalidRequest(f"hedge_budget={hedge_budget!r}: need a share, 0 to 1")
-        return Client(
-            ClusterTransport(
-                text, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, hedge_budget=hedge_budget
-            )
-        )
+        return Client(ClusterTransport(text, chosen))
     if "://" in text and not text.startswith("file://"):
         scheme = text.partition("://")[0]
         raise errors.InvalidRequest(
             f"{text!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port"
         )
+    embedded = _options_for(text, options, EmbeddedOptions)
     with GATE.call():
         from ais_loader.transport.embedded import EmbeddedTransport, drive_paths
 
-    return Client(
-        EmbeddedTransport(
-            drive_paths(text),
-            mode=mode,
-            durability=durability,
-            open_shards=open_shards,
-            shard_copy_bytes=shard_copy_bytes,
-        )
-    )
+    return Client(EmbeddedTransport(drive_paths(text), mode=mode, options=embedded))
+
+
+_Options = TypeVar("_Options", EmbeddedOptions, ClusterOptions)
+
+
+def _options_for(url: str, options: EmbeddedOptions | ClusterOptions | None, kind: type[_Options]) -> _Options:
+    """Raises InvalidRequest for those of the other kind of store, TypeError for what is none."""
+    if options is None:
+        return kind()
+    if isinstance(options, kind):
+        return options
+    if not isinstance(options, (EmbeddedOptions, ClusterOptions)):
+        raise TypeError(f"options is a {type(options).__name__}: need {kind.__name__}")
+    what = "storage nodes" if kind is ClusterOptions else "an embedded store"
+    raise errors.InvalidRequest(f"{url!r} is {what}: it takes {kind.__name__}, not {type(options).__name__}")
 
 
 class Client:
@@ -229,14 +212,19 @@ class Client:
 
     def get_batches(
         self, batches: Iterable[Sequence[EntryLike]], *, in_flight: int = 3, **options: Any
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """One Batch after another, with the next ones already under way on the same session.
 
-        `batches` may be endless: it is drawn `in_flight` ahead. A batch that fails, or is dropped half-read, does no
-        harm to the others.
+        Lazy: the first are asked for when the first is taken. `batches` may be endless: it is drawn `in_flight` ahead.
+        A batch that fails, or is dropped half-read, does no harm to the others. Arguments and errors as `get_batch`.
         """
         if in_flight < 1:
             raise errors.InvalidRequest(f"in_flight={in_flight}: need at least 1")
+        return self._pipelined(batches, in_flight, options)
+
+    def _pipelined(
+        self, batches: Iterable[Sequence[EntryLike]], in_flight: int, options: dict[str, Any]
+    ) -> Generator[Batch, None, None]:
         under_way: deque[Batch] = deque()
         try:
             for entries in batches:
@@ -270,12 +258,3 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _is_text(text: str) -> bool:
-    """Whether it has a UTF-8 form: lone surrogates have none."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -15,14 +15,13 @@ from typing import Any, TypeAlias
 
 from ais_loader.batch import Batch
 from ais_loader.client import Client, connect
-from ais_loader.entry import EntryLike, Item
+from ais_loader.entry import EntryLike, Item, to_entry
 from ais_loader.entry_table import EntryTable
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.plan import Plan, Position, WorkerShare, parse_state, position_state, split_steps, worker_state
 from ais_loader.requests import BatchOptions, OnError
 from ais_loader.timing import BatchTiming
-from ais_loader.urls import to_entry
 
 with needs("torch", "datasets"):
     import torch

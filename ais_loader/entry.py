@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ais_loader import errors
+from ais_loader.urls import split_member, split_url
 
 
 class Status(enum.IntEnum):
@@ -60,6 +61,31 @@ class Entry:
     length: int | None = None
     version: str | None = None
     opaque: Any = field(default=None, compare=False)
+
+    @classmethod
+    def from_url(cls, url: str) -> Entry:
+        """What `ais://bucket/name` or `ais://bucket/shard.tar/member` means: the whole object or member.
+
+        The name ends with the first component that has an archive's extension (.tar, .tar.gz, .tgz, .tar.lz4, .tlz4,
+        .tar.zst, .tzst, .zip, in any case of letters), and what follows is a member of it; a folder of such a name
+        needs an Entry. The rest is literal: `#`, `?` and `%` are characters of names.
+
+        Raises InvalidRequest without a bucket or a name, and for another scheme; TypeError for what is no str.
+        """
+        if not isinstance(url, str):
+            raise TypeError(f"need an ais:// URL, got {type(url).__name__}")
+        bucket, rest = split_url(url)
+        name, member = split_member(rest)
+        return cls(bucket, name, member)
+
+
+def to_entry(entry: EntryLike) -> Entry:
+    """The Entry that a URL means; an Entry is returned as it is. Raises InvalidRequest, TypeError."""
+    if isinstance(entry, Entry):
+        return entry
+    if not isinstance(entry, str):
+        raise TypeError(f"need an Entry or an ais:// URL, got {type(entry).__name__}")
+    return Entry.from_url(entry)
 
 
 EntryLike: TypeAlias = Entry | str

@@ -13,8 +13,8 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.entry import Entry, EntryLike
-from ais_loader.urls import SCHEME, split_member, to_entry
+from ais_loader.entry import Entry, EntryLike, to_entry
+from ais_loader.urls import SCHEME, split_member
 
 
 class EntryTable(Sequence[Entry]):

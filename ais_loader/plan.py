@@ -17,9 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.entry import EntryLike
+from ais_loader.entry import EntryLike, to_entry
 from ais_loader.errors import InvalidRequest
-from ais_loader.urls import to_entry
 
 STATE_VERSION = 1
 _ENTRIES_IN_FINGERPRINT = 64

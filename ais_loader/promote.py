@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from ais_loader import errors
+from ais_loader.changes import Failure, OnError, OnProgress, PromoteSummary, Tally, check_on_error
 from ais_loader.entry import ObjectInfo
 
 Overwrite: TypeAlias = Literal["changed", "always", "never"]
 Shared: TypeAlias = bool | Literal["auto"]
-MAX_FAILURES = 1000
-"""Kept in a summary; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,36 +45,6 @@ class PromoteResult:
     info: ObjectInfo | None = None
     """The object; None where it failed."""
     error: errors.LoaderError | None = None
-
-
-@dataclass(slots=True)
-class PromoteSummary:
-    """What came of a promotion: numbers of files, the bytes of those that were promoted, and the first failures."""
-
-    promoted: int = 0
-    skipped: int = 0
-    """Were there already."""
-    failed: int = 0
-    promoted_bytes: int = 0
-    failures: list[PromoteResult] = field(default_factory=list)
-    """The first MAX_FAILURES of them."""
-
-    def add(self, result: PromoteResult) -> None:
-        """Count one result."""
-        if result.status == "promoted":
-            self.promoted += 1
-            self.promoted_bytes += result.info.size_bytes if result.info is not None else 0
-        elif result.status == "skipped":
-            self.skipped += 1
-        else:
-            self.failed += 1
-            if len(self.failures) < MAX_FAILURES:
-                self.failures.append(result)
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything that was found is in the bucket now."""
-        return not self.failed
 
 
 def promote_spec(
@@ -115,21 +85,26 @@ def promote_spec(
     )
 
 
-def summarize(
-    results: Iterable[PromoteResult], on_result: Callable[[PromoteResult], None] | None, *, raising: bool
+def promote_all(
+    results: Generator[PromoteResult, None, None], *, on_error: OnError, progress: OnProgress | None = None
 ) -> PromoteSummary:
-    """Go through all results. With `raising`, PromoteIncomplete at the end when some of them failed."""
-    summary = PromoteSummary()
-    try:
+    """Go through all results. With on_error="raise", PromoteIncomplete at the end when some of them failed."""
+    check_on_error(on_error, "raise", "return")
+    with Tally(progress) as tally, closing(results):
         for result in results:
-            summary.add(result)
-            if on_result is not None:
-                on_result(result)
-    finally:
-        if isinstance(results, Generator):
-            results.close()  # an error of `on_result` ends the promotion now, not when it has been forgotten
-    if raising and summary.failed:
-        first = summary.failures[0].error
-        done = summary.promoted + summary.skipped
-        raise errors.PromoteIncomplete(f"{summary.failed} of {summary.failed + done} were not promoted; first: {first}")
-    return summary
+            if result.error is not None:
+                tally.add_failed(Failure(result.name, result.error, path=result.path))
+            elif result.status == "skipped":
+                tally.add_skipped()
+            else:
+                tally.add_done(result.info.size_bytes if result.info is not None else 0)
+    if tally.failed and on_error == "raise":
+        total = tally.done + tally.skipped + tally.failed
+        raise errors.PromoteIncomplete(f"{tally.failed} of {total} were not promoted; first: {tally.failures[0].error}")
+    return PromoteSummary(
+        promoted=tally.done,
+        skipped=tally.skipped,
+        size_bytes=tally.size_bytes,
+        failed=tally.failed,
+        failures=tuple(tally.failures),
+    )

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ais_loader.entry import Entry, EntryLike
+from ais_loader.entry import Entry, EntryLike, to_entry
 from ais_loader.errors import InvalidRequest
-from ais_loader.urls import to_entry
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 MAX_ENTRIES_PER_REQUEST = 10_000

@@ -5,7 +5,6 @@ The rest of the URL is taken literally: `#`, `?` and `%` are ordinary characters
 
 from __future__ import annotations
 
-from ais_loader.entry import Entry, EntryLike
 from ais_loader.errors import InvalidRequest
 
 SCHEME = "ais://"
@@ -32,17 +31,6 @@ def split_member(name: str) -> tuple[str, str | None]:
             return name[:at], name[at + 1 :]
         at = name.find("/", at + 1)
     return name, None
-
-
-def to_entry(entry: EntryLike) -> Entry:
-    """The Entry that a URL means; an Entry is returned as it is. Raises InvalidRequest, TypeError."""
-    if isinstance(entry, Entry):
-        return entry
-    if not isinstance(entry, str):
-        raise TypeError(f"need an Entry or an ais:// URL, got {type(entry).__name__}")
-    bucket, rest = split_url(entry)
-    name, member = split_member(rest)
-    return Entry(bucket, name, member)
 
 
 def is_host_port(text: str) -> bool:

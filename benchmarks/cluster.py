@@ -39,8 +39,7 @@ TARGET = f"{NODES} nodes, target, ×{BATCH}"
 def put_all(client: ais_loader.Client, count: int, size_bytes: int) -> None:
     bucket = client.create_bucket(BUCKET, exist_ok=True)
     data = bytes(range(256)) * (size_bytes // 256)
-    for _ in bucket.put_many((name, data) for name in object_names(count)):
-        pass
+    bucket.put_many((name, data) for name in object_names(count))
 
 
 def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> tuple[str, str, dict[str, list[float]]]:

@@ -59,7 +59,7 @@ def pulses(node: NodeProcess) -> Iterator[None]:
 
 
 def connected(url: str, choice: bool, hedge_budget: float) -> ais_loader.Client:
-    client = ais_loader.connect(url, hedge_budget=hedge_budget)
+    client = ais_loader.connect(url, options=ais_loader.ClusterOptions(hedge_budget=hedge_budget))
     client.bucket(BUCKET).head("0")
     transport = client._transport
     assert isinstance(transport, ClusterTransport) and isinstance(transport._found, RoutedTransport)
@@ -131,7 +131,7 @@ def main(rounds: int, write: bool) -> None:
     with tempfile.TemporaryDirectory() as folder, ClusterProcesses(folder, NODES, buckets={BUCKET: COPIES}) as cluster:
         with ais_loader.connect(cluster.url) as client:
             data = bytes(range(256)) * (SIZE_BYTES // 256)
-            list(client.bucket(BUCKET).put_many((str(at), data) for at in range(COUNT)))
+            client.bucket(BUCKET).put_many((str(at), data) for at in range(COUNT))
         parts = [
             "# Copies by load, and hedging\n",
             (__doc__ or "").split("\n\n    python")[0].split("\n\n", 1)[1] + "\n",

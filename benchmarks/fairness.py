@@ -58,7 +58,7 @@ def _work(url: str, pipe: Connection) -> None:
     while (command := pipe.recv()) is not None:
         tenant, sessions, seconds = command
         counted, stop = [0] * sessions, threading.Event()
-        clients = [ais_loader.connect(url, tenant=tenant) for _ in range(sessions)]
+        clients = [ais_loader.connect(url, options=ais_loader.ClusterOptions(tenant=tenant)) for _ in range(sessions)]
         threads = [
             threading.Thread(target=_fetch, args=(client, counted, at, stop), daemon=True)
             for at, client in enumerate(clients)

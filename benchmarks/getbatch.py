@@ -47,8 +47,7 @@ def fill(path: Path, count: int, size_bytes: int) -> None:
     with ais_loader.connect(path) as client:
         bucket = client.create_bucket(BUCKET)
         pool = random.Random(0).randbytes(size_bytes + count)
-        for _ in bucket.put_many((name, pool[at : at + size_bytes]) for at, name in enumerate(object_names(count))):
-            pass
+        bucket.put_many((name, pool[at : at + size_bytes]) for at, name in enumerate(object_names(count)))
 
 
 def object_files(store: Path) -> list[str]:

@@ -87,8 +87,7 @@ def main(objects: int, large_members: int, batches: int, rounds: int, folder: Pa
         bucket = client.create_bucket("b")
         for name, data in contents(objects):
             bucket.put(name, data)
-        for _ in client.create_bucket("together").put_many(contents(objects)):
-            pass
+        client.create_bucket("together").put_many(contents(objects))
         small, large, packed = Path(here) / "small.tar", Path(here) / "large.tar", Path(here) / "frames.tar.zst"
         make_tar(small, objects)
         make_tar(large, large_members)

@@ -36,8 +36,7 @@ def write_files(folder: Path, count: int, size_bytes: int) -> None:
 
 
 def put(bucket: Bucket, folder: Path) -> None:
-    for _ in bucket.put_many((path.name, path) for path in sorted(folder.iterdir())):
-        pass
+    bucket.put_many((path.name, path) for path in sorted(folder.iterdir()))
 
 
 def promote(bucket: Bucket, folder: Path) -> None:

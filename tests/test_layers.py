@@ -25,7 +25,7 @@ ais_loader.wire.gather
 CLIENT = f"""
 {WIRE}
 ais_loader.checksum ais_loader.content ais_loader.entry ais_loader.packed ais_loader.timing ais_loader.urls
-ais_loader.promote ais_loader.requests ais_loader.snapshots ais_loader.summary
+ais_loader.changes ais_loader.options ais_loader.promote ais_loader.requests ais_loader.snapshots ais_loader.summary
 ais_loader.transport.base
 ais_loader.batch
 ais_loader.transport

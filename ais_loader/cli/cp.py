@@ -102,7 +102,7 @@ def _run(
         raise click.exceptions.Exit(1)
 
 
-def _one(client: Client, source: Target, dest: Target, done: _Done, move: bool) -> Iterator[copying.Copied]:
+def _one(client: Client, source: Target, dest: Target, done: _Done, move: bool) -> Iterator[ObjectInfo | LoaderError]:
     name = dest.name
     if not name or name.endswith("/"):
         name += source.name.rpartition("/")[2]
@@ -115,23 +115,17 @@ def _one(client: Client, source: Target, dest: Target, done: _Done, move: bool) 
         yield error
 
 
-def _below(client: Client, source: Target, dest: Target, done: _Done, move: bool) -> Iterator[copying.Copied]:
+def _below(client: Client, source: Target, dest: Target, done: _Done, move: bool) -> Iterator[ObjectInfo | LoaderError]:
     folder = source.name if not source.name or source.name.endswith("/") else source.name + "/"
-    seen = 0
-
-    def look(_: ObjectInfo) -> None:
-        nonlocal seen
-        seen += 1
-
-    copied = 0
-    for result in copying.copy_prefix(
-        client._transport, source.bucket, folder, dest.bucket, dest.name, remove=move, on_error="yield", seen=look
-    ):
-        copied += isinstance(result, ObjectInfo)
-        yield result
-    if not seen:
+    found = False
+    for _, result in copying.each_copied(client._transport, source.bucket, folder, dest.bucket, dest.name, remove=move):
+        found = True
+        if result is None:
+            done.equal += 1
+        else:
+            yield result
+    if not found:
         raise click.ClickException(f"no objects below {printable(str(source))}")
-    done.equal += seen - copied if not move else 0
 
 
 def _summarize(done: _Done, what: str, took_s: float) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Generator
 from typing import Literal
 
 import click
 
+from ais_loader.changes import PromoteSummary
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
 from ais_loader.errors import BucketNotFound
-from ais_loader.promote import Overwrite, PromoteResult, PromoteSummary
+from ais_loader.promote import Overwrite, PromoteResult, promote_all
 
 _SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
 
@@ -91,27 +93,27 @@ def promote(
         began = time.monotonic()
         with Lines() as lines, progress(None, unit="B") as bar:
 
-            def tell(result: PromoteResult) -> None:
-                if result.status == "promoted" and result.info is not None:
-                    bar.update(result.info.size_bytes)
-                if as_json:
-                    lines.add(json.dumps(_fields(result)))
-                elif result.error is not None:
-                    fail(printable(str(result.error)))
+            def told() -> Generator[PromoteResult, None, None]:
+                for result in bucket.iter_promote(
+                    path,
+                    recursive=recursive,
+                    prefix=prefix,
+                    move=move,
+                    shared=_SHARED[shared],
+                    overwrite=overwrite,
+                    include=include,
+                    exclude=exclude,
+                    node=node,
+                ):
+                    if result.status == "promoted" and result.info is not None:
+                        bar.update(result.info.size_bytes)
+                    if as_json:
+                        lines.add(json.dumps(_fields(result)))
+                    elif result.error is not None:
+                        fail(printable(str(result.error)))
+                    yield result
 
-            summary = bucket.promote(
-                path,
-                recursive=recursive,
-                prefix=prefix,
-                move=move,
-                shared=_SHARED[shared],
-                overwrite=overwrite,
-                include=include,
-                exclude=exclude,
-                node=node,
-                on_error="return",
-                on_result=tell,
-            )
+            summary = promote_all(told(), on_error="return")
             if as_json:
                 lines.add(json.dumps(_counts(summary)))
         _summarize(summary, dest.bucket, time.monotonic() - began)
@@ -130,7 +132,7 @@ def _counts(summary: PromoteSummary) -> dict[str, object]:
     return {
         "summary": {
             "promoted": summary.promoted,
-            "promoted_bytes": summary.promoted_bytes,
+            "promoted_bytes": summary.size_bytes,
             "skipped": summary.skipped,
             "failed": summary.failed,
         }
@@ -138,8 +140,8 @@ def _counts(summary: PromoteSummary) -> dict[str, object]:
 
 
 def _summarize(summary: PromoteSummary, bucket: str, took_s: float) -> None:
-    rate = f", {size_text(summary.promoted_bytes / took_s)}/s" if took_s > 1 else ""
-    done = f"{size_text(summary.promoted_bytes)} in {took_s:.2f} s{rate}"
+    rate = f", {size_text(summary.size_bytes / took_s)}/s" if took_s > 1 else ""
+    done = f"{size_text(summary.size_bytes)} in {took_s:.2f} s{rate}"
     note(f"promoted {count_text(summary.promoted, 'file')} into bucket {bucket} ({done})")
     if summary.skipped:
         note(f"there already: {count_text(summary.skipped, 'file')}")

@@ -191,7 +191,7 @@ def _store_together(bucket: Bucket, files: Iterator[FileToStore], how: PutHow, b
         while sent and (error := sent[0][1]) is not None:
             yield sent.popleft()[0], error
 
-    for result in bucket.put_many(contents(), if_absent=how.if_absent, on_error="yield"):
+    for result in bucket.iter_put_many(contents(), if_absent=how.if_absent, on_error="yield"):
         yield from unreadable()
         yield sent.popleft()[0], result
     yield from unreadable()

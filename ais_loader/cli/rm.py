@@ -93,7 +93,7 @@ def _delete_below(client: Client, targets: Sequence[Target], *, yes: bool) -> No
         raise click.exceptions.Exit(1)
     deleted = 0
     for folder in folders:
-        deleted += client.bucket(folder.bucket).delete_prefix(folder.name, everything=not folder.name)
+        deleted += client.bucket(folder.bucket).delete_prefix(folder.name, everything=not folder.name).deleted
     note(f"deleted {count_text(deleted, 'object')}")
 
 
@@ -118,7 +118,7 @@ def _delete(client: Client, names: Sequence[Target]) -> int:
     with progress(len(names), unit=" objects") as bar:
         for bucket, group in itertools.groupby(names, key=lambda target: target.bucket):
             mine = [target.name for target in group]
-            for name, result in zip(mine, client.bucket(bucket).delete_many(mine, on_error="yield"), strict=True):
+            for name, result in zip(mine, client.bucket(bucket).iter_delete_many(mine, on_error="yield"), strict=True):
                 if isinstance(result, LoaderError):
                     if result.retryable:
                         raise result  # nobody answers: the next one would fare no better

@@ -12,6 +12,7 @@ import click
 
 from ais_loader.client import URL_VARIABLE, Client, connect
 from ais_loader.errors import InvalidRequest, StoreLocked, StoreNotFound
+from ais_loader.options import ClusterOptions
 
 _GRPC = "grpc://"
 
@@ -35,7 +36,8 @@ class StoreChoice:
 
     def _connect(self, mode: Literal["a", "r"]) -> Client:
         try:
-            return connect(self.url, mode=mode, retry_s=self.retry_s)
+            options = ClusterOptions(retry_s=self.retry_s) if self.url.startswith(_GRPC) else None
+            return connect(self.url, mode=mode, options=options)
         except StoreNotFound:
             raise StoreNotFound(f"no store at {self.url}; `ais-loader bucket create` makes one") from None
         except StoreLocked as error:

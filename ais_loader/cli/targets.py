@@ -10,7 +10,7 @@ import click
 
 from ais_loader.entry import Entry
 from ais_loader.errors import InvalidRequest
-from ais_loader.urls import SCHEME, to_entry
+from ais_loader.urls import SCHEME
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def parse_entry(text: str) -> Entry:
     An ais:// URL means what it means in Python, a member of an archive included; BUCKET/NAME takes the name literally.
     """
     target = parse_object(text)
-    return to_entry(text) if text.startswith(SCHEME) else Entry(target.bucket, target.name)
+    return Entry.from_url(text) if text.startswith(SCHEME) else Entry(target.bucket, target.name)
 
 
 def label(entry: Entry) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Literal, overload
 
 from ais_loader import errors
+from ais_loader.changes import CopySummary, OnError, OnProgress, RenameSummary, check_on_error
 from ais_loader.content import Content
 from ais_loader.entry import ObjectInfo
-from ais_loader.lazily import Lazily
 from ais_loader.objects import copy as copying
 from ais_loader.objects.append import append, append_members
 from ais_loader.objects.multipart import (
@@ -54,30 +54,89 @@ class BucketComposing(ABC):
         return copying.rename_object(self._transport, self.name, name, to_bucket or self.name, to, if_absent=if_absent)
 
     def copy_prefix(
-        self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["raise", "yield"] = "raise"
-    ) -> Iterator[ObjectInfo | errors.LoaderError]:
+        self,
+        prefix: str,
+        to: str,
+        *,
+        to_bucket: str | None = None,
+        on_error: OnError = "raise",
+        progress: OnProgress | None = None,
+    ) -> CopySummary:
         """Copy all objects whose names begin with `prefix`; in the copies' names `to` stands in its place.
 
-        Lazy: iterate it. Yields what was copied. An object that is there already, with the same bytes and metadata, is
-        left as it is: doing the same again after an interruption copies the rest. With on_error="yield" the error of
-        one object is yielded and the others are copied. Raises InvalidRequest for overlapping prefixes of one bucket.
+        An object that is there already, with the same bytes and metadata, is left as it is: doing the same again after
+        an interruption copies the rest.
+
+        Args:
+            on_error: "raise" raises the first failure: all objects before it are copied, and up to 7 after it may be.
+                "return" copies the others, and has the summary name those that failed.
+            progress: called with a `Progress` after each object, in the order of names, in this thread.
+
+        Returns:
+            How many objects were copied, and how many were there; of those that failed the first 1,000, by the name
+            that was to be copied.
+
+        Raises InvalidRequest for overlapping prefixes of one bucket, and what `copy` raises. With either `on_error`,
+        what is retryable ends it: NodeUnavailable, as the next object would fare no better.
         """
-        return Lazily(
-            copying.copy_prefix(
-                self._transport, self.name, prefix, to_bucket or self.name, to, remove=False, on_error=on_error
-            ),
-            "copy_prefix()",
+        return copying.copy_prefix(
+            self._transport, self.name, prefix, to_bucket or self.name, to, on_error=on_error, progress=progress
         )
 
     def rename_prefix(
-        self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["raise", "yield"] = "raise"
-    ) -> Iterator[ObjectInfo | errors.LoaderError]:
+        self,
+        prefix: str,
+        to: str,
+        *,
+        to_bucket: str | None = None,
+        on_error: OnError = "raise",
+        progress: OnProgress | None = None,
+    ) -> RenameSummary:
         """Rename all objects whose names begin with `prefix`, one by one, as `copy_prefix` and `rename` do."""
-        return Lazily(
-            copying.copy_prefix(
-                self._transport, self.name, prefix, to_bucket or self.name, to, remove=True, on_error=on_error
-            ),
-            "rename_prefix()",
+        return copying.rename_prefix(
+            self._transport, self.name, prefix, to_bucket or self.name, to, on_error=on_error, progress=progress
+        )
+
+    @overload
+    def iter_copy_prefix(
+        self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["raise"] = "raise"
+    ) -> Generator[ObjectInfo, None, None]: ...
+
+    @overload
+    def iter_copy_prefix(
+        self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["yield"]
+    ) -> Generator[ObjectInfo | errors.LoaderError, None, None]: ...
+
+    def iter_copy_prefix(
+        self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["raise", "yield"] = "raise"
+    ) -> Generator[Any, None, None]:
+        """`copy_prefix` step by step: yields the copies' infos, in the order of names; of what was there already, none.
+
+        Lazy: nothing is copied but by iterating. Up to 7 objects are under way ahead, and finished when the generator
+        is closed. With on_error="yield" an object's error comes in its place. Otherwise as `copy_prefix`.
+        """
+        check_on_error(on_error, "raise", "yield")
+        return copying.iter_copy_prefix(
+            self._transport, self.name, prefix, to_bucket or self.name, to, remove=False, on_error=on_error
+        )
+
+    @overload
+    def iter_rename_prefix(
+        self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["raise"] = "raise"
+    ) -> Generator[ObjectInfo, None, None]: ...
+
+    @overload
+    def iter_rename_prefix(
+        self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["yield"]
+    ) -> Generator[ObjectInfo | errors.LoaderError, None, None]: ...
+
+    def iter_rename_prefix(
+        self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["raise", "yield"] = "raise"
+    ) -> Generator[Any, None, None]:
+        """`rename_prefix` step by step, lazy as `iter_copy_prefix`: yields each object's info under its new name."""
+        check_on_error(on_error, "raise", "yield")
+        return copying.iter_copy_prefix(
+            self._transport, self.name, prefix, to_bucket or self.name, to, remove=True, on_error=on_error
         )
 
     def append(self, name: str, data: Content, *, timeout_s: float = 60.0) -> ObjectInfo:
@@ -131,7 +190,7 @@ class BucketComposing(ABC):
         return begin_upload(self._transport, self.name, name, part_bytes=part_bytes, metadata=dict(metadata or {}))
 
     def uploads(self) -> Iterator[UploadInfo]:
-        """Uploads in parts that were neither completed nor aborted, and parts that were left behind."""
+        """Uploads in parts that were neither completed nor aborted, and parts that were left behind; found lazily."""
         return uploads(self._transport, self.name)
 
     def sweep_uploads(self, older_than_s: float) -> list[UploadInfo]:

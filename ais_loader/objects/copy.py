@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import Literal, TypeAlias
 
 from ais_loader import errors
+from ais_loader.changes import CopySummary, Failure, OnError, OnProgress, RenameSummary, Tally, check_on_error
 from ais_loader.entry import ObjectInfo
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.parts import require_ordinary
 from ais_loader.transport.backoff import Patience
 from ais_loader.transport.base import Transport
 
-Copied: TypeAlias = ObjectInfo | errors.LoaderError
-"""What came of one object of many."""
+Copied: TypeAlias = ObjectInfo | errors.LoaderError | None
+"""What came of one object of many: the copy, why there is none, or None for one that was there already."""
 IN_FLIGHT = 4
 """Objects of a prefix that are copied at once."""
 _PAGE_SIZE = 1000
@@ -88,14 +90,79 @@ def copy_prefix(
     to_bucket: str,
     to: str,
     *,
+    on_error: OnError,
+    progress: OnProgress | None,
+) -> CopySummary:
+    """See `Bucket.copy_prefix`."""
+    tally = _taken(each_copied(transport, bucket, prefix, to_bucket, to, remove=False), on_error, progress)
+    return CopySummary(
+        copied=tally.done,
+        skipped=tally.skipped,
+        size_bytes=tally.size_bytes,
+        failed=tally.failed,
+        failures=tuple(tally.failures),
+    )
+
+
+def rename_prefix(
+    transport: Transport,
+    bucket: str,
+    prefix: str,
+    to_bucket: str,
+    to: str,
+    *,
+    on_error: OnError,
+    progress: OnProgress | None,
+) -> RenameSummary:
+    """See `Bucket.rename_prefix`."""
+    tally = _taken(each_copied(transport, bucket, prefix, to_bucket, to, remove=True), on_error, progress)
+    return RenameSummary(
+        renamed=tally.done, size_bytes=tally.size_bytes, failed=tally.failed, failures=tuple(tally.failures)
+    )
+
+
+def _taken(
+    results: Generator[tuple[ObjectInfo, Copied], None, None], on_error: OnError, progress: OnProgress | None
+) -> Tally:
+    check_on_error(on_error, "raise", "return")
+    with Tally(progress) as tally, closing(results):
+        for source, result in results:
+            if result is None:
+                tally.add_skipped()
+            elif isinstance(result, ObjectInfo):
+                tally.add_done(result.size_bytes)
+            elif on_error == "raise":
+                raise result
+            else:
+                tally.add_failed(Failure(source.name, result))
+    return tally
+
+
+def iter_copy_prefix(
+    transport: Transport,
+    bucket: str,
+    prefix: str,
+    to_bucket: str,
+    to: str,
+    *,
     remove: bool,
     on_error: Literal["raise", "yield"],
-    seen: Callable[[ObjectInfo], None] = lambda source: None,
-) -> Generator[Copied, None, None]:
-    """Objects whose names begin with `prefix`, in order, copied to names in which `to` takes its place.
+) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
+    """See `Bucket.iter_copy_prefix` and, with `remove`, `Bucket.iter_rename_prefix`."""
+    with closing(each_copied(transport, bucket, prefix, to_bucket, to, remove=remove)) as results:
+        for _, result in results:
+            if isinstance(result, errors.LoaderError) and on_error == "raise":
+                raise result
+            if result is not None:
+                yield result
 
-    Yields what was copied, or with `remove` renamed. `seen` hears of each object of the source that is done with, also
-    where nothing was to do. See Bucket.copy_prefix.
+
+def each_copied(
+    transport: Transport, bucket: str, prefix: str, to_bucket: str, to: str, *, remove: bool
+) -> Generator[tuple[ObjectInfo, Copied], None, None]:
+    """Objects whose names begin with `prefix`, in order, copied to names in which `to` takes its place, or with
+    `remove` renamed: each with what came of it. Raises what is retryable: a store that nobody reaches does not copy
+    the next one either.
     """
     if bucket == to_bucket and (prefix.startswith(to) or to.startswith(prefix)):
         raise errors.InvalidRequest(
@@ -114,19 +181,14 @@ def copy_prefix(
 
     waiting: deque[tuple[ObjectInfo, Future[ObjectInfo | None]]] = deque()
 
-    def first_done() -> Iterator[Copied]:
+    def first_done() -> tuple[ObjectInfo, Copied]:
         source, running = waiting.popleft()
         try:
-            made = running.result()
+            return source, running.result()
         except errors.LoaderError as error:
-            if on_error == "raise" or error.retryable:
-                raise  # also a store that nobody reaches: the next one would fare no better
-            seen(source)
-            yield error
-            return
-        seen(source)
-        if made is not None:
-            yield made
+            if error.retryable:
+                raise
+            return source, error
 
     sources = transport.objects(bucket, prefix=prefix, page_size=_PAGE_SIZE)
     targets = transport.objects(to_bucket, prefix=to, page_size=_PAGE_SIZE)
@@ -135,9 +197,9 @@ def copy_prefix(
         for source, there in _paired(sources, len(prefix), targets, len(to)):
             waiting.append((source, pool.submit(one, source, there)))
             if len(waiting) >= 2 * IN_FLIGHT:
-                yield from first_done()
+                yield first_done()
         while waiting:
-            yield from first_done()
+            yield first_done()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

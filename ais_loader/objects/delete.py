@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import Literal
 
 from ais_loader import errors
+from ais_loader.changes import DeleteSummary, Failure, OnError, OnProgress, Tally, check_on_error
 from ais_loader.transport.base import Transport
 from ais_loader.transport.validation import require_bucket, require_text
 
@@ -16,9 +17,35 @@ _LISTED_AT_ONCE = 1000
 
 
 def delete_many(
-    transport: Transport, bucket: str, names: Iterable[str], on_error: Literal["raise", "yield"]
-) -> Generator[str | errors.LoaderError, None, None]:
+    transport: Transport, bucket: str, names: Iterable[str], *, on_error: OnError, progress: OnProgress | None
+) -> DeleteSummary:
     """See `Bucket.delete_many`."""
+    check_on_error(on_error, "raise", "return")
+    with Tally(progress, names) as tally:
+        for index, (name, error) in enumerate(_results(transport, bucket, names)):
+            if error is None:
+                tally.add_done()
+            elif on_error == "raise":
+                raise error
+            else:
+                tally.add_failed(Failure(name, error, index))
+    return _summary(tally)
+
+
+def iter_delete_many(
+    transport: Transport, bucket: str, names: Iterable[str], *, on_error: Literal["raise", "yield"]
+) -> Generator[str | errors.LoaderError, None, None]:
+    """See `Bucket.iter_delete_many`."""
+    for name, error in _results(transport, bucket, names):
+        if error is not None and on_error == "raise":
+            raise error
+        yield name if error is None else error
+
+
+def _results(
+    transport: Transport, bucket: str, names: Iterable[str]
+) -> Iterator[tuple[str, errors.LoaderError | None]]:
+    """Each name, in order, with why it was not deleted."""
     if isinstance(names, str):
         raise TypeError("names is one string; pass a list of names")
     rest = iter(names)
@@ -26,10 +53,7 @@ def delete_many(
         for name in group:
             if not isinstance(name, str):
                 raise TypeError(f"an object's name is a str, got {type(name).__name__}")
-        for name, result in zip(group, _deleted(transport, bucket, group), strict=True):
-            if result is not None and on_error == "raise":
-                raise result
-            yield name if result is None else result
+        yield from zip(group, _deleted(transport, bucket, group), strict=True)
 
 
 def _deleted(transport: Transport, bucket: str, names: list[str]) -> list[errors.LoaderError | None]:
@@ -55,23 +79,30 @@ def _deleted(transport: Transport, bucket: str, names: list[str]) -> list[errors
     return results
 
 
-def delete_prefix(transport: Transport, bucket: str, prefix: str) -> int:
+def delete_prefix(
+    transport: Transport, bucket: str, prefix: str, *, on_error: OnError = "raise", progress: OnProgress | None = None
+) -> DeleteSummary:
     """See `Bucket.delete_prefix`."""
+    check_on_error(on_error, "raise", "return")
     require_bucket(bucket)
     require_text(prefix, errors.InvalidRequest, "prefix")
     found = transport.objects(bucket, prefix=prefix, page_size=_LISTED_AT_ONCE)
-    deleted = 0
-    failures: list[errors.LoaderError] = []
-    failed = 0
-    while group := [info.name for info in itertools.islice(found, _LISTED_AT_ONCE)]:
-        for result in transport.delete_names(bucket, group):
-            if result is None:
-                deleted += 1
-            elif isinstance(result, errors.BucketNotFound) or result.retryable:
-                raise result
-            elif not isinstance(result, errors.NotFound):  # somebody else deleted it meanwhile
-                failed += 1
-                failures = failures or [result]
-    if failures:
-        raise type(failures[0])(f"{failed:,} objects are left, {deleted:,} were deleted; of the first: {failures[0]}")
-    return deleted
+    with Tally(progress) as tally:
+        while group := [info.name for info in itertools.islice(found, _LISTED_AT_ONCE)]:
+            for name, error in zip(group, transport.delete_names(bucket, group), strict=True):
+                if error is None:
+                    tally.add_done()
+                elif isinstance(error, errors.BucketNotFound) or error.retryable:
+                    raise error
+                elif isinstance(error, errors.NotFound):
+                    tally.add_skipped()  # somebody else deleted it meanwhile
+                else:
+                    tally.add_failed(Failure(name, error))
+    if tally.failed and on_error == "raise":
+        first = tally.failures[0].error
+        raise type(first)(f"{tally.failed:,} objects are left, {tally.done:,} were deleted; of the first: {first}")
+    return _summary(tally)
+
+
+def _summary(tally: Tally) -> DeleteSummary:
+    return DeleteSummary(deleted=tally.done, failed=tally.failed, failures=tuple(tally.failures))

@@ -36,5 +36,4 @@ def throwaway_node(objects: Mapping[str, bytes] | None = None, *, bucket: str = 
 
 def _fill(client: Client, bucket: str, objects: Mapping[str, bytes] | None) -> None:
     if objects is not None:
-        for _ in client.create_bucket(bucket, exist_ok=True).put_many(objects.items()):
-            pass
+        client.create_bucket(bucket, exist_ok=True).put_many(objects.items())

@@ -6,7 +6,7 @@ that uses it: after a fork it connects anew. Pickled, it carries its address, ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,8 +111,8 @@ class Transport(Protocol):
         """Those that are there, or the one that was made. Raises Unsupported in a cluster."""
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo: ...
-    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | LoaderError]:
-        """One result per object, in order; a failed object does not stop the others."""
+    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Generator[ObjectInfo | LoaderError, None, None]:
+        """One result per object, in order; a failed object does not stop the others. Lazy, as `promote`."""
 
     def compose(
         self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
@@ -145,7 +145,7 @@ class Transport(Protocol):
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]: ...
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]: ...
 
-    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+    def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         """One result per file, as it becomes known; raises for what concerns all of them."""
 
     def open_batch(

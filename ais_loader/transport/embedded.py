@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from ais_loader import errors
 from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
+from ais_loader.options import EmbeddedOptions
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary, PrefixSummary
@@ -44,15 +45,12 @@ class EmbeddedTransport(NoLongBatches):
         paths: list[str],
         *,
         mode: Literal["a", "r"] = "a",
-        durability: Literal["process", "power"] = "process",
-        open_shards: int = 128,
-        shard_copy_bytes: int = 4 << 30,
+        options: EmbeddedOptions = EmbeddedOptions(),  # noqa: B008  # frozen
     ) -> None:
         self._paths = [os.path.abspath(path) for path in paths]
         self.url = ",".join("file://" + path for path in self._paths)
         self._mode = mode
-        self._durability = durability
-        self._shards = open_shards, shard_copy_bytes
+        self._options = options
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._helpers: ThreadPoolExecutor | None = None
@@ -63,7 +61,7 @@ class EmbeddedTransport(NoLongBatches):
         self._store_here()  # a wrong path or a held lock is told at once
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reader, (self._paths, *self._shards)
+        return _reader, (self._paths, self._options)
 
     def _store_here(self) -> Store:
         if self._closed:
@@ -77,15 +75,16 @@ class EmbeddedTransport(NoLongBatches):
             # Inherited through fork: a lock held by a thread that is not here would never be released.
             self._lock, self._pid, self._store, self._mode = threading.Lock(), os.getpid(), None, "r"
             self._helpers = None
-        try:
-            limits = ShardLimits(*self._shards)
-        except ValueError as error:
-            raise errors.InvalidRequest(str(error)) from None
         with self._lock:
             if self._store is None:
                 if self._mode == "a" and (other := writer_here(self._paths)) is not None and other.on_wanted:
                     other.on_wanted()
-                self._store = Store.open(self._paths, mode=self._mode, durability=self._durability, shard_limits=limits)
+                self._store = Store.open(
+                    self._paths,
+                    mode=self._mode,
+                    durability=self._options.durability,
+                    shard_limits=ShardLimits(self._options.open_shards, self._options.shard_copy_bytes),
+                )
                 if self._mode == "a":
                     _writers[_drives(self._paths)] = self
             return self._store
@@ -137,7 +136,9 @@ class EmbeddedTransport(NoLongBatches):
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
         return object_info(spec.bucket, spec.name, staged(self._store_here(), spec, source).commit())
 
-    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
+    def put_many(
+        self, objects: Iterable[tuple[PutSpec, Source]]
+    ) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
         yield from put_groups(self._store_here(), objects)
 
     def compose(
@@ -221,7 +222,7 @@ class EmbeddedTransport(NoLongBatches):
                 return
             first, version = page.next, page.version
 
-    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+    def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         from storage_node.promote.here import promote_path
         from storage_node.promote.job import Job
         from storage_node.promote.walk import Wanted
@@ -301,8 +302,8 @@ def _drives(paths: Iterable[str]) -> frozenset[str]:
     return frozenset(map(os.path.realpath, paths))
 
 
-def _reader(paths: list[str], open_shards: int, shard_copy_bytes: int) -> EmbeddedTransport:
-    return EmbeddedTransport(paths, mode="r", open_shards=open_shards, shard_copy_bytes=shard_copy_bytes)
+def _reader(paths: list[str], options: EmbeddedOptions) -> EmbeddedTransport:
+    return EmbeddedTransport(paths, mode="r", options=options)
 
 
 def _bucket_info(name: str, record: BucketRecord) -> BucketInfo:

@@ -34,8 +34,8 @@ with needs("fsspec", "ais:// in other libraries"):
 class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no annotations
     """Args:
     store: its URL, as `ais_loader.connect` takes it; None: AIS_LOADER_URL.
-    connect_options: further arguments of `connect`: mode, retry_s, tenant, … With mode="a" an embedded store is held
-        for writing as long as the process lives, with mode="r" it is never written to.
+    connect_options: further arguments of `connect`: mode, options. With mode="a" an embedded store is held for writing
+        as long as the process lives, with mode="r" it is never written to.
 
     Without a mode an embedded store is read beside whoever writes to it, and locked for writing from the first write
     (a file that is opened for writing counts until it is closed) until a second after the last one; `release_lock` lets
@@ -297,8 +297,7 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             by_bucket.setdefault(bucket, []).append((name, data))
         for bucket_name, pairs in by_bucket.items():
             with self._writing(bucket_name) as client:
-                for _ in client.bucket(bucket_name).put_many(pairs):
-                    pass
+                client.bucket(bucket_name).put_many(pairs)
         return None
 
     def put_file(self, lpath: Any, rpath: str, callback: Any = None, mode: str = "overwrite", **kwargs: Any) -> None:

@@ -38,7 +38,7 @@ def objects() -> dict[str, bytes]:
 def filled(url: str, bucket_name: str, objects: dict[str, bytes]) -> str:
     """The name of a new bucket with `objects`. No client is left open: an embedded store has one writer."""
     with connect(url) as client:
-        list(client.create_bucket(bucket_name).put_many(objects.items()))
+        client.create_bucket(bucket_name).put_many(objects.items())
     return bucket_name
 
 

@@ -26,7 +26,7 @@ from tests.cli.kit import TIMEOUT_S, command, environment, run_process
 def store(local_url: str) -> str:
     """An embedded store with a bucket `b` of three objects."""
     with connect(local_url) as client:
-        list(client.create_bucket("b").put_many([("t", b"text\n"), ("bin", bytes(1000)), ("big", bytes(1 << 20))]))
+        client.create_bucket("b").put_many([("t", b"text\n"), ("bin", bytes(1000)), ("big", bytes(1 << 20))])
     return local_url
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Client, connect, errors
+from ais_loader import Client, EmbeddedOptions, connect, errors
 from ais_loader.testing import NodeProcess, seeded_bytes
 
 zstandard = pytest.importorskip("zstandard")
@@ -36,12 +36,12 @@ def test_an_embedded_store_has_the_limits_given_and_its_pickled_readers_too(tmp_
     with connect(tmp_path / "store") as client:
         client.create_bucket("b").put("s.tar.zst", one_frame())
         assert client.bucket("b").get("s.tar.zst", member="a") == MEMBER
-    with connect(tmp_path / "store", shard_copy_bytes=1 << 20) as client:
+    with connect(tmp_path / "store", options=EmbeddedOptions(shard_copy_bytes=1 << 20)) as client:
         refuses(client)
         with pickle.loads(pickle.dumps(client)) as reader:
             refuses(reader)
     with pytest.raises(errors.InvalidRequest, match="open_shards"):
-        connect(tmp_path / "store", open_shards=0)
+        connect(tmp_path / "store", options=EmbeddedOptions(open_shards=0))
 
 
 def test_a_node_has_the_limits_of_its_settings_and_shows_them(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from ais_loader.options import ClusterOptions
 from ais_loader.transport.cluster.transport import DIRECT_FROM_ENTRIES_PER_OWNER, DIRECT_TO_NODES, RoutedTransport
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
@@ -23,7 +24,7 @@ def transport(nodes: int) -> RoutedTransport:
             number=number,
         )
     map_.bucket.add(name="b", uuid=uuid.UUID(int=7).bytes, copies=1, min_copies=1)
-    return RoutedTransport("grpc://nowhere:1", ClusterView(map_), retry_s=0.0, verify_payload=True)
+    return RoutedTransport("grpc://nowhere:1", ClusterView(map_), ClusterOptions(retry_s=0.0))
 
 
 def assembled_by_a_node(nodes: int, entries: int, assembly: str = "auto") -> bool:

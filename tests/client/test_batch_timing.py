@@ -37,7 +37,7 @@ def dawdle(seconds: float = SLOW_S) -> None:
 
 @pytest.fixture
 def filled(bucket: Bucket) -> Bucket:
-    list(bucket.put_many((name, name.encode() * (SIZE_BYTES // 2)) for name in NAMES))
+    bucket.put_many((name, name.encode() * (SIZE_BYTES // 2)) for name in NAMES)
     return bucket
 
 
@@ -51,7 +51,7 @@ def slow_link(node: NodeProcess) -> Iterator[FaultyLink]:
 def behind_slow_link(slow_link: FaultyLink, node: NodeProcess, bucket_name: str) -> Iterator[Bucket]:
     """A filled bucket, seen over a connection that stands already."""
     with connect(node.url) as near, connect(slow_link.url) as far:
-        list(near.create_bucket(bucket_name).put_many((name, bytes(SIZE_BYTES)) for name in NAMES))
+        near.create_bucket(bucket_name).put_many((name, bytes(SIZE_BYTES)) for name in NAMES)
         far.bucket(bucket_name).get_batch(NAMES[:2]).tobytes()
         slow_link.latency_s = SLOW_S
         yield far.bucket(bucket_name)
@@ -139,7 +139,7 @@ def test_the_causes_add_up_to_the_life_of_the_batch(behind_slow_link: Bucket) ->
 
 def test_pauses_before_asking_again_are_queue_time(slow_link: FaultyLink, node: NodeProcess, bucket_name: str) -> None:
     with connect(node.url) as near, connect(slow_link.url) as far:
-        list(near.create_bucket(bucket_name).put_many((name, bytes(SIZE_BYTES)) for name in NAMES))
+        near.create_bucket(bucket_name).put_many((name, bytes(SIZE_BYTES)) for name in NAMES)
         far.bucket(bucket_name).get_batch(NAMES[:2]).tobytes()
         slow_link.refuse()
         accepting = threading.Timer(SLOW_S, slow_link.accept)
@@ -182,7 +182,7 @@ def test_a_dataset_hands_the_record_of_each_batch_to_its_callback(
 ) -> None:
     recorder = Recorder(tmp_path / "map")
     with connect(node.url) as client:
-        list(client.create_bucket(bucket_name).put_many((name, bytes(1000)) for name in NAMES))
+        client.create_bucket(bucket_name).put_many((name, bytes(1000)) for name in NAMES)
         urls = [f"ais://{bucket_name}/{name}" for name in NAMES]
         dataset = MapDataset(client, urls, decode=slow_decode, on_batch=recorder)
         context = "spawn" if workers else None

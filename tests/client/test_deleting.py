@@ -32,7 +32,7 @@ class Names:
 
 
 def deleting(store: Names) -> int:
-    return delete_prefix(cast(Transport, cast(Any, store)), "b", "a/")
+    return delete_prefix(cast(Transport, cast(Any, store)), "b", "a/").deleted
 
 
 def test_what_fails_for_good_is_told_when_the_rest_has_gone_and_again_when_it_is_run_again() -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ais_loader import Client, ObjectReader, connect, errors
+from ais_loader import Client, ClusterOptions, ObjectReader, connect, errors
 from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
 from ais_loader.transport.session import long_batch as own_stream
 from ais_loader.transport.session import raw_stream as direct
@@ -29,7 +29,7 @@ def filled() -> Iterator[NodeProcess]:
 def client(filled: NodeProcess, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     if request.param == "public":
         monkeypatch.setattr(direct, "cygrpc", None)
-    with connect(filled.url, verify_payload=True, retry_s=20.0) as client:
+    with connect(filled.url, options=ClusterOptions(verify_payload=True, retry_s=20.0)) as client:
         yield client
 
 

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from ais_loader.options import ClusterOptions
 from ais_loader.testing import seeded_bytes
 from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
@@ -64,7 +65,7 @@ def two_nodes() -> Members:
     for number, node in enumerate(NODES):
         known.node.add(uuid=node, host=f"h{number}", endpoint=f"127.0.0.1:{number + 1}", weight=1.0, number=number)
     known.bucket.add(name="b", uuid=b"d" * 16, copies=2, min_copies=1)
-    return Members(ClusterView(known), retry_s=PATIENCE_S, verify_payload=True)
+    return Members(ClusterView(known), ClusterOptions(retry_s=PATIENCE_S, verify_payload=True))
 
 
 @pytest.mark.parametrize("ordered", [True, False])

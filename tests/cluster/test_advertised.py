@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.client import connect
+from ais_loader import ClusterOptions, connect
 from ais_loader.testing import FaultyLink, NodeProcess
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
@@ -65,11 +65,11 @@ def test_a_node_behind_a_proxy_is_taken_back_under_the_address_that_it_advertise
     endpoints = [one.outer for one in nodes]
     change_map(endpoints, create_cluster([one.member for one in nodes]))
     change_map(endpoints, create_bucket("b", copies=2))
-    with connect(f"grpc://{','.join(endpoints)}", retry_s=60.0) as client:
+    with connect(f"grpc://{','.join(endpoints)}", options=ClusterOptions(retry_s=60.0)) as client:
         bucket = client.bucket("b")
-        list(bucket.put_many((name, name.encode() * 100) for name in NAMES))
+        bucket.put_many((name, name.encode() * 100) for name in NAMES)
         nodes[1].node.kill()
-        list(bucket.put_many((name, name.encode() * 200) for name in NAMES[::2]))
+        bucket.put_many((name, name.encode() * 200) for name in NAMES[::2])
         nodes[1].node.start()
         assert eventually(lambda: nodes[1].is_trusted, timeout_s=60.0)
         wanted = [name.encode() * (200 if number % 2 == 0 else 100) for number, name in enumerate(NAMES)]
@@ -77,7 +77,7 @@ def test_a_node_behind_a_proxy_is_taken_back_under_the_address_that_it_advertise
     # Nobody has put the inner address into the map, and the copies are equal on all nodes.
     answer = ask_node(endpoints[0])
     assert answer.map is not None and [node.endpoint for node in answer.map.node] == endpoints
-    with connect(f"grpc://{nodes[1].outer}", retry_s=60.0) as client:
+    with connect(f"grpc://{nodes[1].outer}", options=ClusterOptions(retry_s=60.0)) as client:
         assert client.bucket("b").get_batch(NAMES).tobytes() == wanted
 
 

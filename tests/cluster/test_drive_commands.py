@@ -25,7 +25,7 @@ def cluster(tmp_path: Path) -> Iterator[DriveCluster]:
         drive_cluster(tmp_path, 2, buckets={"b": 2}, reconcile_patience_s=1.0) as made,
         connect(made.url) as client,
     ):
-        list(client.bucket("b").put_many(OBJECTS.items()))
+        client.bucket("b").put_many(OBJECTS.items())
         yield made
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from ais_loader.client import connect
+from ais_loader import ClusterOptions, connect
 from ais_loader.errors import NodeUnavailable
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
@@ -124,7 +124,7 @@ def contents(url: str) -> dict[str, bytes]:
     """Of all objects. A node that came back compares its copies with the others' before it serves them."""
 
     def read() -> dict[str, bytes] | None:
-        with connect(url, retry_s=30.0) as client:
+        with connect(url, options=ClusterOptions(retry_s=30.0)) as client:
             try:
                 return {name: client.bucket("speech").get(name) for name in OBJECTS}
             except NodeUnavailable:

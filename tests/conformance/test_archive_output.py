@@ -16,7 +16,7 @@ import zstandard
 
 from ais_loader import Bucket, Entry
 from ais_loader.archive import FORMATS, ArchiveFormat, format_of
-from ais_loader.errors import InvalidRequest, ObjectNotFound
+from ais_loader.errors import Closed, InvalidRequest, ObjectNotFound
 from ais_loader.testing import seeded_bytes
 
 OBJECTS = {
@@ -30,7 +30,7 @@ OBJECTS = {
 
 @pytest.fixture
 def filled(bucket: Bucket) -> Bucket:
-    list(bucket.put_many(OBJECTS.items()))
+    bucket.put_many(OBJECTS.items())
     return bucket
 
 
@@ -151,6 +151,20 @@ def test_the_standard_tools_extract_it(filled: Bucket, archive: ArchiveFormat, t
         subprocess.run(["tar", "-xf", path, "-C", target], check=True, timeout=60)
     for name in names:
         assert (target / filled.name / name).read_bytes() == OBJECTS[name]
+
+
+def test_an_archive_is_written_once_and_a_second_try_leaves_what_there_is(filled: Bucket, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    made = filled.client.get_batch(entries_of(filled, ["a"]), archive="tar").write_to(path)
+    whole = path.read_bytes()
+    for again in (lambda: made.write_to(path), lambda: made.write_to(io.BytesIO()), lambda: list(made)):
+        with pytest.raises(InvalidRequest, match="delivered once"):
+            again()
+    closed = filled.client.get_batch(entries_of(filled, ["a"]), archive="tar")
+    closed.close()
+    with pytest.raises(Closed):
+        closed.write_to(path)
+    assert path.read_bytes() == whole and [entry.name for entry in tmp_path.iterdir()] == ["out"]
 
 
 def test_other_formats_and_names_are_refused(filled: Bucket) -> None:

@@ -50,7 +50,7 @@ def test_a_bucket_that_does_not_exist_is_reported_by_every_call(client: Client, 
     for call in (
         missing.info,
         lambda: missing.put("a", b""),
-        lambda: list(missing.put_many([("a", b"")])),
+        lambda: missing.put_many([("a", b"")]),
         lambda: missing.get("a"),
         lambda: missing.head("a"),
         lambda: missing.delete("a"),

@@ -78,7 +78,7 @@ def test_a_closed_client_refuses_every_call_and_may_be_closed_again(url: str, cl
     for call in (
         lambda: bucket.get("a"),
         lambda: bucket.put("b", b""),
-        lambda: list(bucket.put_many([("b", b"")])),
+        lambda: bucket.put_many([("b", b"")]),
         lambda: bucket.head("a"),
         lambda: bucket.delete("a"),
         lambda: list(bucket.objects()),

@@ -10,9 +10,9 @@ from typing import Any
 
 import google_crc32c
 import pytest
-from conformance_kit import MiB, fill
+from conformance_kit import Heard, MiB, fill, names_in
 
-from ais_loader import Bucket, Client, errors
+from ais_loader import Bucket, Client, CopySummary, ObjectInfo, Progress, RenameSummary, errors
 from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
 from ais_loader.objects.parts import PREFIX
 from ais_loader.testing import seeded_bytes
@@ -97,27 +97,96 @@ def test_copies_that_cannot_be_are_refused(bucket: Bucket) -> None:
         bucket.copy("nobody", "b")
     for prefix, to in [("a", "a/b"), ("a/b/", "a/"), ("", "x/"), ("x/", "x/")]:
         with pytest.raises(errors.InvalidRequest, match="overlap"):
-            list(bucket.copy_prefix(prefix, to))
+            bucket.copy_prefix(prefix, to)
     assert [info.name for info in bucket.objects()] == ["a"]
 
 
-def test_a_prefix_is_copied_and_done_again_copies_only_the_rest(bucket: Bucket, other: Bucket) -> None:
+def test_a_prefix_is_copied_when_the_call_returns_and_done_again_copies_only_the_rest(
+    bucket: Bucket, other: Bucket
+) -> None:
     objects = {f"en/{at:03d}": seeded_bytes(100 + at, seed=at) for at in range(30)}
     fill(bucket, {**objects, "end": b"not below", "em/x": b"nor this"})
-    copies = bucket.copy_prefix("en/", "de/")
-    assert [next(copies).name for _ in range(5)] == [f"de/{at:03d}" for at in range(5)]  # type: ignore[union-attr]
-    copies.close()  # type: ignore[attr-defined]
+    bucket.copy("en/004", "de/004"), bucket.put("de/007", b"another")
+    there, heard = bucket.head("de/004"), Heard()
+    size_bytes = sum(map(len, objects.values())) - there.size_bytes
+    assert bucket.copy_prefix("en/", "de/", progress=heard) == CopySummary(copied=29, skipped=1, size_bytes=size_bytes)
+    assert {name: bucket.get("de" + name[2:]) for name in objects} == objects
+    assert bucket.head("de/004") == there
+    assert [(step.done, step.skipped) for step in heard.steps] == [
+        (at + 1 - (at >= 4), int(at >= 4)) for at in range(30)
+    ]
+    assert heard.steps[-1] == Progress(done=29, skipped=1, size_bytes=size_bytes)
+    assert bucket.copy_prefix("en/", "de/") == CopySummary(skipped=30)
+    assert bucket.copy_prefix("nobody/", "de/") == CopySummary()
+    assert bucket.copy_prefix("", "", to_bucket=other.name).copied == 62
+    assert other.get("end") == b"not below"
+
+
+def test_copying_step_by_step_yields_what_was_copied_and_may_be_left(bucket: Bucket) -> None:
+    objects = {f"en/{at:03d}": seeded_bytes(100 + at, seed=at) for at in range(30)}
+    fill(bucket, objects)
+    copies = bucket.iter_copy_prefix("en/", "de/")
+    assert names_in(bucket.client, bucket.name) == list(objects)  # lazy
+    assert [next(copies).name for _ in range(5)] == [f"de/{at:03d}" for at in range(5)]
+    copies.close()
     there = {info.name: info for info in bucket.objects("de/")}
     assert 5 <= len(there) < 30
     bucket.put("de/002", b"another")
-    again = [info.name for info in bucket.copy_prefix("en/", "de/")]  # type: ignore[union-attr]
+    again = [info.name for info in bucket.iter_copy_prefix("en/", "de/")]
     assert again == ["de/002", *sorted(f"de/{at:03d}" for at in range(30) if f"de/{at:03d}" not in there)]
     assert {name: bucket.get("de" + name[2:]) for name in objects} == objects
-    for name, info in there.items():
-        assert name == "de/002" or bucket.head(name) == info
-    assert list(bucket.copy_prefix("en/", "de/")) == []
-    assert len(list(bucket.copy_prefix("", "", to_bucket=other.name))) == 62
-    assert other.get("end") == b"not below"
+    assert all(name == "de/002" or bucket.head(name) == info for name, info in there.items())
+    assert list(bucket.iter_copy_prefix("en/", "de/")) == []
+
+
+# Below "de/" the object in the middle would have a name that none can have: "de//b".
+IN_THE_MIDDLE = {"en-a": b"1", "en/b": b"2", "en0c": b"3"}
+
+
+@pytest.mark.parametrize("rename", [False, True])
+def test_an_object_of_a_prefix_that_fails_is_raised_returned_or_yielded(bucket: Bucket, rename: bool) -> None:
+    change = bucket.rename_prefix if rename else bucket.copy_prefix
+    step_by_step = bucket.iter_rename_prefix if rename else bucket.iter_copy_prefix
+    left, made = ["en/b"] if rename else list(IN_THE_MIDDLE), ["de/-a", "de/0c"]
+    fill(bucket, IN_THE_MIDDLE)
+    with pytest.raises(errors.InvalidName, match="de//b") as caught:
+        change("en", "de/")
+    assert caught.value.__notes__ == ["before this error: 1 done, 0 skipped, 0 failed"]
+    assert (bucket.get("de/-a"), bucket.get("en/b")) == (b"1", b"2")
+    bucket.delete_prefix("de/"), fill(bucket, IN_THE_MIDDLE)
+    heard = Heard()
+    summary = change("en", "de/", on_error="return", progress=heard)
+    assert [(one.name, type(one.error)) for one in summary.failures] == [("en/b", errors.InvalidName)]
+    done = summary.renamed if isinstance(summary, RenameSummary) else summary.copied
+    assert (done, summary.size_bytes, summary.failed, summary.complete) == (2, 2, 1, False)
+    assert [(step.done, step.failed) for step in heard.steps] == [(1, 0), (1, 1), (2, 1)]
+    assert names_in(bucket.client, bucket.name) == [*made, *left]
+    bucket.delete_prefix("de/"), fill(bucket, IN_THE_MIDDLE)
+    first, failed, last = step_by_step("en", "de/", on_error="yield")
+    assert isinstance(failed, errors.InvalidName)
+    assert [one.name for one in (first, last) if isinstance(one, ObjectInfo)] == made
+    assert names_in(bucket.client, bucket.name) == [*made, *left]
+    bucket.delete_prefix("de/"), fill(bucket, IN_THE_MIDDLE)
+    yielding = step_by_step("en", "de/")
+    assert next(yielding).name == "de/-a"
+    with pytest.raises(errors.InvalidName):
+        next(yielding)
+
+
+@pytest.mark.parametrize("rename", [False, True])
+def test_an_error_of_progress_ends_the_copying_and_what_was_told_is_done(bucket: Bucket, rename: bool) -> None:
+    objects = {f"en/{at:03d}": b"%d" % at for at in range(40)}
+    fill(bucket, objects)
+    heard = Heard(until=10)
+    with pytest.raises(RuntimeError, match="enough: 10"):
+        (bucket.rename_prefix if rename else bucket.copy_prefix)("en/", "de/", progress=heard)
+    assert [step.done for step in heard.steps] == list(range(1, 11))
+    made = [info.name for info in bucket.objects("de/")]
+    assert made[:10] == [f"de/{at:03d}" for at in range(10)] and len(made) <= 18
+    assert [info.name for info in bucket.objects("en/")] == list(objects)[len(made) if rename else 0 :]
+    for call in (bucket.copy_prefix, bucket.rename_prefix):
+        with pytest.raises(errors.BucketNotFound):
+            call("de/", "", to_bucket="no-such-bucket")
 
 
 def test_appending_keeps_what_was_there_and_its_metadata(bucket: Bucket) -> None:
@@ -191,14 +260,19 @@ def test_a_prefix_is_renamed_and_done_again_ends_it(bucket: Bucket, other: Bucke
     objects = {f"en/{at:03d}": seeded_bytes(100 + at, seed=at) for at in range(20)}
     fill(bucket, objects)
     bucket.copy("en/003", "en/003", to_bucket=other.name)
-    renaming = bucket.rename_prefix("en/", "en/", to_bucket=other.name)
-    next(renaming)
-    renaming.close()  # type: ignore[attr-defined]
+    renaming = bucket.iter_rename_prefix("en/", "en/", to_bucket=other.name)
+    assert names_in(bucket.client, bucket.name) == list(objects)  # lazy
+    assert next(renaming).name == "en/000"
+    renaming.close()
     left = [info.name for info in bucket.objects()]
     assert 0 < len(left) < 20
-    assert [info.name for info in bucket.rename_prefix("en/", "en/", to_bucket=other.name)] == left  # type: ignore[union-attr]
+    assert next(bucket.iter_rename_prefix("en/", "en/", to_bucket=other.name)).name == left[0]
+    rest = [info.name for info in bucket.objects()]
+    renamed = bucket.rename_prefix("en/", "en/", to_bucket=other.name)
+    assert renamed == RenameSummary(renamed=len(rest), size_bytes=sum(len(objects[name]) for name in rest))
     assert list(bucket.objects()) == []
     assert {info.name: other.get(info.name) for info in other.objects()} == objects
+    assert bucket.rename_prefix("en/", "en/", to_bucket=other.name) == RenameSummary()
 
 
 def test_a_second_try_of_an_append_whose_answer_was_lost_appends_nothing(bucket: Bucket) -> None:

@@ -11,9 +11,9 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from conformance_kit import MiB, contents, fill
+from conformance_kit import Heard, MiB, contents, fill, names_in
 
-from ais_loader import Bucket, Client, Entry, PromoteResult, errors
+from ais_loader import Bucket, Client, Entry, Progress, PromoteSummary, errors
 from ais_loader.testing import seeded_bytes
 
 SIZES = {"empty": 0, "a/small": 1000, "a/b/c/deep": 3, "a/block": 256 << 10, "large": 3 * MiB + 17, "ü.bin": 5000}
@@ -49,10 +49,7 @@ def test_a_folder_becomes_objects_byte_for_byte_and_a_second_time_nothing_is_sto
     bucket: Bucket, folder: Path
 ) -> None:
     files = tree(folder)
-    results: list[PromoteResult] = []
-    summary = bucket.promote(folder, prefix="p/", on_result=results.append)
-    assert (summary.promoted, summary.skipped, summary.failed) == (len(files), 0, 0)
-    assert summary.complete and summary.promoted_bytes == sum(map(len, files.values()))
+    results = list(bucket.iter_promote(folder, prefix="p/"))
     assert stored(bucket) == {f"p/{name}": data for name, data in files.items()}
     assert sorted((one.path, one.name, one.status) for one in results) == sorted(
         (name, f"p/{name}", "promoted") for name in files
@@ -60,17 +57,19 @@ def test_a_folder_becomes_objects_byte_for_byte_and_a_second_time_nothing_is_sto
     assert all(one.info == bucket.head(one.name) for one in results)
     assert left(folder) == sorted(files)
     versions = {info.name: info.version for info in bucket.objects()}
-    again = bucket.promote(folder, prefix="p/")
-    assert (again.promoted, again.skipped, again.failed) == (0, len(files), 0)
+    assert bucket.promote(folder, prefix="p/") == PromoteSummary(skipped=len(files))
+    assert {one.status for one in bucket.iter_promote(folder, prefix="p/")} == {"skipped"}
     assert {info.name: info.version for info in bucket.objects()} == versions
 
 
 def test_many_small_files_are_stored_each_once(bucket: Bucket, folder: Path) -> None:
     files = write(folder, {f"{at % 40:02d}/{at}": b"%d" % at for at in range(700)})
-    names: list[str] = []
-    summary = bucket.promote(folder, on_result=lambda result: names.append(result.name))
-    assert summary.promoted == len(files)
-    assert sorted(names) == sorted(files)
+    heard = Heard()
+    size_bytes = sum(map(len, files.values()))
+    assert bucket.promote(folder, progress=heard) == PromoteSummary(promoted=len(files), size_bytes=size_bytes)
+    assert [step.done for step in heard.steps] == list(range(1, len(files) + 1))
+    assert heard.steps[-1] == Progress(done=len(files), size_bytes=size_bytes)
+    assert names_in(bucket.client, bucket.name) == sorted(files)
     assert bucket.get_batch(list(files)).tobytes() == list(files.values())
 
 
@@ -79,9 +78,9 @@ def test_what_has_changed_is_stored_again_and_only_that(bucket: Bucket, folder: 
     bucket.promote(folder)
     changed = {"a/small": seeded_bytes(1000, seed=91), "large": seeded_bytes(3 * MiB + 17, seed=92), "new": b"new"}
     files |= write(folder, changed)
-    results: dict[str, str] = {}
-    bucket.promote(folder, on_result=lambda result: results.update({result.name: result.status}))
-    assert {name for name, status in results.items() if status == "promoted"} == set(changed)
+    results = list(bucket.iter_promote(folder))
+    assert len(results) == len(files)
+    assert {one.name for one in results if one.status == "promoted"} == set(changed)
     assert stored(bucket) == files
 
 
@@ -162,8 +161,30 @@ def test_what_is_no_file_or_has_no_name_for_an_object_fails_by_itself(bucket: Bu
         "not-\\xff-utf8": errors.SourceRefused,
         "f": errors.InvalidName,
     }
-    with pytest.raises(errors.PromoteIncomplete, match="4 of 6"):
-        bucket.promote(folder)
+    (folder / "late").write_bytes(b"5")
+    heard = Heard()
+    with pytest.raises(errors.PromoteIncomplete, match="4 of 7"):
+        bucket.promote(folder, progress=heard)
+    assert bucket.get("late") == b"5"  # what failed stopped nothing
+    assert heard.steps[-1] == Progress(done=1, skipped=2, failed=4, size_bytes=1)
+    failed = [one for one in bucket.iter_promote(folder) if one.error is not None]
+    assert {one.path: one.status for one in failed} == {one.path: "failed" for one in summary.failures}
+
+
+def test_an_error_of_progress_ends_the_promotion_and_step_by_step_it_may_be_left(bucket: Bucket, folder: Path) -> None:
+    files = write(folder, {f"f{at:04d}": b"%d" % at for at in range(2500)})
+    heard = Heard(until=3)
+    with pytest.raises(RuntimeError, match="enough: 3") as caught:
+        bucket.promote(folder, progress=heard)
+    assert caught.value.__notes__ == ["before this error: 3 done, 0 skipped, 0 failed"]
+    promoting = bucket.iter_promote(folder, prefix="again/")
+    assert list(bucket.objects("again/")) == []  # lazy
+    first = next(promoting)
+    promoting.close()
+    assert bucket.get(first.name) == files[first.path]
+    assert len(list(bucket.objects("f"))) >= 3
+    assert bucket.promote(folder).complete  # goes on where it was left
+    assert [info.name for info in bucket.objects("f")] == list(files)
 
 
 def test_one_file_takes_its_own_name_and_patterns_choose_among_many(bucket: Bucket, folder: Path) -> None:

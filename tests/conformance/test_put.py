@@ -69,7 +69,8 @@ def test_put_takes(bucket: Bucket, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_put_many_takes(bucket: Bucket, form: str) -> None:
-    assert [info.name for info in bucket.put_many([("a", FORMS[form](DATA)), ("b", FORMS[form](DATA))])] == ["a", "b"]
+    put = bucket.put_many([("a", FORMS[form](DATA)), ("b", FORMS[form](DATA))])
+    assert [(info.name, info.size_bytes) for info in put.infos] == [("a", len(DATA)), ("b", len(DATA))]
     assert bucket.get_batch(["a", "b"]).tobytes() == [DATA, DATA]
 
 
@@ -107,7 +108,7 @@ def test_put_refuses_what_is_neither_bytes_nor_a_path_nor_a_file(bucket: Bucket,
     with pytest.raises(TypeError):
         bucket.put("a", data)
     with pytest.raises(TypeError):
-        list(bucket.put_many([("a", data)]))
+        bucket.put_many([("a", data)])
     assert list(bucket.objects()) == []
 
 

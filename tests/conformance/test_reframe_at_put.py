@@ -66,7 +66,7 @@ def put(bucket: Bucket, name: str, data: bytes) -> None:
 
 
 def put_many(bucket: Bucket, name: str, data: bytes) -> None:
-    list(bucket.put_many([("other", b"1"), (name, data, {"k": "v"}), ("another.tar.zst", b"2")]))
+    bucket.put_many([("other", b"1"), (name, data, {"k": "v"}), ("another.tar.zst", b"2")])
 
 
 @pytest.mark.parametrize("way", [put, put_many])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import datetime
 import io
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ais_loader import Bucket, Client, Entry, connect, errors
+from ais_loader import Bucket, Client, ClusterOptions, EmbeddedOptions, Entry, connect, errors
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ from ais_loader import Bucket, Client, Entry, connect, errors
 )
 def test_all_that_exports_bytes_is_stored_as_these_bytes(bucket: Bucket, data: Any) -> None:
     assert bucket.put("one", data).size_bytes == 6
-    assert [info.size_bytes for info in bucket.put_many([("many", data)])] == [6]
+    assert [info.size_bytes for info in bucket.put_many([("many", data)]).infos] == [6]
     assert bucket.get("one") == bucket.get("many") == b"abcdef"
 
 
@@ -56,7 +55,7 @@ def test_what_has_no_bytes_of_its_own_is_refused(bucket: Bucket, data: Any) -> N
     with pytest.raises(TypeError):
         bucket.put("a", data)
     with pytest.raises(TypeError):
-        list(bucket.put_many([("a", data)]))
+        bucket.put_many([("a", data)])
     assert list(bucket.objects()) == []
 
 
@@ -71,7 +70,7 @@ def test_a_name_that_is_no_string_is_refused_by_every_call(bucket: Bucket, name:
         lambda: list(bucket.members(name)),
         lambda: bucket.put(name, b""),
         lambda: bucket.get_batch([name]).tobytes(),
-        lambda: list(bucket.delete_many([name])),
+        lambda: bucket.delete_many([name]),
         lambda: bucket.snapshot(name),
         lambda: bucket.client.bucket(name).get("a"),
         lambda: bucket.client.create_bucket(name),
@@ -83,9 +82,9 @@ def test_a_name_that_is_no_string_is_refused_by_every_call(bucket: Bucket, name:
 
 
 def test_one_string_is_no_list_of_names(client: Client, bucket: Bucket) -> None:
-    list(bucket.put_many([("a", b"1"), ("b", b"2"), ("ab", b"3")]))
+    bucket.put_many([("a", b"1"), ("b", b"2"), ("ab", b"3")])
     calls: list[Callable[[], object]] = [
-        lambda: list(bucket.delete_many("ab")),
+        lambda: bucket.delete_many("ab"),
         lambda: bucket.get_batch("ab"),
         lambda: client.get_batch(f"ais://{bucket.name}/a"),
         lambda: client.get_batch(Entry(bucket.name, "a")),  # type: ignore[call-overload]  # the point
@@ -97,7 +96,7 @@ def test_one_string_is_no_list_of_names(client: Client, bucket: Bucket) -> None:
 
 
 def test_names_come_from_any_iterable(bucket: Bucket) -> None:
-    list(bucket.put_many([("a", b"1"), ("b", b"2")]))
+    bucket.put_many([("a", b"1"), ("b", b"2")])
     names: list[Any] = [(name for name in "ba"), np.array(["b", "a"]), {"b": 0, "a": 0}, ("b", "a")]
     assert [bucket.get_batch(some).tobytes() for some in names] == [[b"2", b"1"]] * 4
 
@@ -105,27 +104,34 @@ def test_names_come_from_any_iterable(bucket: Bucket) -> None:
 @pytest.mark.parametrize("objects", ["ab", [("a",)], [("a", b"", {}, 4)], ["ab"], {"a": b"1"}, [5]])
 def test_put_many_says_what_it_takes(bucket: Bucket, objects: Any) -> None:
     with pytest.raises(TypeError, match=r"\(name, data\)|items\(\)"):
-        list(bucket.put_many(objects))
+        bucket.put_many(objects)
     assert list(bucket.objects()) == []
 
 
-def test_lazy_calls_that_nobody_iterates_warn_that_nothing_was_done(bucket: Bucket) -> None:
+def test_what_is_done_on_an_error_is_one_of_two_things(bucket: Bucket) -> None:
     bucket.put("kept", b"1")
-    calls: list[tuple[str, Callable[[], object]]] = [
-        ("put_many", lambda: bucket.put_many([("never", b"")])),
-        ("delete_many", lambda: bucket.delete_many(["kept"])),
-        ("copy_prefix", lambda: bucket.copy_prefix("k", "c")),
-        ("rename_prefix", lambda: bucket.rename_prefix("k", "r")),
+    calls: list[Callable[[Any], object]] = [
+        lambda how: bucket.put_many([("never", b"")], on_error=how),
+        lambda how: bucket.delete_many(["kept"], on_error=how),
+        lambda how: bucket.delete_prefix("k", on_error=how),
+        lambda how: bucket.copy_prefix("k", "c", on_error=how),
+        lambda how: bucket.rename_prefix("k", "r", on_error=how),
+        lambda how: bucket.promote("/", on_error=how),
     ]
-    for name, call in calls:
-        with pytest.warns(RuntimeWarning, match=rf"{name}\(\) was never iterated, so nothing was done"):
-            call()
+    for call in calls:
+        with pytest.raises(errors.InvalidRequest, match="on_error='yield': need 'raise' or 'return'"):
+            call("yield")
+    lazy: list[Callable[[Any], object]] = [
+        lambda how: bucket.iter_put_many([("never", b"")], on_error=how),
+        lambda how: bucket.iter_delete_many(["kept"], on_error=how),
+        lambda how: bucket.iter_copy_prefix("k", "c", on_error=how),
+        lambda how: bucket.iter_rename_prefix("k", "r", on_error=how),
+    ]
+    for call in lazy:
+        with pytest.raises(errors.InvalidRequest, match="on_error='return': need 'raise' or 'yield'"):
+            call("return")
+        call("raise")  # and nothing is done
     assert [info.name for info in bucket.objects()] == ["kept"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert next(iter(bucket.put_many([("a", b"1")]))).name == "a"
-        assert next(bucket.put_many([("b", b"1")])).name == "b"
-        bucket.put_many([("c", b"1")]).close()  # type: ignore[attr-defined]  # as of the generator that it stands for
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "1", None])
@@ -152,13 +158,41 @@ def test_addresses_that_there_cannot_be_are_told_at_once(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"retry_s": -1}, {"retry_s": "1"}, {"retry_s": float("nan")}, {"tenant": 5}, {"hedge_budget": "1"}]
+    ("kind", "options"),
+    [
+        (ClusterOptions, {"retry_s": -1}),
+        (ClusterOptions, {"retry_s": "1"}),
+        (ClusterOptions, {"retry_s": float("nan")}),
+        (ClusterOptions, {"tenant": 5}),
+        (ClusterOptions, {"tenant": "x" * 129}),
+        (ClusterOptions, {"tenant": "\ud800"}),
+        (ClusterOptions, {"hedge_budget": "1"}),
+        (ClusterOptions, {"hedge_budget": 1.1}),
+        (EmbeddedOptions, {"durability": "always"}),
+        (EmbeddedOptions, {"open_shards": 0}),
+        (EmbeddedOptions, {"open_shards": 1.5}),
+        (EmbeddedOptions, {"shard_copy_bytes": -1}),
+    ],
 )
-def test_options_of_a_client_that_mean_nothing_are_told_at_once(options: dict[str, Any]) -> None:
+def test_options_that_mean_nothing_are_told_when_they_are_made(
+    kind: Callable[..., object], options: dict[str, Any]
+) -> None:
     with pytest.raises(errors.InvalidRequest, match=next(iter(options))):
-        connect("grpc://127.0.0.1:7480", **options)
+        kind(**options)
+
+
+def test_options_of_another_kind_of_store_are_refused_and_the_right_ones_named(tmp_path: Path) -> None:
+    with pytest.raises(errors.InvalidRequest, match="storage nodes: it takes ClusterOptions, not EmbeddedOptions"):
+        connect("grpc://127.0.0.1:7480", options=EmbeddedOptions())
+    with pytest.raises(errors.InvalidRequest, match="an embedded store: it takes EmbeddedOptions, not ClusterOptions"):
+        connect(tmp_path / "store", options=ClusterOptions())
+    with pytest.raises(TypeError, match="options is a dict: need ClusterOptions"):
+        connect("grpc://127.0.0.1:7480", options={"retry_s": 1})  # type: ignore[arg-type]  # the point
+    with pytest.raises(errors.InvalidRequest, match="mode='w'"):
+        connect("grpc://127.0.0.1:7480", mode="w")  # type: ignore[arg-type]  # the point
     with pytest.raises(TypeError, match="bytes"):
         connect(b"/data/store")  # type: ignore[arg-type]  # the point
+    assert not list(tmp_path.iterdir())
 
 
 def test_everything_that_a_person_may_look_at_says_what_it_is(client: Client, bucket: Bucket) -> None:
@@ -167,5 +201,3 @@ def test_everything_that_a_person_may_look_at_says_what_it_is(client: Client, bu
     assert repr(batch) == "<Batch of 2 entries>"
     batch.close()
     assert repr(batch) == "<Batch of 2 entries, closed>"
-    lazy = bucket.put_many([])
-    assert repr(lazy) == "<put_many(), lazy: iterate it>" and list(lazy) == []

@@ -91,7 +91,7 @@ def read(
 def fill(url: str) -> None:
     with connect(url) as client:
         for name in BUCKETS:
-            assert len(list(client.bucket(name).put_many(OBJECTS.items()))) == len(OBJECTS)
+            assert client.bucket(name).put_many(OBJECTS.items()).stored == len(OBJECTS)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 
-from ais_loader import Bucket, connect, errors
+from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.cluster_map import ClusterView
@@ -100,7 +100,7 @@ class Clients:
             thread.start()
 
     def _read(self, number: int, way: Callable[[Bucket, Sequence[str]], None]) -> None:
-        with connect(self._url, retry_s=RETRY_S) as client:
+        with connect(self._url, options=ClusterOptions(retry_s=RETRY_S)) as client:
             bucket = client.bucket(BUCKET)
             while not self._stopping.is_set():
                 keys = self._ledger.names()
@@ -210,7 +210,7 @@ class Writers:
     def _write(self, number: int, keys: list[str], seed: int) -> None:
         draw = random.Random(seed * 100 + number)
         try:
-            with connect(self._url, retry_s=RETRY_S) as client:
+            with connect(self._url, options=ClusterOptions(retry_s=RETRY_S)) as client:
                 bucket = client.bucket(BUCKET)
                 while not self._stopping.is_set():
                     draw.shuffle(keys)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ais_loader import Client, Item, connect, errors
+from ais_loader import Client, ClusterOptions, Item, connect, errors
 from ais_loader.entry import Status
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.transport.grpc.transport import GrpcTransport
@@ -263,7 +263,9 @@ def test_a_client_that_puts_a_batch_together_is_never_fooled(pair: Pair, seeds: 
         names, ordered = names_of(draw), draw.random() < 0.5
         assembly = draw.choice(["direct", "direct", "target"])  # of which either node may be the target
         began_s = time.monotonic()
-        with connect(url, retry_s=0.2, verify_payload=True) as client:  # a new one, which suspects nobody
+        with connect(
+            url, options=ClusterOptions(retry_s=0.2, verify_payload=True)
+        ) as client:  # a new one, which suspects nobody
             try:
                 statuses = _read(client, names, ordered, assembly, SILENCE_S)
                 ended["failed entries" if any(statuses) else "good"] += 1

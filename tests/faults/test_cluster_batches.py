@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from ais_loader import Bucket, Client, Item, connect, errors
+from ais_loader import Bucket, Client, ClusterOptions, Item, connect, errors
 from ais_loader.entry import Status
 from ais_loader.testing import FaultyLink, eventually, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
@@ -102,7 +102,7 @@ def cluster() -> Iterator[Cluster]:
             made.change()
             with connect(made.url) as client:
                 for name in ("one", "two"):
-                    list(client.bucket(name).put_many(OBJECTS.items()))
+                    client.bucket(name).put_many(OBJECTS.items())
             yield made
         finally:
             for link in links:
@@ -111,7 +111,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[Client]:
-    with connect(cluster.url, retry_s=20.0, verify_payload=True) as client:
+    with connect(cluster.url, options=ClusterOptions(retry_s=20.0, verify_payload=True)) as client:
         yield client
 
 
@@ -175,7 +175,7 @@ def test_entries_whose_only_copy_is_gone_are_unavailable_in_their_place(cluster:
     assert 0 < len(gone) < len(names)
     cluster.kill(victim)
     try:
-        with connect(cluster.url, retry_s=0.5) as client:
+        with connect(cluster.url, options=ClusterOptions(retry_s=0.5)) as client:
             bucket = client.bucket("one")
             for ordered in (True, False):
                 batch = bucket.get_batch(names, on_error="placeholder", assembly="direct", ordered=ordered)
@@ -199,7 +199,10 @@ def test_a_large_entry_goes_on_at_another_copy_from_its_last_byte(cluster: Clust
     for link in cluster.links:
         link.bytes_per_s = 20e6
     before = sum(link.bytes_to_client for link in cluster.links)
-    with connect(cluster.url, retry_s=20.0, verify_payload=True) as client, ThreadPoolExecutor(1) as pool:
+    with (
+        connect(cluster.url, options=ClusterOptions(retry_s=20.0, verify_payload=True)) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
         try:
             batch = client.bucket("two").get_batch(["l/0"], assembly="direct")
             reading = pool.submit(list, batch)
@@ -308,7 +311,7 @@ def test_single_calls_go_to_another_copy_while_a_node_is_down(cluster: Cluster, 
 def test_a_listing_that_may_lack_objects_is_an_error(cluster: Cluster) -> None:
     cluster.kill(0)
     try:
-        with connect(cluster.url, retry_s=0.3) as client, pytest.raises(errors.NodeUnavailable):
+        with connect(cluster.url, options=ClusterOptions(retry_s=0.3)) as client, pytest.raises(errors.NodeUnavailable):
             list(client.bucket("one").objects())
     finally:
         cluster.start(0)
@@ -317,7 +320,7 @@ def test_a_listing_that_may_lack_objects_is_an_error(cluster: Cluster) -> None:
 def test_put_many_over_a_node_that_restarts_acknowledges_each_object_once(cluster: Cluster, client: Client) -> None:
     objects = {f"p/{at:05d}": seeded_bytes(4000 + at % 100, seed=at) for at in range(3000)}
     bucket, acknowledged = client.bucket("one"), []
-    for info in bucket.put_many(objects.items()):
+    for info in bucket.iter_put_many(objects.items()):
         acknowledged.append(info.name)
         if len(acknowledged) in (700, 1800):
             cluster.kill(1)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Batch, Client, Item, connect
+from ais_loader import Batch, Client, ClusterOptions, Item, connect
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
 from storage_node.cluster.consensus.change import change_map
@@ -55,7 +55,7 @@ def cluster() -> Iterator[ClusterProcesses]:
 
 @pytest.fixture
 def client(cluster: ClusterProcesses) -> Iterator[Client]:
-    with connect(cluster.url, retry_s=TIMEOUT_S, verify_payload=True) as client:
+    with connect(cluster.url, options=ClusterOptions(retry_s=TIMEOUT_S, verify_payload=True)) as client:
         yield client
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from ais_loader import Client, connect, errors
+from ais_loader import Client, ClusterOptions, connect, errors
 from ais_loader.testing import seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
 from tests.faults.fault_kit import (
@@ -87,7 +87,10 @@ def test_nodes_are_killed_at_random_moments_of_many_batches(cluster: ClusterProc
     content = dict(OBJECTS)
     acknowledged: dict[str, bytes] = {}
     with Leftovers() as left:
-        with connect(cluster.url, retry_s=RETRY_S, verify_payload=True) as client, Killer(cluster, draw) as kill:
+        with (
+            connect(cluster.url, options=ClusterOptions(retry_s=RETRY_S, verify_payload=True)) as client,
+            Killer(cluster, draw) as kill,
+        ):
             for number in range(BATCHES):
                 bucket = client.bucket(draw.choice(["one", "two", "two", "two"]))
                 names = draw.choices(list(OBJECTS), k=draw.randrange(20, 150))
@@ -103,7 +106,7 @@ def test_nodes_are_killed_at_random_moments_of_many_batches(cluster: ClusterProc
             assert kill.killed > BATCHES // (2 * KILL_EVERY)
         nothing_held(cluster)
     assert len(acknowledged) > BATCHES // 2
-    with connect(cluster.url, retry_s=RETRY_S, verify_payload=True) as client:
+    with connect(cluster.url, options=ClusterOptions(retry_s=RETRY_S, verify_payload=True)) as client:
         read(client.bucket("two"), list(acknowledged), Kind("direct", True), content=content)
         for name in acknowledged:
             client.bucket("two").delete(name)
@@ -130,7 +133,10 @@ def _put(client: Client, name: str, data: bytes) -> bool:
 def test_a_node_that_gathers_a_batch_is_killed_after_half_of_it(
     cluster: ClusterProcesses, bucket: str, ordered: bool
 ) -> None:
-    with connect(cluster.url, retry_s=RETRY_S, verify_payload=True) as client, ExitStack() as held:
+    with (
+        connect(cluster.url, options=ClusterOptions(retry_s=RETRY_S, verify_payload=True)) as client,
+        ExitStack() as held,
+    ):
         pool = held.enter_context(ThreadPoolExecutor(1))
         killed: list[int] = []
 
@@ -159,7 +165,10 @@ def test_a_node_that_gathers_a_batch_is_killed_after_half_of_it(
 def test_a_batch_outlives_all_nodes_at_once(
     cluster: ClusterProcesses, bucket: str, assembly: str, ordered: bool
 ) -> None:
-    with connect(cluster.url, retry_s=RETRY_S, verify_payload=True) as client, ThreadPoolExecutor(1) as pool:
+    with (
+        connect(cluster.url, options=ClusterOptions(retry_s=RETRY_S, verify_payload=True)) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
         starting: list[Future[None]] = []
 
         def power_cut() -> None:
@@ -176,7 +185,7 @@ def test_a_batch_outlives_all_nodes_at_once(
 
 @pytest.mark.slow
 def test_batches_while_all_nodes_stay_dead_end_in_time_and_say_why(cluster: ClusterProcesses) -> None:
-    with connect(cluster.url, retry_s=1.0) as client:
+    with connect(cluster.url, options=ClusterOptions(retry_s=1.0)) as client:
         for assembly, ordered in MODES:
             check(list(client.bucket("two").get_batch(["l/0"])), ["l/0"])
             batch = client.bucket("two").get_batch(
@@ -195,5 +204,5 @@ def test_batches_while_all_nodes_stay_dead_end_in_time_and_say_why(cluster: Clus
             assert failed and {item.status.name for item in failed} == {"UNAVAILABLE"}
             assert all(isinstance(item.error, errors.NodeUnavailable) for item in failed)
             assert all(item.tobytes() == OBJECTS[MIXED[item.index]] for item in items if item.ok)
-            with connect(cluster.url, retry_s=RETRY_S) as patient:
+            with connect(cluster.url, options=ClusterOptions(retry_s=RETRY_S)) as patient:
                 check(list(patient.bucket("two").get_batch(MIXED)), MIXED)

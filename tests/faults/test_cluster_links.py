@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Client, connect
+from ais_loader import Client, ClusterOptions, connect
 from ais_loader.entry import Status
 from ais_loader.testing import FaultyLink, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
@@ -118,7 +118,7 @@ def net(built: Net) -> Iterator[Net]:
 
 @pytest.fixture
 def client(net: Net) -> Iterator[Client]:
-    with connect(net.url, retry_s=RETRY_S, verify_payload=True) as client:
+    with connect(net.url, options=ClusterOptions(retry_s=RETRY_S, verify_payload=True)) as client:
         # Whoever is cut off is so in the middle of a session.
         for mode in MODES:
             read(client.bucket("two"), MIXED, Kind(*mode))
@@ -240,7 +240,7 @@ def test_many_cuts_leave_nothing_behind(net: Net) -> None:
     rounds, warm = 24, 8
     base: list[int] = []
     with Leftovers() as left:
-        with connect(net.url, retry_s=RETRY_S, verify_payload=True) as client:
+        with connect(net.url, options=ClusterOptions(retry_s=RETRY_S, verify_payload=True)) as client:
             for number in range(rounds):
                 if number == warm:
                     left.warm()

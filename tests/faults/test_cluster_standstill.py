@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import connect
+from ais_loader import ClusterOptions, connect
 from ais_loader.entry import Status
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
@@ -79,7 +79,10 @@ def test_a_sender_that_stands_still_in_the_middle_of_a_batch_and_goes_on_costs_n
     cluster: ClusterProcesses, bucket: str, assembly: str, ordered: bool
 ) -> None:
     """It goes on when all that others could send has been taken, and the batch waits for it alone, if it waits."""
-    with connect(cluster.url, retry_s=RETRY_S, verify_payload=True) as client, ThreadPoolExecutor(1) as pool:
+    with (
+        connect(cluster.url, options=ClusterOptions(retry_s=RETRY_S, verify_payload=True)) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
         going_on: list[Future[None]] = []
 
         def stand_still() -> None:
@@ -116,7 +119,7 @@ def test_a_client_less_patient_than_the_node_that_gathers_for_it_loses_only_what
     """
     view = ClusterView(cluster.map)
     owner = {name: view.owners(view.buckets["one"], name)[0] for name in MIXED}
-    with connect(cluster.url, retry_s=IMPATIENT_S, verify_payload=True) as client:
+    with connect(cluster.url, options=ClusterOptions(retry_s=IMPATIENT_S, verify_payload=True)) as client:
         if acquainted:
             read(client.bucket("one"), MIXED, Kind("direct", ordered))
         batch = client.bucket("one").get_batch(

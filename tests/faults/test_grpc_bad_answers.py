@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scripted_node import ScriptedNode, end, frame, piece, reject
 
-from ais_loader import Batch, LoaderError, connect, errors
+from ais_loader import Batch, ClusterOptions, LoaderError, connect, errors
 from ais_loader.checksum import crc32c
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.frame import Piece, encode_varint
@@ -20,8 +20,8 @@ ALL = {0: A, 1: B, 2: C}
 WHOLE = seeded_bytes(3000)
 
 
-def read(node: ScriptedNode, names: int = 3, **options: object) -> list[bytes]:
-    with connect(node.url, retry_s=1.0, **options) as client:  # type: ignore[arg-type]
+def read(node: ScriptedNode, names: int = 3, verify_payload: bool = False) -> list[bytes]:
+    with connect(node.url, options=ClusterOptions(retry_s=1.0, verify_payload=verify_payload)) as client:
         return [
             item.tobytes() for item in client.bucket("b").get_batch([str(at) for at in range(names)], timeout_s=5.0)
         ]

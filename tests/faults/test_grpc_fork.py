@@ -32,7 +32,7 @@ def look():
                 LEFT.append(name)
 os.register_at_fork(before=look)  # the first to be registered is the last to be called
 atexit.register(lambda: LEFT and print("of gRPC at a fork:", LEFT, file=sys.stderr))
-from ais_loader import connect, errors
+from ais_loader import ClusterOptions, connect, errors
 """
 
 PROLOGUE = (
@@ -42,7 +42,7 @@ NAMES = [f"{at:03d}" for at in range(200)]
 def content(name):
     return name.encode() * 20_000
 EXPECTED = [content(name) for name in NAMES]
-client = connect(sys.argv[1], retry_s=20.0)
+client = connect(sys.argv[1], options=ClusterOptions(retry_s=20.0))
 bucket = client.bucket("b")
 def read_all(names=NAMES):
     return [bytes(item.data) for item in bucket.get_batch(names, timeout_s=20.0)]
@@ -69,7 +69,7 @@ def filled(request: pytest.FixtureRequest) -> Iterator[str]:
             url = held.enter_context(ClusterProcesses(folder, 3)).url
         with connect(url) as client:
             bucket = client.create_bucket("b")
-            list(bucket.put_many((name, name.encode() * 20_000) for name in (f"{at:03d}" for at in range(200))))
+            bucket.put_many((name, name.encode() * 20_000) for name in (f"{at:03d}" for at in range(200)))
         yield url
 
 
@@ -238,7 +238,7 @@ def test_writes_under_way_at_the_fork_end_whole(filled: str) -> None:
         data = os.urandom(30_000_000)
         putting = threading.Thread(target=lambda: infos.append(bucket.put("large", data)))
         infos = []
-        many = bucket.put_many((f"many/{at:05d}", content("042")[:5000]) for at in range(4000))
+        many = bucket.iter_put_many((f"many/{at:05d}", content("042")[:5000]) for at in range(4000))
         names = [next(many).name for _ in range(300)]
         putting.start()
         codes = [in_child(lambda: bucket.get("001") == content("001")) for _ in range(3)]
@@ -289,22 +289,22 @@ ON_A_NODE = pytest.mark.parametrize("filled", ["node"], indirect=True, scope="mo
 def test_a_call_that_takes_too_long_is_ended_by_a_fork_and_made_again(filled: str) -> None:
     program = """
         from ais_loader.testing import FaultyLink, eventually
-        from ais_loader.transport import forking
-        forking.WAIT_S = 0.2
+        from ais_loader.transport import fork_safety
+        fork_safety.WAIT_S = 0.2
         sizes, failures = [], []
         def delete():
             try:
                 far.delete("none")
             except errors.NodeUnavailable as error:
                 failures.append(str(error))
-        with FaultyLink(sys.argv[1]) as link, connect(link.url, retry_s=20.0) as client:
+        with FaultyLink(sys.argv[1]) as link, connect(link.url, options=ClusterOptions(retry_s=20.0)) as client:
             far = client.bucket("b")
             far.head("000")
             link.stall()
             asking = [threading.Thread(target=lambda: sizes.append(far.head("001").size_bytes)),
                       threading.Thread(target=delete)]
             for thread in asking: thread.start()
-            eventually(lambda: len(forking.GATE._inside) == 2)
+            eventually(lambda: len(fork_safety.GATE._inside) == 2)
             codes = [in_child(lambda: read_all(NAMES[:20]) == EXPECTED[:20]) for _ in range(2)]
             link.flow()
             for thread in asking: thread.join(20)
@@ -317,8 +317,8 @@ def test_a_call_that_takes_too_long_is_ended_by_a_fork_and_made_again(filled: st
 def test_where_something_else_uses_grpc_a_fork_warns_once_and_does_not_wait_for_ever(filled: str) -> None:
     program = """
         import grpc
-        from ais_loader.transport import forking
-        forking.SHUTDOWN_S = forking.SHARED_S = 0.1
+        from ais_loader.transport import fork_safety
+        fork_safety.SHUTDOWN_S = fork_safety.SHARED_S = 0.1
         assert read_all(NAMES[:20]) == EXPECTED[:20]
         with grpc.insecure_channel(sys.argv[1].removeprefix("grpc://")) as other:
             grpc.channel_ready_future(other).result(20)
@@ -347,7 +347,7 @@ def test_a_fork_waits_for_the_modules_that_another_thread_imports_to_connect(fil
             def find_spec(self, name, path, target=None):
                 if name == "ais_loader.transport.cluster.transport":
                     importing.set()
-                    forking.wait(20)
+                    fork_safety.wait(20)
                     threading.Event().wait(0.1)  # a slow disk
         sys.meta_path.insert(0, Slow())
         def use():
@@ -357,7 +357,7 @@ def test_a_fork_waits_for_the_modules_that_another_thread_imports_to_connect(fil
         using = threading.Thread(target=lambda: used.append(use()))
         using.start()
         assert importing.wait(20)
-        forking.set()
+        fork_safety.set()
         pid = os.fork()
         if pid == 0:
             os._exit(0 if use() else 2)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Client, Entry, ObjectInfo, connect, errors
+from ais_loader import Client, ClusterOptions, Entry, ObjectInfo, connect, errors
 from ais_loader.testing import (
     NodeProcess,
     eventually,
@@ -39,14 +39,14 @@ GIGABYTE = [*OBJECTS] * 16
 def node() -> Iterator[NodeProcess]:
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
         with connect(node.url) as client:
-            list(client.create_bucket("b").put_many(OBJECTS.items()))
+            client.create_bucket("b").put_many(OBJECTS.items())
             client.bucket("b").get_batch(list(OBJECTS)).tobytes()  # what is allocated once is allocated now
         yield node
 
 
 @pytest.fixture
 def client(node: NodeProcess) -> Iterator[Client]:
-    with connect(node.url, retry_s=20.0) as client:
+    with connect(node.url, options=ClusterOptions(retry_s=20.0)) as client:
         yield client
 
 
@@ -150,7 +150,7 @@ def strict_node() -> Iterator[NodeServer]:
     config = ServerConfig(port=0, max_active_batches=2, reject_retry_after_ms=20)
     with throwaway_folder() as folder, NodeServer([folder / "drive"], config) as node:
         with connect(node.url) as client:
-            list(client.create_bucket("b").put_many(OBJECTS.items()))
+            client.create_bucket("b").put_many(OBJECTS.items())
         yield node
 
 
@@ -158,7 +158,7 @@ def test_rejected_clients_come_back_until_all_are_served(strict_node: NodeServer
     names = list(OBJECTS)
 
     def read(_: int) -> bool:
-        with connect(strict_node.url, retry_s=60.0) as client:
+        with connect(strict_node.url, options=ClusterOptions(retry_s=60.0)) as client:
             return client.bucket("b").get_batch(names).tobytes() == list(OBJECTS.values())
 
     with ThreadPoolExecutor(12) as pool:
@@ -166,7 +166,7 @@ def test_rejected_clients_come_back_until_all_are_served(strict_node: NodeServer
 
 
 def test_a_client_that_is_rejected_again_and_again_is_told_so(strict_node: NodeServer) -> None:
-    with connect(strict_node.url, retry_s=0.3) as client:
+    with connect(strict_node.url, options=ClusterOptions(retry_s=0.3)) as client:
         bucket = client.bucket("b")
         holding = [bucket.get_batch(list(OBJECTS)) for _ in range(2)]
         items = [next(batch) for batch in holding]
@@ -254,7 +254,7 @@ def test_a_full_drive_is_drive_full_over_grpc_and_reads_go_on(tmp_path: Path, mo
             bucket.put("large", bytes(8 * MiB))
         with pytest.raises(errors.DriveFull):
             bucket.put("large", io.BytesIO(bytes(8 * MiB)))
-        results = list(bucket.put_many(((f"m/{at}", bytes(MiB)) for at in range(10)), on_error="yield"))
+        results = list(bucket.iter_put_many(((f"m/{at}", bytes(MiB)) for at in range(10)), on_error="yield"))
         assert {type(result) for result in results} >= {errors.DriveFull}
         stored = [info.name for info in results if isinstance(info, ObjectInfo)]
         assert [info.name for info in bucket.objects()] == ["before", *stored]
@@ -274,7 +274,7 @@ def test_ten_gibibytes_in_one_batch_pass_through_little_memory() -> None:
     objects = {f"{at:04d}": seeded_bytes(MiB, seed=at) for at in range(1000)}
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node, connect(node.url) as client:
         bucket = client.create_bucket("b")
-        list(bucket.put_many(objects.items()))
+        bucket.put_many(objects.items())
         names = list(itertools.islice(itertools.cycle(objects), 10_240))
         bucket.get_batch(names[:64]).tobytes()
         node.reset_peak_rss()
@@ -308,7 +308,7 @@ def test_a_thousand_idle_sessions_and_32_busy_ones_share_a_node() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
     processes, each = 8, 128
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node, connect(node.url) as client:
-        list(client.create_bucket("b").put_many(OBJECTS.items()))
+        client.create_bucket("b").put_many(OBJECTS.items())
         client.bucket("b").get_batch(list(OBJECTS)).tobytes()
         before = node.rss_bytes()
         threads_before = threads_of(node.pid)
@@ -330,7 +330,7 @@ def test_a_thousand_idle_sessions_and_32_busy_ones_share_a_node() -> None:
 
             def read(seed: int) -> bool:
                 order = random_order(seed)
-                with connect(node.url, retry_s=60.0) as busy:
+                with connect(node.url, options=ClusterOptions(retry_s=60.0)) as busy:
                     for _ in range(3):
                         found = busy.bucket("b").get_batch(order, timeout_s=60.0).tobytes()
                         if found != [OBJECTS[name] for name in order]:

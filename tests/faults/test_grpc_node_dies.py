@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ais_loader import Bucket, Client, Item, ObjectInfo, connect, errors
+from ais_loader import Bucket, Client, ClusterOptions, Item, ObjectInfo, connect, errors
 from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
 
 MiB = 1 << 20
@@ -26,7 +26,7 @@ def node() -> Iterator[NodeProcess]:
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
         with connect(node.url) as client:
             bucket = client.create_bucket("b")
-            list(bucket.put_many(SMALL.items()))
+            bucket.put_many(SMALL.items())
             bucket.put("large", LARGE)
         yield node
 
@@ -39,7 +39,7 @@ def link(node: NodeProcess) -> Iterator[FaultyLink]:
 
 @pytest.fixture
 def bucket(node: NodeProcess) -> Iterator[Bucket]:
-    with connect(node.url, retry_s=20.0) as client:
+    with connect(node.url, options=ClusterOptions(retry_s=20.0)) as client:
         yield client.bucket("b")
 
 
@@ -68,7 +68,7 @@ def free_port() -> int:
         lambda client: client.describe(),
         lambda client: client.bucket("b").put("a", b"1"),
         lambda client: client.bucket("b").put("a", bytes(5 * MiB)),
-        lambda client: list(client.bucket("b").put_many([("a", b"1")])),
+        lambda client: client.bucket("b").put_many([("a", b"1")]),
         lambda client: client.bucket("b").get("a"),
         lambda client: client.bucket("b").get("a", start=5),
         lambda client: client.bucket("b").head("a"),
@@ -80,7 +80,10 @@ def free_port() -> int:
 )
 def test_a_node_that_is_down_is_named_within_the_time_for_retries(call: Callable[[Client], object]) -> None:
     port = free_port()
-    with connect(f"grpc://127.0.0.1:{port}", retry_s=0.3) as client, pytest.raises(errors.NodeUnavailable) as caught:
+    with (
+        connect(f"grpc://127.0.0.1:{port}", options=ClusterOptions(retry_s=0.3)) as client,
+        pytest.raises(errors.NodeUnavailable) as caught,
+    ):
         within(5.0, lambda: call(client))
     assert f"127.0.0.1:{port}" in str(caught.value)
     assert caught.value.retryable
@@ -88,7 +91,7 @@ def test_a_node_that_is_down_is_named_within_the_time_for_retries(call: Callable
 
 def test_a_name_that_does_not_resolve_is_unavailable_too() -> None:
     with (
-        connect("grpc://no-such-host.invalid:7480", retry_s=0.3) as client,
+        connect("grpc://no-such-host.invalid:7480", options=ClusterOptions(retry_s=0.3)) as client,
         pytest.raises(errors.NodeUnavailable) as caught,
     ):
         within(20.0, lambda: list(client.bucket("b").get_batch(["a"])))
@@ -96,7 +99,7 @@ def test_a_name_that_does_not_resolve_is_unavailable_too() -> None:
 
 
 def test_a_client_made_before_its_node_works_once_the_node_is_there(node: NodeProcess) -> None:
-    with connect(node.url, retry_s=20.0) as client, ThreadPoolExecutor(2) as pool:
+    with connect(node.url, options=ClusterOptions(retry_s=20.0)) as client, ThreadPoolExecutor(2) as pool:
         node.kill()
         making = pool.submit(client.create_bucket, "other", exist_ok=True)
         reading = pool.submit(lambda: list(client.bucket("nope").get_batch(["a"], on_error="placeholder")))
@@ -109,16 +112,16 @@ def test_the_next_endpoint_is_tried_when_one_is_down(node: NodeProcess) -> None:
     dead = f"grpc://127.0.0.1:{free_port()}"
     for url in (f"{dead},{node.url}", f"{node.url},{dead}", f"{dead},{dead},{node.url}"):
         names = list(SMALL)[:20]
-        with connect(url, retry_s=10.0) as client:
+        with connect(url, options=ClusterOptions(retry_s=10.0)) as client:
             assert client.bucket("b").get_batch(names).tobytes() == [SMALL[name] for name in names]
-        with connect(url, retry_s=10.0) as client:
+        with connect(url, options=ClusterOptions(retry_s=10.0)) as client:
             assert client.bucket("b").get(names[0]) == SMALL[names[0]]
-        with connect(url, retry_s=10.0) as client:
+        with connect(url, options=ClusterOptions(retry_s=10.0)) as client:
             assert client.bucket("b").head(names[0]).size_bytes == len(SMALL[names[0]])
 
 
 def test_a_batch_goes_on_at_the_next_endpoint_when_its_own_is_cut(node: NodeProcess, link: FaultyLink) -> None:
-    with connect(f"{link.url},{node.url}", retry_s=10.0) as client:
+    with connect(f"{link.url},{node.url}", options=ClusterOptions(retry_s=10.0)) as client:
         batch = client.bucket("b").get_batch([*SMALL, "large"])
         received = list(itertools.islice(batch, 30))
         link.refuse()
@@ -148,7 +151,10 @@ def test_a_batch_resumes_where_it_was_when_its_node_is_killed_and_restarted(
 
 def test_a_large_entry_resumes_in_its_middle_when_its_node_is_killed(node: NodeProcess, link: FaultyLink) -> None:
     names = ["s/0000", "large", "s/0001"]
-    with connect(link.url, retry_s=20.0, verify_payload=True) as client, ThreadPoolExecutor(1) as pool:
+    with (
+        connect(link.url, options=ClusterOptions(retry_s=20.0, verify_payload=True)) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
         link.bytes_per_s = 40e6
         batch = client.bucket("b").get_batch(names)
         items = [next(batch)]
@@ -166,7 +172,7 @@ def test_a_large_entry_resumes_in_its_middle_when_its_node_is_killed(node: NodeP
 @pytest.mark.slow
 def test_batches_survive_a_node_that_is_killed_again_and_again(node: NodeProcess) -> None:
     names = [*SMALL, "large"] * 2
-    with connect(node.url, retry_s=30.0) as client, ThreadPoolExecutor(4) as pool:
+    with connect(node.url, options=ClusterOptions(retry_s=30.0)) as client, ThreadPoolExecutor(4) as pool:
         running = [pool.submit(lambda: list(client.bucket("b").get_batch(names))) for _ in range(3)]
         for _ in range(3):
             node.restart()
@@ -175,7 +181,7 @@ def test_batches_survive_a_node_that_is_killed_again_and_again(node: NodeProcess
 
 
 def test_a_node_that_never_comes_back_ends_a_batch_in_time_and_items_stay_valid(node: NodeProcess) -> None:
-    with connect(node.url, retry_s=0.5) as client:
+    with connect(node.url, options=ClusterOptions(retry_s=0.5)) as client:
         names = [*SMALL, "large", *SMALL]
         batch = client.bucket("b").get_batch(names)
         items = list(itertools.islice(batch, 10))
@@ -249,7 +255,7 @@ def test_a_frozen_node_is_silence_and_all_is_well_when_it_thaws(node: NodeProces
 )
 def test_a_connection_cut_anywhere_in_a_frame_is_taken_up_again(link: FaultyLink, after_bytes: int) -> None:
     names = ["s/0001", "large", *list(SMALL)[:50]]
-    with connect(link.url, retry_s=20.0, verify_payload=True) as client:
+    with connect(link.url, options=ClusterOptions(retry_s=20.0, verify_payload=True)) as client:
         client.bucket("b").get("s/0000")
         link.cut_after(after_bytes)
         check(list(client.bucket("b").get_batch(names)), names)
@@ -269,7 +275,7 @@ def test_a_link_that_is_cut_every_few_megabytes_still_delivers_everything(link: 
     cutting = threading.Thread(target=keep_cutting)
     cutting.start()
     try:
-        with connect(link.url, retry_s=20.0) as client:
+        with connect(link.url, options=ClusterOptions(retry_s=20.0)) as client:
             check(list(client.bucket("b").get_batch(names)), names)
     finally:
         stop.set()
@@ -281,7 +287,7 @@ def test_a_link_that_is_cut_every_few_megabytes_still_delivers_everything(link: 
 def test_a_batch_left_unread_for_longer_than_retries_last_still_survives_a_cut(link: FaultyLink) -> None:
     names = [*list(SMALL), "large"]
     retry_s = 3.0
-    with connect(link.url, retry_s=retry_s) as client:
+    with connect(link.url, options=ClusterOptions(retry_s=retry_s)) as client:
         client.bucket("b").head("large")
         link.stall()
         batch = client.bucket("b").get_batch(names)
@@ -293,7 +299,7 @@ def test_a_batch_left_unread_for_longer_than_retries_last_still_survives_a_cut(l
 
 
 def test_a_silent_link_is_a_timeout_and_not_a_hang(link: FaultyLink) -> None:
-    with connect(link.url, retry_s=20.0) as client:
+    with connect(link.url, options=ClusterOptions(retry_s=20.0)) as client:
         bucket = client.bucket("b")
         batch = bucket.get_batch([*SMALL, "large"], timeout_s=0.4)
         next(batch)
@@ -312,7 +318,7 @@ def test_a_slow_link_is_no_fault(link: FaultyLink) -> None:
 
 
 def test_a_large_put_survives_a_cut_and_is_whole(link: FaultyLink, bucket: Bucket) -> None:
-    with connect(link.url, retry_s=20.0) as client, ThreadPoolExecutor(1) as pool:
+    with connect(link.url, options=ClusterOptions(retry_s=20.0)) as client, ThreadPoolExecutor(1) as pool:
         link.bytes_per_s = 60e6
         putting = pool.submit(client.bucket("b").put, "put/large", LARGE)
         eventually(lambda: link.bytes_to_node > 16 * MiB)
@@ -331,9 +337,9 @@ def test_put_many_over_a_node_that_is_killed_acknowledges_each_object_once_and_l
     kills = iter((1000, 2500, 4000))
     kill_at = next(kills)
     acknowledged: list[ObjectInfo] = []
-    with connect(node.url, retry_s=30.0) as client:
+    with connect(node.url, options=ClusterOptions(retry_s=30.0)) as client:
         bucket = client.bucket("b")
-        for info in bucket.put_many(objects.items()):
+        for info in bucket.iter_put_many(objects.items()):
             acknowledged.append(info)
             if len(acknowledged) == kill_at:
                 node.restart()
@@ -348,8 +354,8 @@ def test_put_many_over_a_node_that_is_killed_acknowledges_each_object_once_and_l
 
 def test_what_put_many_acknowledged_before_the_end_is_there(node: NodeProcess) -> None:
     acknowledged: list[str] = []
-    with connect(node.url, retry_s=0.3) as client:
-        putting = client.bucket("b").put_many((f"q/{at:05d}", b"x" * 3000) for at in itertools.count())
+    with connect(node.url, options=ClusterOptions(retry_s=0.3)) as client:
+        putting = client.bucket("b").iter_put_many((f"q/{at:05d}", b"x" * 3000) for at in itertools.count())
         with pytest.raises(errors.NodeUnavailable):
             for info in putting:
                 acknowledged.append(info.name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ais_loader import Client, connect
+from ais_loader import Client, ClusterOptions, connect
 from ais_loader.batch import Batch
 from ais_loader.testing import seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
@@ -33,7 +33,7 @@ LONG_S, SHORT_S = 300.0, 3.0
 def running() -> Iterator[ClusterProcesses]:
     with throwaway_folder() as folder, ClusterProcesses(Path(folder), 3, buckets={"b": 2}, metrics=True) as cluster:
         with connect(cluster.url) as client:
-            list(client.bucket("b").put_many(OBJECTS.items()))
+            client.bucket("b").put_many(OBJECTS.items())
         yield cluster
 
 
@@ -116,7 +116,7 @@ def counts(cluster: ClusterProcesses, number: int) -> tuple[int, int]:
 
 
 def test_without_a_budget_a_frozen_node_is_given_up_when_its_time_is_over(cluster: ClusterProcesses) -> None:
-    with connect(cluster.url, hedge_budget=0.0) as client:
+    with connect(cluster.url, options=ClusterOptions(hedge_budget=0.0)) as client:
         batch = freeze_in_the_middle(cluster, client, 1, assembly="direct", timeout_s=SHORT_S)
         assert batch.timing.hedged == 0
         assert batch.timing.retries > 0
@@ -124,7 +124,7 @@ def test_without_a_budget_a_frozen_node_is_given_up_when_its_time_is_over(cluste
 
 def test_no_more_is_hedged_than_the_budget_allows(cluster: ClusterProcesses) -> None:
     share = 0.0004
-    with connect(cluster.url, hedge_budget=share) as client:
+    with connect(cluster.url, options=ClusterOptions(hedge_budget=share)) as client:
         batch = freeze_in_the_middle(cluster, client, 1, assembly="direct", timeout_s=SHORT_S)
         assert 0 < batch.timing.hedged <= share * (BURST_ENTRIES + len(MIXED))
         assert batch.timing.retries > 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ais_loader import Bucket, ObjectFile, ObjectReader, connect, errors
+from ais_loader import Bucket, ClusterOptions, ObjectFile, ObjectReader, connect, errors
 from ais_loader.testing import FaultyLink, NodeProcess, seeded_bytes, throwaway_folder
 from tests.tar_kit import packed_tar
 
@@ -37,7 +37,7 @@ def link(node: NodeProcess) -> Iterator[FaultyLink]:
 def test_a_connection_that_breaks_again_and_again_leaves_no_trace_in_the_bytes(
     link: FaultyLink, read_bytes: int
 ) -> None:
-    with connect(link.url, retry_s=20) as client, client.open("ais://b/large") as file:
+    with connect(link.url, options=ClusterOptions(retry_s=20)) as client, client.open("ais://b/large") as file:
         link.cut_every(7 * MiB)
         parts = list(iter(lambda: file.read(read_bytes), b""))
         made = link.connections_made
@@ -46,7 +46,10 @@ def test_a_connection_that_breaks_again_and_again_leaves_no_trace_in_the_bytes(
 
 
 def test_tarfile_extracts_over_a_connection_that_breaks(link: FaultyLink) -> None:
-    with connect(link.url, retry_s=20) as client, client.bucket("b").reader("shard.tar") as reader:
+    with (
+        connect(link.url, options=ClusterOptions(retry_s=20)) as client,
+        client.bucket("b").reader("shard.tar") as reader,
+    ):
         link.cut_every(4 * MiB)
         with tarfile.open(fileobj=reader, mode="r|") as archive:
             found = {}
@@ -59,7 +62,10 @@ def test_tarfile_extracts_over_a_connection_that_breaks(link: FaultyLink) -> Non
 
 
 def test_a_node_killed_and_started_again_in_mid_read_goes_unnoticed(node: NodeProcess) -> None:
-    with connect(node.url, retry_s=60) as client, client.bucket("b").open("large", read_ahead_bytes=2 * MiB) as file:
+    with (
+        connect(node.url, options=ClusterOptions(retry_s=60)) as client,
+        client.bucket("b").open("large", read_ahead_bytes=2 * MiB) as file,
+    ):
         first = file.read(10 * MiB)
         node.restart()
         buffer = bytearray(len(DATA) - len(first))

@@ -9,7 +9,7 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from ais_loader import connect, errors
+from ais_loader import ClusterOptions, connect, errors
 from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, ObjectNotFound, RangeError
 from ais_loader.wire.generated import ais_compose_pb2 as wire
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -128,7 +128,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster: LocalCluster) -> None:
-    with connect(cluster.nodes[0].url, retry_s=60) as client:
+    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=60)) as client:
         bucket = client.bucket(BUCKET)
         for number in range(4):
             name = f"n{number}"
@@ -149,7 +149,7 @@ def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster:
 
 
 def test_a_copy_is_made_from_the_holders_that_are_left(cluster: LocalCluster) -> None:
-    with connect(cluster.nodes[0].url, retry_s=60) as client:
+    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=60)) as client:
         bucket = client.bucket(BUCKET)
         names = [f"n{number}" for number in range(8)]
         for name in names:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ais_loader import connect, errors
+from ais_loader import ClusterOptions, connect, errors
 from ais_loader.testing import FaultyLink, eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -117,7 +117,7 @@ def test_with_another_owner_gone_the_first_one_decides(cluster: LocalCluster) ->
 
 def test_with_the_first_owner_gone_nobody_decides(cluster: LocalCluster) -> None:
     name = name_with(cluster, lambda owners: owners == [1, 0])
-    with connect(",".join(node.url for node in cluster.nodes), retry_s=0.5) as client:
+    with connect(",".join(node.url for node in cluster.nodes), options=ClusterOptions(retry_s=0.5)) as client:
         bucket = client.bucket(BUCKET)
         info = bucket.put(name, b"1", if_absent=True)
         cluster.nodes[1].stop(grace_s=0)
@@ -126,7 +126,7 @@ def test_with_the_first_owner_gone_nobody_decides(cluster: LocalCluster) -> None
             lambda: bucket.put(f"{name}", LARGE, if_absent=True),
             lambda: bucket.delete(name, if_version=info.version),
             lambda: bucket.set_metadata(name, {"k": "v"}),
-            lambda: list(bucket.put_many([(name, b"2")], if_absent=True)),
+            lambda: bucket.put_many([(name, b"2")], if_absent=True),
         ):
             with pytest.raises(errors.NodeUnavailable):
                 call()
@@ -238,12 +238,12 @@ def test_an_answer_that_is_lost_is_no_conflict(tmp_path: Path, monkeypatch: pyte
 
         monkeypatch.setattr(Upload, "commit", losing(Upload.commit))
         monkeypatch.setattr(Store, "commit_many", losing(Store.commit_many))
-        with connect(link.url, retry_s=60.0) as client:
+        with connect(link.url, options=ClusterOptions(retry_s=60.0)) as client:
             bucket = client.create_bucket(BUCKET)
             if how == "put":
                 info = bucket.put("a", b"mine", if_absent=True)
             else:
-                (info,) = bucket.put_many([("a", b"mine")], if_absent=True)
+                (info,) = bucket.put_many([("a", b"mine")], if_absent=True).infos
             assert lost == [how]
             assert (bucket.head("a"), bucket.get("a")) == (info, b"mine")
             with pytest.raises(errors.VersionConflict):
@@ -264,7 +264,7 @@ def test_an_answer_that_is_lost_in_a_cluster_is_no_conflict(tmp_path: Path, monk
             return done
 
         monkeypatch.setattr(CommitProtocol, "commit", commit)
-        with connect(",".join(link.url for link in cluster.links), retry_s=60.0) as client:
+        with connect(",".join(link.url for link in cluster.links), options=ClusterOptions(retry_s=60.0)) as client:
             bucket = client.bucket(BUCKET)
             info = bucket.put("a", b"mine", if_absent=True)
             assert (lost, bucket.get("a"), bucket.head("a")) == (["put"], b"mine", info)

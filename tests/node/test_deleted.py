@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import connect, errors
+from ais_loader import ClusterOptions, connect, errors
 from ais_loader.errors import ObjectDeleted, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -31,7 +31,7 @@ def test_what_was_deleted_while_objects_move_is_not_found_though_a_holder_is_awa
             and cluster.owners(name)[0] != 0
             and 0 in cluster.holders(name)
         )
-        with connect(",".join(node.url for node in cluster.nodes), retry_s=RETRY_S) as client:
+        with connect(",".join(node.url for node in cluster.nodes), options=ClusterOptions(retry_s=RETRY_S)) as client:
             bucket = client.bucket(BUCKET)
             bucket.put(name, b"there")
             bucket.delete(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Bucket, connect, errors
+from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.ops import drive_commands as orders
@@ -24,7 +24,7 @@ OBJECTS = {f"k{at:03d}": seeded_bytes(300_000 if at % 20 == 7 else 200 + at, see
 
 
 def fill(bucket: Bucket) -> None:
-    list(bucket.put_many(OBJECTS.items()))
+    bucket.put_many(OBJECTS.items())
 
 
 def read_all(bucket: Bucket) -> None:
@@ -82,7 +82,10 @@ def test_what_is_on_a_disabled_drive_is_read_from_other_copies_and_written_past_
 
 
 def test_what_has_one_copy_on_a_disabled_drive_is_answered_with_its_status(tmp_path: Path) -> None:
-    with drive_cluster(tmp_path, 2, buckets={ONE: 1}) as cluster, connect(cluster.url, retry_s=1.0) as client:
+    with (
+        drive_cluster(tmp_path, 2, buckets={ONE: 1}) as cluster,
+        connect(cluster.url, options=ClusterOptions(retry_s=1.0)) as client,
+    ):
         bucket = client.bucket(ONE)
         fill(bucket)
         away = on_drive(cluster, 0, 1, ONE)
@@ -130,7 +133,10 @@ def test_a_drive_that_was_given_up_is_filled_again_from_other_nodes(tmp_path: Pa
 
 @pytest.mark.slow
 def test_while_lost_copies_are_looked_for_a_lack_is_no_answer(tmp_path: Path) -> None:
-    with drive_cluster(tmp_path, 2, buckets={TWO: 2}) as cluster, connect(cluster.url, retry_s=20.0) as client:
+    with (
+        drive_cluster(tmp_path, 2, buckets={TWO: 2}) as cluster,
+        connect(cluster.url, options=ClusterOptions(retry_s=20.0)) as client,
+    ):
         bucket = client.bucket(TWO)
         fill(bucket)
         lost = on_drive(cluster, 1, 0, TWO)
@@ -142,7 +148,7 @@ def test_while_lost_copies_are_looked_for_a_lack_is_no_answer(tmp_path: Path) ->
         orders.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=True)
         for name in kept:
             assert bucket.get(name) == OBJECTS[name], "what is here is as good as ever"
-        with connect(cluster.url, retry_s=0.5) as impatient:
+        with connect(cluster.url, options=ClusterOptions(retry_s=0.5)) as impatient:
             with pytest.raises(errors.NodeUnavailable):
                 impatient.bucket(TWO).head(min(lost))
             items = list(impatient.bucket(TWO).get_batch(sorted(lost), on_error="placeholder"))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from loop_kit import run, settle
 from node_kit import RawSession, batch_of, bucket_of, serving
 
-from ais_loader import connect, errors
+from ais_loader import ClusterOptions, connect, errors
 from ais_loader.testing import eventually
 from ais_loader.wire.frame import decode_response
 from storage_node.batch.admission import MemoryBudget
@@ -304,7 +304,7 @@ def while_all_wait(order: list[str]) -> Counter[str]:
 
 def fill(node: NodeServer) -> None:
     with bucket_of(node) as bucket:
-        list(bucket.put_many((f"{at}", bytes([at]) * SIZE_BYTES) for at in range(PER_BATCH)))
+        bucket.put_many((f"{at}", bytes([at]) * SIZE_BYTES) for at in range(PER_BATCH))
 
 
 def test_three_modest_tenants_keep_their_quarters_beside_a_greedy_one(
@@ -336,7 +336,7 @@ def test_tenants_are_served_by_the_weights_that_the_operator_gave_them(
 def test_a_name_that_is_no_name_is_refused(tmp_path: Path) -> None:
     for tenant in ("x" * 129, "\ud800"):
         with pytest.raises(errors.InvalidRequest, match="tenant"):
-            connect("grpc://127.0.0.1:1", tenant=tenant)
+            connect("grpc://127.0.0.1:1", options=ClusterOptions(tenant=tenant))
     with serving(tmp_path) as node, RawSession(node.url) as session:
         _, end = session.ask(1, batch_of(["a", "b"], tenant="x" * 129))
         assert (end.error_kind, "128" in end.message) == ("invalid-request", True)

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from promql_kit import Series, check, exported, legend_labels
 
 import storage_node
-from ais_loader import connect, errors
+from ais_loader import ClusterOptions, connect, errors
 from ais_loader.errors import InvalidRequest
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -59,7 +59,7 @@ def batches(node: NodeServer, kind: str, outcome: str) -> float:
 def node(tmp_path: Path) -> Iterator[NodeServer]:
     with serving(tmp_path, metrics_port=0, max_buffered_bytes=30 * SIZE_BYTES) as running:
         with bucket_of(running) as bucket:
-            list(bucket.put_many((name, bytes(SIZE_BYTES)) for name in NAMES))
+            bucket.put_many((name, bytes(SIZE_BYTES)) for name in NAMES)
         yield running
 
 
@@ -68,7 +68,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Series]:
     """All that a node exports after traffic of every kind, in a cluster of its own."""
     with serving(tmp_path_factory.mktemp("node"), metrics_port=0) as running:
         with bucket_of(running) as bucket:
-            list(bucket.put_many((name, bytes(SIZE_BYTES)) for name in NAMES))
+            bucket.put_many((name, bytes(SIZE_BYTES)) for name in NAMES)
             bucket.get_batch(NAMES).tobytes()
             bucket.get_batch([NAMES[0], "missing"], on_error="placeholder").tobytes()
             with pytest.raises(errors.ObjectNotFound):
@@ -232,9 +232,9 @@ def test_drives_and_the_map_are_told(node: NodeServer) -> None:
 def test_tenants_with_a_weight_are_counted_apart_and_all_others_together(tmp_path: Path) -> None:
     with serving(tmp_path, metrics_port=0, tenant_weights={"asr": 2.0}) as node:
         with bucket_of(node) as bucket:
-            list(bucket.put_many((name, bytes(SIZE_BYTES)) for name in NAMES))
+            bucket.put_many((name, bytes(SIZE_BYTES)) for name in NAMES)
         for tenant, count in (("asr", 3), ("of no weight", 1), ("", 2)):
-            with connect(node.url, tenant=tenant) as client:
+            with connect(node.url, options=ClusterOptions(tenant=tenant)) as client:
                 for _ in range(count):
                     client.bucket("b").get_batch(NAMES).tobytes()
         whole = len(NAMES) * SIZE_BYTES

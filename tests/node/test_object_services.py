@@ -261,7 +261,7 @@ def flip(path: Path, at: int) -> None:
 
 class TestListing:
     def test_a_page_says_whether_more_follow(self, bucket: Bucket, objects: rpc.ObjectsStub) -> None:
-        list(bucket.put_many((f"{at}", b"") for at in range(5)))
+        bucket.put_many((f"{at}", b"") for at in range(5))
 
         def page(**fields: Any) -> tuple[list[str], bool]:
             answer = objects.List(pb.ListRequest(bucket=bucket.name, **fields), timeout=CALL_TIMEOUT_S)
@@ -275,7 +275,7 @@ class TestListing:
         assert page(start_after="not a name//") == ([], False)
 
     def test_a_list_of_more_than_a_page_of_the_node_is_whole(self, bucket: Bucket) -> None:
-        list(bucket.put_many((f"{at:05d}", b"") for at in range(10_010)))
+        bucket.put_many((f"{at:05d}", b"") for at in range(10_010))
         found = [info.name for info in bucket.objects(page_size=50_000)]
         assert found == [f"{at:05d}" for at in range(10_010)]
 

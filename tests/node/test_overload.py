@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from node_kit import RawSession, batch_of, bucket_of, serving
 
-from ais_loader import connect, errors
+from ais_loader import ClusterOptions, connect, errors
 from ais_loader.cli import main
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -47,14 +47,14 @@ class Memory:
 
 def fill(node: NodeServer) -> None:
     with bucket_of(node) as bucket:
-        list(bucket.put_many(DATA.items()))
+        bucket.put_many(DATA.items())
 
 
 def test_a_client_that_was_turned_away_comes_back_and_gets_everything(tmp_path: Path) -> None:
     with serving(tmp_path, critical_memory_bytes=MARK, reject_retry_after_ms=1) as node:
         fill(node)
         memory = Memory(node, over_for=2)
-        with connect(node.url, retry_s=30) as client:
+        with connect(node.url, options=ClusterOptions(retry_s=30)) as client:
             assert [item.tobytes() for item in client.bucket("b").get_batch(NAMES)] == list(DATA.values())
         assert memory.asked >= 3
         assert batches_of(node).counts.rejections["memory"] >= 2
@@ -68,7 +68,7 @@ def test_a_single_object_is_no_way_past_the_mark(tmp_path: Path) -> None:
             assert bucket.get("small") == b"bytes"
         Memory(node, over_for=2)
         eventually(lambda: batches_of(node).pressure.memory_is_critical())
-        with connect(node.url, retry_s=30) as client:
+        with connect(node.url, options=ClusterOptions(retry_s=30)) as client:
             assert client.bucket("b").get("small") == b"bytes"
         assert batches_of(node).counts.rejections["memory"] >= 1
 
@@ -80,7 +80,10 @@ def test_a_client_gives_up_when_the_node_stays_too_full(tmp_path: Path, monkeypa
     with serving(tmp_path, critical_memory_bytes=MARK, reject_retry_after_ms=10) as node:
         fill(node)
         Memory(node, over_for=10**9)
-        with connect(node.url, retry_s=30) as client, pytest.raises(errors.Overloaded, match=r"memory.*gave up after"):
+        with (
+            connect(node.url, options=ClusterOptions(retry_s=30)) as client,
+            pytest.raises(errors.Overloaded, match=r"memory.*gave up after"),
+        ):
             list(client.bucket("b").get_batch(NAMES))
         # Twice the mark: a hundred and one times the shortest delay, and jitter on top of it.
         assert all(1.01 <= pause <= 1.01 + 1.0 for pause in pauses)

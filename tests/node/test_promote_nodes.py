@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import connect, errors
+from ais_loader import ClusterOptions, Progress, connect, errors
 from ais_loader.errors import StaleMap
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
@@ -145,10 +145,10 @@ def test_of_nodes_that_cannot_promote_the_one_that_knows_most_says_why(tmp_path:
 def test_nodes_that_see_the_same_files_take_their_share_and_each_file_is_stored_once(
     cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes], move: bool
 ) -> None:
-    results: list[PromoteResult] = []
     with connect(cluster.nodes[0].url) as client:
         bucket = client.bucket(BUCKET)
-        assert bucket.promote(tmp_path / "files", move=move, on_result=results.append).promoted == len(files)
+        results = list(bucket.iter_promote(tmp_path / "files", move=move))
+        assert [one.status for one in results] == ["promoted"] * len(files)
         assert sorted(one.name for one in results) == sorted(files)
         assert [coordinator(one) for one in results] == [cluster.owners(one.name)[0] for one in results]
         assert_stored(cluster, files)
@@ -162,10 +162,9 @@ def test_one_node_promotes_for_all_owners(
     cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes], by_name: bool
 ) -> None:
     endpoint = cluster.map.node[2].endpoint
-    results: list[PromoteResult] = []
     with connect(cluster.nodes[0].url) as client:
         node = endpoint if by_name else None
-        client.bucket(BUCKET).promote(tmp_path / "files", shared=False, node=node, on_result=results.append)
+        results = list(client.bucket(BUCKET).iter_promote(tmp_path / "files", shared=False, node=node))
         assert client.bucket(BUCKET).promote(tmp_path / "files", shared=True).skipped == len(files)
     assert len({coordinator(one) for one in results}) == 1
     assert not by_name or coordinator(results[0]) == 2
@@ -178,8 +177,7 @@ def test_a_node_that_does_not_see_the_files_gets_its_objects_from_those_that_do(
     seeing = {number: {"promote_roots": (str(tmp_path / "files"),)} for number in (0, 1)}
     with cluster_of(tmp_path / "nodes", 3, copies=2, configs=seeing) as cluster:
         with connect(cluster.nodes[2].url) as client:
-            results: list[PromoteResult] = []
-            client.bucket(BUCKET).promote(tmp_path / "files", on_result=results.append)
+            results = list(client.bucket(BUCKET).iter_promote(tmp_path / "files"))
         assert sorted(one.name for one in results) == sorted(files)
         assert {coordinator(one) for one in results} == {0, 1}
         assert_stored(cluster, files)
@@ -292,16 +290,19 @@ def test_a_promotion_ends_with_its_client_and_with_its_node(
 
     monkeypatch.setattr("storage_node.services.promote.promote_group", first_then_never)
     config = ServerConfig(port=0, promote_roots=(str(tmp_path / "files"),))
-    with NodeServer([tmp_path / "drive"], config) as node, connect(node.url, retry_s=0.0) as client:
+    with (
+        NodeServer([tmp_path / "drive"], config) as node,
+        connect(node.url, options=ClusterOptions(retry_s=0.0)) as client,
+    ):
 
-        def stop(result: PromoteResult) -> None:
+        def stop(_: Progress) -> None:
             assert begun.wait(60)
             if ended_by == "operator":
                 node.stop(grace_s=0.1)
             raise ValueError("enough")
 
         with pytest.raises(ValueError, match="enough"):
-            client.create_bucket(BUCKET).promote(tmp_path / "files", on_result=stop)
+            client.create_bucket(BUCKET).promote(tmp_path / "files", progress=stop)
         assert given_up.wait(60)
 
 
@@ -313,7 +314,7 @@ def test_a_node_that_is_killed_goes_on_when_it_is_asked_again(tmp_path: Path, fi
     arguments = ["--promote-root", str(tmp_path / "files")]
     with throwaway_folder() as folder:
         dying = NodeProcess(folder, arguments=arguments, environment={"AIS_LOADER_FAILPOINT": "promote.staged:2"})
-        with dying as node, connect(node.url, retry_s=0.0) as client:
+        with dying as node, connect(node.url, options=ClusterOptions(retry_s=0.0)) as client:
             bucket = client.create_bucket("b")
             with pytest.raises(errors.NodeUnavailable):
                 bucket.promote(tmp_path / "files")
@@ -338,19 +339,19 @@ def test_others_go_on_when_a_node_dies_and_the_rest_is_promoted_without_it(
         connect(cluster.url) as client,
     ):
         bucket = client.bucket(BUCKET)
-        told: dict[str, PromoteResult] = {}
+        told: list[PromoteResult] = []
 
-        def kill_one(result: PromoteResult) -> None:
+        for result in bucket.iter_promote(tmp_path / "files"):
             if not told:
                 cluster.nodes[2].kill()
-            told[result.name] = result
-
-        first = bucket.promote(tmp_path / "files", on_error="return", on_result=kill_one)
+            told.append(result)
+        named = {one.name for one in told}
+        failed = [one for one in told if one.error is not None]
         view = ClusterView(cluster.map)
         lost = {name for name in files if view.owners(view.buckets[BUCKET], name)[0] == 2}
-        assert set(told) - {""} >= set(files) - lost  # what was being committed with the dead one may have failed
-        assert first.promoted == len(files) or {one.error.retryable for one in first.failures if one.error} == {True}
-        assert lost <= set(told) or [one.path for one in first.failures].count("") == 1
+        assert named - {""} >= set(files) - lost  # what was being committed with the dead one may have failed
+        assert (failed or len(told) == len(files)) and all(one.error.retryable for one in failed if one.error)
+        assert lost <= named or [one.path for one in failed].count("") == 1
 
         def promoted() -> int:
             summary = bucket.promote(tmp_path / "files", on_error="return")

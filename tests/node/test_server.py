@@ -13,7 +13,7 @@ import grpc
 import pytest
 from node_kit import RawSession, batch_of, bucket_of, serving
 
-from ais_loader import connect, errors
+from ais_loader import ClusterOptions, connect, errors
 from ais_loader.errors import StoreLocked
 from ais_loader.testing import NodeProcess, eventually, seeded_bytes
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
@@ -70,7 +70,7 @@ def test_several_drives_are_one_store(tmp_path: Path) -> None:
     drives = [tmp_path / f"{at}" for at in range(3)]
     objects = {f"{at}": seeded_bytes(2000, seed=at) for at in range(90)}
     with NodeServer(drives, ServerConfig(port=0)) as node, bucket_of(node) as bucket:
-        list(bucket.put_many(objects.items()))
+        bucket.put_many(objects.items())
         assert bucket.get_batch(list(objects)).tobytes() == list(objects.values())
         assert [bucket.get(name) for name in objects] == list(objects.values())
         held = [drive["objects_estimate"] for drive in bucket.client.describe()["drives"]]  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def test_a_node_that_stops_finishes_the_batches_that_it_has_begun(tmp_path: Path
     objects = {f"{at}": seeded_bytes(500_000, seed=at) for at in range(40)}
     node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
     with bucket_of(node) as bucket:
-        list(bucket.put_many(objects.items()))
+        bucket.put_many(objects.items())
     with RawSession(node.url) as session, RawSession(node.url) as idle:
         idle.ask(1, batch_pb.BatchRequest())
         session.send(1, batch_of(list(objects), credit=1))
@@ -134,7 +134,7 @@ def test_a_stop_ends_calls_that_outlive_the_grace_period(tmp_path: Path) -> None
 def test_putting_and_stopping_never_leaves_half_an_object(tmp_path: Path) -> None:
     data = seeded_bytes(3 * MiB)
     node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
-    with ThreadPoolExecutor(4) as pool, connect(node.url, retry_s=0.1) as client:
+    with ThreadPoolExecutor(4) as pool, connect(node.url, options=ClusterOptions(retry_s=0.1)) as client:
         bucket = client.create_bucket("b")
 
         def put_until_it_fails(worker: int) -> list[str]:

@@ -24,7 +24,7 @@ NAMES = [name for name in OBJECTS if name != "large"]
 def node() -> Iterator[NodeServer]:
     with throwaway_folder() as folder, serving(folder) as node:
         with bucket_of(node) as bucket:
-            list(bucket.put_many(OBJECTS.items()))
+            bucket.put_many(OBJECTS.items())
         yield node
 
 
@@ -271,7 +271,7 @@ class TestLimits:
     def small_node(self, tmp_path: Path) -> Iterator[NodeServer]:
         with serving(tmp_path, max_active_batches=2, max_buffered_bytes=2 * MiB, reject_retry_after_ms=70) as node:
             with bucket_of(node) as bucket:
-                list(bucket.put_many(OBJECTS.items()))
+                bucket.put_many(OBJECTS.items())
             yield node
 
     def test_batches_beyond_the_limit_are_told_when_to_come_back(self, small_node: NodeServer) -> None:

@@ -47,7 +47,7 @@ def test_what_a_lost_drive_retained_is_read_from_other_copies_and_comes_back(tmp
         connect(cluster.url) as client,
     ):
         bucket = client.bucket(BUCKET)
-        list(bucket.put_many(OBJECTS.items()))
+        bucket.put_many(OBJECTS.items())
         bucket.snapshot("s")
         for name in list(OBJECTS)[:20]:
             bucket.put(name, b"now")

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from cluster_kit import BUCKET, LocalCluster
 
-from ais_loader import Client, connect, errors
+from ais_loader import Client, ClusterOptions, connect, errors
 from ais_loader.errors import ObjectNotFound
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_replica_pb2 as wire
@@ -269,7 +269,7 @@ def test_a_node_that_does_not_know_yet_that_a_snapshot_is_made_says_nothing_wron
         known = store.record.current.snapshots
         [(uuid, named)] = known.items()
         store.snapshots.follow({uuid: {".s": named["s"]}})
-        with connect(url_of(cluster), retry_s=20.0) as other:
+        with connect(url_of(cluster), options=ClusterOptions(retry_s=20.0)) as other:
             frozen = other.bucket(BUCKET, snapshot="s")
             with ThreadPoolExecutor(3) as pool:
                 reading = [

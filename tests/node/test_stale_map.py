@@ -64,16 +64,16 @@ def test_what_goes_to_a_node_that_has_not_heard_of_its_bucket_yet_is_stored_when
             node.membership.learn(cluster.map)
         bucket = client.bucket("new")
         one = threads.submit(bucket.put, names[0], b"one")
-        many = threads.submit(lambda: list(bucket.put_many((name, name.encode()) for name in names[1:])))
+        many = threads.submit(lambda: bucket.put_many([(name, name.encode()) for name in names[1:]]))
         transport = client._transport
         assert isinstance(transport, ClusterTransport) and isinstance(transport._found, RoutedTransport)
         members = transport._found.members
         eventually(lambda: members.is_suspect(behind.node_uuid) or one.done())  # it has refused one, or asked others
         behind.learn(cluster.map)
         assert one.result(60.0).size_bytes == 3
-        assert [info.name for info in many.result(60.0)] == names[1:]
+        assert [info.name for info in many.result(60.0).infos] == names[1:]
         assert [bucket.get(name) for name in names] == [b"one", *(name.encode() for name in names[1:])]
         with pytest.raises(errors.BucketNotFound):
             client.bucket("never").put("a", b"1")
         with pytest.raises(errors.BucketNotFound):
-            list(client.bucket("never").put_many([("a", b"1")]))
+            client.bucket("never").put_many([("a", b"1")])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cluster_kit import BUCKET, LocalCluster
 
-from ais_loader import connect
+from ais_loader import ClusterOptions, connect
 from ais_loader.testing import eventually
 from storage_node.batch.fairness import FairQueue
 
@@ -38,7 +38,10 @@ def test_a_client_says_for_whom_it_fetches_and_so_does_a_node_that_gathers(
     with LocalCluster(tmp_path, 2, spread=names) as cluster:
         cluster.put(objects)
         queues = {id(cluster.batches(number).resources.slots._queue) for number in range(2)}
-        with connect(cluster.nodes[0].url, tenant="team") as here, pickle.loads(pickle.dumps(here)) as client:
+        with (
+            connect(cluster.nodes[0].url, options=ClusterOptions(tenant="team")) as here,
+            pickle.loads(pickle.dumps(here)) as client,
+        ):
             for assembly in ("target", "direct"):
                 charged.clear()
                 entries = [f"ais://{BUCKET}/{name}" for name in names]
@@ -56,7 +59,7 @@ def test_batches_that_nodes_gather_from_each_other_for_many_tenants_all_end(tmp_
 
         def fetch(number: int) -> None:
             draw = random.Random(number)
-            with connect(cluster.nodes[number % 3].url, tenant=f"tenant {number}") as client:
+            with connect(cluster.nodes[number % 3].url, options=ClusterOptions(tenant=f"tenant {number}")) as client:
                 wanted = [draw.sample(names, 20) for _ in range(8)]
                 batches = client.get_batches(
                     [[f"ais://{BUCKET}/{name}" for name in batch] for batch in wanted],

@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from ais_loader import errors
 from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
+from ais_loader.options import ClusterOptions
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
 from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, PutSpec, Transport
-from ais_loader.transport.cluster.membership import HEDGE_BUDGET
 from ais_loader.transport.cluster.transport import RoutedTransport
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.transport import GrpcTransport
@@ -40,21 +40,16 @@ class ClusterTransport:
         known: further endpoints, of nodes that the cluster was last known to have.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        retry_s: float = 10.0,
-        verify_payload: bool = False,
-        tenant: str = "",
-        hedge_budget: float = HEDGE_BUDGET,
-        known: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, url: str, options: ClusterOptions, *, known: Sequence[str] = ()) -> None:
         self.url = url
-        self._options: dict[str, Any] = {"retry_s": retry_s, "verify_payload": verify_payload, "tenant": tenant}
-        self._hedge_budget = hedge_budget
+        self._options = options
         self._begin_at = list(dict.fromkeys([*url.replace("grpc://", "").split(","), *known]))
-        self._endpoints = GrpcTransport("grpc://" + ",".join(self._begin_at), **self._options)
+        self._endpoints = GrpcTransport(
+            "grpc://" + ",".join(self._begin_at),
+            retry_s=options.retry_s,
+            verify_payload=options.verify_payload,
+            tenant=options.tenant,
+        )
         self._lock = threading.Lock()
         self._found: Transport | None = None
         self._closed = False
@@ -65,7 +60,7 @@ class ClusterTransport:
         found, known = self._found, self._begin_at
         if isinstance(found, RoutedTransport):
             known = [*known, *(node.endpoint for node in found.members.view.nodes)]
-        return _connect_again, (self.url, {**self._options, "hedge_budget": self._hedge_budget, "known": known})
+        return _connect_again, (self.url, self._options, known)
 
     def _there(self, timeout_s: float = CALL_TIMEOUT_S, *, retry: bool = True) -> Transport:
         """What answers there. Raises NodeUnavailable, SilenceTimeout when nothing does."""
@@ -78,7 +73,7 @@ class ClusterTransport:
                 if view is None:
                     self._found = self._endpoints
                 else:
-                    self._found = RoutedTransport(self.url, view, hedge_budget=self._hedge_budget, **self._options)
+                    self._found = RoutedTransport(self.url, view, self._options)
                     if self._closed:
                         self._found.close()
                     self._endpoints.let_go()
@@ -129,7 +124,9 @@ class ClusterTransport:
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
         return self._there().put(spec, source)
 
-    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
+    def put_many(
+        self, objects: Iterable[tuple[PutSpec, Source]]
+    ) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
         yield from self._there().put_many(objects)
 
     def compose(
@@ -173,7 +170,7 @@ class ClusterTransport:
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         yield from self._there().list_members(bucket, name, prefix=prefix, page_size=page_size)
 
-    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+    def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         yield from self._there().promote(spec)
 
     def open_batch(
@@ -256,8 +253,8 @@ def _map_of(transport: GrpcTransport, timeout_s: float, *, retry: bool) -> clust
     return answer.map if answer.HasField("map") else None
 
 
-def _connect_again(url: str, options: dict[str, Any]) -> ClusterTransport:
-    return ClusterTransport(url, **options)
+def _connect_again(url: str, options: ClusterOptions, known: Sequence[str]) -> ClusterTransport:
+    return ClusterTransport(url, options, known=known)
 
 
 def _after_fork_in_child() -> None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import chain
 
 from ais_loader import errors
+from ais_loader.options import ClusterOptions
 from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.gather.hedging import Hedging
@@ -32,7 +33,6 @@ SUSPECT_S, _LONGEST_SUSPECT_S = 2.0, 16.0
 """How long a node that did not answer is asked last; longer each time, until it has answered."""
 REFRESH_INTERVAL_S = 0.25
 _ASKED_AT_ONCE = 3
-HEDGE_BUDGET = 0.05
 
 _ALL: weakref.WeakSet[Members] = weakref.WeakSet()
 
@@ -40,24 +40,14 @@ _ALL: weakref.WeakSet[Members] = weakref.WeakSet()
 class Members:
     """The nodes of one cluster, by their uuids."""
 
-    def __init__(
-        self,
-        view: ClusterView,
-        *,
-        retry_s: float,
-        verify_payload: bool,
-        tenant: str = "",
-        hedge_budget: float = HEDGE_BUDGET,
-    ) -> None:
+    def __init__(self, view: ClusterView, options: ClusterOptions) -> None:
         self.view = view
         """Replaced, never changed: take it once and work with that."""
-        self.retry_s = retry_s
-        self.verify_payload = verify_payload
-        self.tenant = tenant
+        self.options = options
         self._lock = threading.Lock()
         self._transports: dict[tuple[bytes, str], GrpcTransport] = {}  # guarded by _lock
         self.loads: NodeLoads[bytes] = NodeLoads()
-        self.hedging = Hedging(hedge_budget)
+        self.hedging = Hedging(options.hedge_budget)
         self._suspects: dict[bytes, float] = {}
         self._suspected_s: dict[bytes, float] = {}
         """Nodes that have not answered since, and for how long they were asked last."""
@@ -88,9 +78,9 @@ class Members:
                 self._transports[key] = GrpcTransport(
                     f"grpc://{key[1]}",
                     retry_s=0.0,
-                    verify_payload=self.verify_payload,
-                    tenant=self.tenant,
-                    patience_s=self.retry_s,
+                    verify_payload=self.options.verify_payload,
+                    tenant=self.options.tenant,
+                    patience_s=self.options.retry_s,
                 )
             return self._transports[key]
 

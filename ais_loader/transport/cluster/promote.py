@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
@@ -30,7 +30,7 @@ _Ended: TypeAlias = tuple[bytes, int | errors.LoaderError]
 """A node, and how many files it has seen or why it has stopped."""
 
 
-def promote(members: Members, spec: PromoteSpec) -> Iterator[PromoteResult]:
+def promote(members: Members, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
     """Raises InvalidRequest where it is not clear whose files are meant, SourceRefused, SourceUnreadable where no node
     sees the path, NodeUnavailable where the only one that promotes has gone. One of several that goes is a failure
     among the results, and the others go on."""
@@ -50,7 +50,7 @@ def promote(members: Members, spec: PromoteSpec) -> Iterator[PromoteResult]:
 
 def _look(members: Members, request: wire.PromoteRequest) -> tuple[_Looks, dict[bytes, errors.LoaderError]]:
     """What each node sees at the path, when all that answer act by the map that this client has."""
-    patience = Patience(members.retry_s)
+    patience = Patience(members.options.retry_s)
     while True:
         looks, unanswered = _look_once(members, request)
         newest = max((look.map_version for look in looks.values()), default=0)

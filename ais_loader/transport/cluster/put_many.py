@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 from ais_loader import errors
 from ais_loader.content import Source
@@ -30,7 +30,7 @@ def put_many(
     open_stream_of: Callable[[bytes], OpenStream],
     put_one: Callable[[PutSpec, Source], ObjectInfo],
     has: Callable[[str], bool],
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """One result per object, in order; a failed object does not stop the others.
 
     Args:

@@ -8,20 +8,21 @@ answers; writes go to the first owner that does, which sees to the other copies.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TypeVar
 
 from ais_loader import errors
 from ais_loader.batch import Batch
 from ais_loader.content import Buffer, Source
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.options import ClusterOptions
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.transport.base import FrameStream, NoLongBatches, PutSpec
 from ais_loader.transport.cluster.columns import Columns, grouped
 from ais_loader.transport.cluster.listing import merged_listing
-from ais_loader.transport.cluster.membership import HEDGE_BUDGET, Members
+from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
 from ais_loader.transport.cluster.promote import promote
 from ais_loader.transport.cluster.put_many import put_many
@@ -50,21 +51,9 @@ session with every node that there is."""
 class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
     """A `Transport` over the nodes of a cluster. `url` is where the client began."""
 
-    def __init__(
-        self,
-        url: str,
-        view: ClusterView,
-        *,
-        retry_s: float,
-        verify_payload: bool,
-        tenant: str = "",
-        hedge_budget: float = HEDGE_BUDGET,
-    ) -> None:
-        members = Members(
-            view, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, hedge_budget=hedge_budget
-        )
-        super().__init__(url, members, retry_s)
-        self._verify_payload = verify_payload
+    def __init__(self, url: str, view: ClusterView, options: ClusterOptions) -> None:
+        super().__init__(url, Members(view, options), options.retry_s)
+        self._verify_payload = options.verify_payload
 
     # -- buckets
 
@@ -83,7 +72,9 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
         put = self._heard_of(spec.bucket, lambda node: node.put(spec, source))
         return write(spec.bucket, spec.name, put, again=source.replayable)
 
-    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
+    def put_many(
+        self, objects: Iterable[tuple[PutSpec, Source]]
+    ) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
         return put_many(
             objects, self._owner_of, lambda node: self.members.transport(node).open_puts, self.put, self._has
         )
@@ -254,7 +245,7 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
 
         return listed_members(page, bucket, name, prefix, page_size)
 
-    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+    def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         return promote(self.members, spec)
 
     # -- batches
@@ -263,7 +254,7 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
         self, request: batch_pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
     ) -> FrameStream:
         policy = StreamPolicy(timeout_s=timeout_s, retry_s=self._retry_s, verify_payload=self._verify_payload)
-        request.tenant = self.members.tenant or request.tenant
+        request.tenant = self.members.options.tenant or request.tenant
         return MergedStream(request, self.members, policy, self._targets(request, assembly, colocation))
 
     def _targets(self, request: batch_pb.BatchRequest, assembly: str, colocation: str) -> list[bytes]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Protocol, TypeAlias
 
 from ais_loader import errors
@@ -44,7 +44,7 @@ def put_many(
     put_one: Callable[[PutSpec, Source], ObjectInfo],
     *,
     retry_s: float,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """One result per object, in order. Raises NodeUnavailable when nobody answers for `retry_s`."""
     sender = GroupSender(open_stream, retry_s)
     try:

@@ -202,7 +202,9 @@ class GrpcTransport(BucketCalls, ContentsCalls):
 
         return object_info(self._call(send, retry=source.replayable))
 
-    def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
+    def put_many(
+        self, objects: Iterable[tuple[PutSpec, Source]]
+    ) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
         return put_many(objects, self.open_puts, self.put, retry_s=self._retry_s)
 
     def open_puts(self, messages: Iterator[pb.PutManyRequest]) -> AnswerStream:
@@ -319,7 +321,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         )
         return answer
 
-    def promote(self, spec: PromoteSpec) -> Iterator[PromoteResult]:
+    def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         request = promote_request(spec)
         looked = promote_pb.LookRequest(path=request.path, recursive=request.recursive)
         self.look_at(looked, timeout_s=CALL_TIMEOUT_S)  # which is tried again while the node is not there

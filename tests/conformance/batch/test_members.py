@@ -175,7 +175,7 @@ def test_shards_stored_together_are_indexed_too(client: Client, bucket: Bucket) 
         f"{at}.tar": packed_tar({f"{n}": seeded_bytes(100 + n, seed=at * 100 + n) for n in range(20)})
         for at in range(30)
     }
-    list(bucket.put_many(shards.items()))
+    bucket.put_many(shards.items())
     entries = [Entry(bucket.name, f"{at}.tar", f"{n}") for n in range(20) for at in range(30)]
     random.Random(1).shuffle(entries)
     assert client.get_batch(entries, colocation="shard").tobytes() == [

@@ -51,8 +51,10 @@ def test_an_endless_plan_is_drawn_only_as_far_as_is_in_flight(
     for at, batch in enumerate(itertools.islice(running, 30)):
         assert len(contents(batch)) == 10
         assert drawn <= at + 4
-    running.close()  # type: ignore[attr-defined]
+    running.close()
     assert drawn <= 34
+    with pytest.raises(errors.InvalidRequest, match="in_flight"):
+        client.get_batches([], in_flight=0)
 
 
 def test_a_batch_left_half_read_does_no_harm_to_the_next(

@@ -42,7 +42,7 @@ def test_a_url_names_the_object_literally(client: Client, bucket: Bucket, name: 
 )
 def test_a_url_is_split_after_the_first_archive(client: Client, path: str, name: str, member: str | None) -> None:
     [item] = client.get_batch([f"ais://no-such-bucket/{path}"], on_error="placeholder")
-    assert item.entry == Entry("no-such-bucket", name, member)
+    assert item.entry == Entry("no-such-bucket", name, member) == Entry.from_url(f"ais://no-such-bucket/{path}")
     assert item.status == Status.NOT_FOUND
 
 
@@ -70,9 +70,13 @@ NO_URLS = ["", "a", "ais://", "ais://bucket", "ais://bucket/", "ais:///name", "A
 def test_a_string_that_is_no_url_is_refused_at_once(client: Client, text: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="ais://"):
         client.get_batch([text])
+    with pytest.raises(errors.InvalidRequest, match="ais://"):
+        Entry.from_url(text)
 
 
 @pytest.mark.parametrize("entry", [None, 5, b"ais://b/n", ("b", "n")], ids=repr)
 def test_what_is_neither_an_entry_nor_a_string_is_a_type_error(client: Client, entry: object) -> None:
     with pytest.raises(TypeError):
         client.get_batch([entry])  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        Entry.from_url(entry)  # type: ignore[arg-type]

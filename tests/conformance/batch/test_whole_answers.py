@@ -94,5 +94,6 @@ def test_a_closed_batch_gives_nothing(bucket: Bucket) -> None:
     closed = bucket.get_batch(["a"])
     closed.close()
     closed.close()
-    with pytest.raises(errors.Closed):
-        closed.packed()
+    for take in (closed.packed, closed.tobytes, lambda: next(closed), lambda: list(closed)):
+        with pytest.raises(errors.Closed):
+            take()
