@@ -12,27 +12,30 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from ais_loader.wire.backoff import Backoff
+
 T = TypeVar("T")
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+BACKOFF = Backoff(1.0, 60.0, jitter=0)
 log = logging.getLogger(__name__)
 
 
 async def keep_going(name: str, work: Callable[[], Awaitable[None]]) -> None:
     """Do `work`, which is meant to go on until it is cancelled, and begin it again when it fails."""
     loop = asyncio.get_running_loop()
-    pause_s = FIRST_PAUSE_S
+    failures = 0
     while True:
         began_s = loop.time()
         try:
             await work()
             return
         except Exception:
-            if loop.time() - began_s > LONGEST_PAUSE_S:
-                pause_s = FIRST_PAUSE_S
+            if loop.time() - began_s > BACKOFF.longest_s:
+                failures = 0
+            pause_s = BACKOFF.pause_s(failures)
             log.exception("%s failed, and begins anew in %g s", name, pause_s)
         await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        failures += 1
 
 
 async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = bool) -> T:

@@ -17,14 +17,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground upwards; names on one line share a floor.
 WIRE = """
-ais_loader.errors ais_loader.extras
+ais_loader.checksum ais_loader.errors ais_loader.extras
 ais_loader.wire.generated
 ais_loader.wire
 ais_loader.wire.gather
 """
 CLIENT = f"""
 {WIRE}
-ais_loader.checksum ais_loader.content ais_loader.entry ais_loader.packed ais_loader.timing ais_loader.urls
+ais_loader.content ais_loader.entry ais_loader.packed ais_loader.timing ais_loader.urls
 ais_loader.changes ais_loader.options ais_loader.promote ais_loader.requests ais_loader.snapshots ais_loader.summary
 ais_loader.transport.base
 ais_loader.batch

@@ -8,7 +8,6 @@ copies the whole object. Bytes that are too many for a request are stored as a p
 from __future__ import annotations
 
 import os
-import random
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +23,14 @@ from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_re
 from ais_loader.transport.backoff import Patience
 from ais_loader.transport.base import Transport
 from ais_loader.urls import ARCHIVE_EXTENSIONS
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 
 _RETRY_S = 10.0
 """How long to go on trying while nobody answers."""
 _GET_TIMEOUT_S = 30.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
+_BACKOFF = Backoff(0.01, 1.0)
 _BLOCK = 512
 
 
@@ -90,7 +90,7 @@ def _append(
 ) -> ObjectInfo:
     """`look` says which version is there, and how many bytes of it are kept; `zeros` how many follow so many."""
     give_up_at = time.monotonic() + timeout_s
-    pause_s = _FIRST_PAUSE_S
+    overtaken = 0
     while True:
         condition = objects.PutCondition(write_id=os.urandom(16))
         kept: list[pb.ComposePart] = []
@@ -119,8 +119,8 @@ def _append(
                 raise errors.NodeUnavailable(f"{bucket}/{name}: it may have been appended: {lost}") from lost
             if time.monotonic() > give_up_at:
                 raise
-        time.sleep(random.uniform(0, pause_s))
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        time.sleep(_BACKOFF.pause_s(overtaken))
+        overtaken += 1
 
 
 def _is_there(transport: Transport, bucket: str, name: str, at: int, tail: _Tail) -> bool:

@@ -5,14 +5,14 @@ For streams, which make progress between failures; calls that either succeed or 
 
 from __future__ import annotations
 
-import random
 import time
 
 from ais_loader.errors import LoaderError
+from ais_loader.wire.backoff import Backoff
 
 NO_RETRY_S = -1.0
 """Gives up at the first failure."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_BACKOFF = Backoff(0.05, 1.0)
 
 
 class Patience:
@@ -40,8 +40,7 @@ class Patience:
             raise error
         if failing_s > self._retry_s:
             raise type(error)(f"{error}; gave up after {self._failures + 1} tries in {failing_s:.1f} s") from error
-        longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._failures)
+        # Those that were all sent away for the same long time are spread over more of it.
+        pause_s = at_least_s + _BACKOFF.pause_s(self._failures, at_least_s / 2)
         self._failures += 1
-        # Full jitter: the workers of a job, which failed together, must not come back together. Those that were all
-        # sent away for the same long time are spread over more of it.
-        time.sleep(at_least_s + random.uniform(0, max(longest_s, at_least_s / 2)))
+        time.sleep(pause_s)

@@ -1,18 +1,19 @@
 """Embedded transport: the store in this process, by the same code that a node runs, without a network.
 
 A writer ("a") holds the store alone. In a forked child, and after unpickling, a writer's transport becomes a reader
-beside it: one writer, any number of readers. With embedded_puts and embedded_stream the only part of
-ais_loader that loads storage_node, lazily.
+beside it: one writer, any number of readers. The only module of ais_loader that loads storage_node, and itself loaded
+by whoever opens such a store.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Literal
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from ais_loader import errors
@@ -23,15 +24,34 @@ from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary, PrefixSummary
 from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, NoLongBatches, PutSpec
-from ais_loader.transport.embedded_puts import object_info, put_groups, staged
-from ais_loader.transport.embedded_stream import READ_PARTS, EmbeddedStream
-from ais_loader.transport.validation import require_bucket, require_object, require_text
+from ais_loader.transport.validation import require_bucket, require_metadata, require_object, require_text
+from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
+from ais_loader.wire.object_info import stored_of
+from storage_node.promote.here import promote_path
+from storage_node.promote.job import Job
+from storage_node.promote.walk import Wanted
+from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.compose import compose_object
+from storage_node.store.drive.preconditions import parse_condition
+from storage_node.store.format import Record
+from storage_node.store.member_listing import list_members
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.native_reader import IMPLEMENTATION
+from storage_node.store.read.object_reader import open_member, open_object
+from storage_node.store.reframe_on_put import content_of
+from storage_node.store.store import Store
+from storage_node.store.store_record import BucketRecord
+from storage_node.store.summary import Tally
+from storage_node.store.tar_append import tar_end
+from storage_node.store.upload import Upload
+from storage_node.store.writes import stage_object
 
-if TYPE_CHECKING:
-    from storage_node.store.store import Store
-    from storage_node.store.store_record import BucketRecord
+_COMMIT_TOGETHER = 128
+_COMMIT_TOGETHER_BYTES = 8 << 20
+# More threads than cores do not read faster, and more than a few only take from the trainer.
+READ_PARTS = min(4, len(os.sched_getaffinity(0)))
 
 _writers: WeakValueDictionary[frozenset[str], EmbeddedTransport] = WeakValueDictionary()
 """By their drives, those of this process that were opened for writing last."""
@@ -68,9 +88,6 @@ class EmbeddedTransport(NoLongBatches):
             raise errors.Closed(f"the connection to {self.url} has been closed")
         if self._store is not None and self._pid == os.getpid():
             return self._store
-        from storage_node.store.archives.limits import ShardLimits
-        from storage_node.store.store import Store
-
         if self._pid != os.getpid():
             # Inherited through fork: a lock held by a thread that is not here would never be released.
             self._lock, self._pid, self._store, self._mode = threading.Lock(), os.getpid(), None, "r"
@@ -134,24 +151,20 @@ class EmbeddedTransport(NoLongBatches):
     # -- objects
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
-        return object_info(spec.bucket, spec.name, staged(self._store_here(), spec, source).commit())
+        return _object_info(spec.bucket, spec.name, _staged(self._store_here(), spec, source).commit())
 
     def put_many(
         self, objects: Iterable[tuple[PutSpec, Source]]
     ) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
-        yield from put_groups(self._store_here(), objects)
+        yield from _put_groups(self._store_here(), objects)
 
     def compose(
         self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
     ) -> ObjectInfo:
-        from storage_node.store.compose import compose_object
-
         record = compose_object(self._store_here(), request, moved or (lambda moved_bytes: None))
-        return object_info(request.object.bucket, request.object.name, record)
+        return _object_info(request.object.bucket, request.object.name, record)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
-        from storage_node.store.tar_append import tar_end
-
         return tar_end(self._store_here(), request)
 
     def get(
@@ -165,8 +178,6 @@ class EmbeddedTransport(NoLongBatches):
         verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]:
-        from storage_node.store.read.object_reader import open_member, open_object
-
         require_object(bucket, name)
         store = self._store_here()
         if member:
@@ -175,11 +186,9 @@ class EmbeddedTransport(NoLongBatches):
 
     def head(self, bucket: str, name: str) -> ObjectInfo:
         require_object(bucket, name)
-        return object_info(bucket, name, self._store_here().head(bucket, name))
+        return _object_info(bucket, name, self._store_here().head(bucket, name))
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
-        from storage_node.store.drive.preconditions import parse_condition
-
         require_object(bucket, name)
         self._store_here().delete(bucket, name, condition=parse_condition(False, if_version or ""))
 
@@ -187,8 +196,6 @@ class EmbeddedTransport(NoLongBatches):
         return self._store_here().delete_many(bucket, names)
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
-        from storage_node.store.summary import Tally
-
         tally = Tally(prefix, depth)
         found = self._store_here().objects(bucket, prefix)
         tally.add((name, record.size_bytes) for name, record in found)
@@ -203,14 +210,12 @@ class EmbeddedTransport(NoLongBatches):
         while True:
             page = list(self._store_here().objects(bucket, prefix, after, page_size))
             for name, record in page:
-                yield object_info(bucket, name, record)
+                yield _object_info(bucket, name, record)
             if len(page) < page_size:
                 return
             after = page[-1][0]
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
-        from storage_node.store.member_listing import list_members
-
         require_object(bucket, name)
         require_text(prefix, errors.InvalidRequest, "prefix")
         first, version = 0, ""
@@ -223,10 +228,6 @@ class EmbeddedTransport(NoLongBatches):
             first, version = page.next, page.version
 
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
-        from storage_node.promote.here import promote_path
-        from storage_node.promote.job import Job
-        from storage_node.promote.walk import Wanted
-
         wanted = Wanted(spec.prefix, spec.recursive, spec.include, spec.exclude)
         job = Job(spec.bucket, spec.move, spec.overwrite)
         for outcome in promote_path(self._store_here(), os.path.abspath(spec.path), wanted, job):
@@ -254,8 +255,6 @@ class EmbeddedTransport(NoLongBatches):
         return self._helpers
 
     def describe(self) -> dict[str, object]:
-        from storage_node.store.read.native_reader import IMPLEMENTATION
-
         store = self._store_here()
         return {
             "url": self.url,
@@ -282,6 +281,105 @@ class EmbeddedTransport(NoLongBatches):
         if self._store is not None and self._pid == os.getpid():
             self._store.close()
         self._store = None
+
+
+class EmbeddedStream:
+    """Frames read when they are asked for, in the caller's thread."""
+
+    retries, paused_s, hedged = 0, 0.0, 0
+
+    def __init__(self, store: Store, request: pb.BatchRequest, helpers: Executor | None) -> None:
+        self._store = store
+        self._helpers = helpers
+        self._request = request
+        self._batch: StoreBatch | None = None
+        self._frames = self._read_frames()
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self
+
+    def __next__(self) -> Frame:
+        return next(self._frames)
+
+    def read_all(self) -> list[bytes] | None:
+        return self._looked_up().read_all(self._helpers, READ_PARTS)
+
+    def _looked_up(self) -> StoreBatch:
+        if self._batch is None:
+            self._batch = StoreBatch(self._store, self._request)
+        return self._batch
+
+    def _read_frames(self) -> Generator[Frame, None, None]:
+        batch = self._looked_up()
+        try:
+            for span in batch.spans():
+                frame = batch.read(span)
+                yield frame
+                if self._request.fail_fast and frame.status.any():
+                    return
+        finally:
+            batch.close()
+
+    def close(self) -> None:
+        # A generator that is running in another thread refuses to close; it then ends with its consumer.
+        with contextlib.suppress(ValueError):
+            self._frames.close()
+
+
+def _staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False) -> Upload:
+    """`grouped`: see `Store.begin_put`. Raises LoaderError."""
+    require_metadata(spec.metadata)
+    with content_of(
+        store, spec.bucket, spec.name, source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
+    ) as content:
+        return stage_object(
+            store,
+            spec.bucket,
+            spec.name,
+            content.chunks,
+            content.metadata,
+            content.size_bytes,
+            content.checksum,
+            parse_condition(spec.if_absent, spec.if_version or "", spec.write_id),
+            grouped=grouped,
+        )
+
+
+def _put_groups(store: Store, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
+    """Put many objects, with few commits; of each, in order, its info or its error. Lazy."""
+    group: list[tuple[PutSpec, Upload | errors.LoaderError]] = []
+    group_bytes = 0
+    try:
+        for spec, source in objects:
+            try:
+                upload = _staged(store, spec, source, grouped=True)
+                group_bytes += upload.size_bytes
+                group.append((spec, upload))
+            except errors.LoaderError as error:
+                group.append((spec, error))
+            if len(group) >= _COMMIT_TOGETHER or group_bytes >= _COMMIT_TOGETHER_BYTES:
+                yield from _commit_group(store, group)
+                group, group_bytes = [], 0
+        yield from _commit_group(store, group)
+        group = []
+    finally:
+        for _, left in group:
+            if isinstance(left, Upload):
+                left.abort()
+
+
+def _commit_group(store: Store, group: list[Any]) -> Iterator[ObjectInfo | errors.LoaderError]:
+    results = store.commit_many([upload for _, upload in group])
+    for (spec, _), result in zip(group, results, strict=True):
+        if isinstance(result, Exception):
+            # Made anew: the frames of its traceback would hold the object's bytes for as long as the caller keeps it.
+            yield errors.from_kind(result.kind, str(result))
+        else:
+            yield _object_info(spec.bucket, spec.name, result)
+
+
+def _object_info(bucket: str, name: str, record: Record) -> ObjectInfo:
+    return ObjectInfo(bucket, name, *stored_of(record))
 
 
 def drive_paths(url: str) -> list[str]:

@@ -7,12 +7,14 @@ several nodes consists of such requests.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy as np
 
+from ais_loader.wire.answer_check import digest, digest_of_ok
 from ais_loader.wire.frame import encode_prefix, encode_single
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.cluster.map.membership import Membership
-from storage_node.store.checksum import crc32c, digest
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.read.native_reader import CachedFile, read_cached
@@ -24,7 +26,11 @@ MAX_ENTRIES = 32
 """And so would opening more files. Up to here, about 160 µs, the event loop spends no more on reading them itself than
 on handing the work to a thread twice."""
 
-_DIGEST_OF_OK = crc32c(bytes((pb.OK,)))
+_LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version")
+_NO_MATTER = ("fail_fast", "ordered", "deadline_ms", "verify_ranges", "tenant", "request_id", "metadata")
+ANSWERED = frozenset((*_LOOKED_AT, *_NO_MATTER))
+"""The fields that a request answered here may have; one with any other takes the ordinary way."""
+_OTHER_FIELDS = attrgetter(*(field.name for field in pb.BatchRequest.DESCRIPTOR.fields if field.name not in ANSWERED))
 
 
 def answer_inline(
@@ -33,16 +39,8 @@ def answer_inline(
     """The whole answer as one serialized SessionResponse, and the objects' bytes; None if it takes more."""
     if (
         not 0 < len(request.name) <= MAX_ENTRIES
-        or request.bucket_index
-        or request.member
-        or request.start
-        or request.length
-        or request.version
-        or request.first_index
-        or request.resume_offset
-        or request.resume_version
+        or any(_OTHER_FIELDS(request))
         or request.initial_credit_bytes < MAX_BYTES
-        or request.buffered
         or len(request.bucket) != 1
     ):
         return None
@@ -75,7 +73,7 @@ def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int) -> bytes:
     n = len(files)
     if n == 1:
         *_, size, checksum = files[0]
-        return encode_single(batch_id, size, checksum, crc32c(checksum.to_bytes(4, "little"), _DIGEST_OF_OK))
+        return encode_single(batch_id, size, checksum, digest_of_ok(checksum))
     checksums = np.array([checksum for *_, checksum in files], "<u4")
     end = pb.End(
         outcome=pb.End.COMPLETE,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ais_loader.wire.frame import U8, U32, Frame, Response
+from ais_loader.wire.answer_check import AnswerCheck
+from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.frame import Frame, FrameError, Response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store.checksum import digest
 
 if TYPE_CHECKING:
     from storage_node.batch.peers import Peer
@@ -63,12 +61,7 @@ class PeerStream:
         self._timeout_s = timeout_s
         self.credit_bytes = request.initial_credit_bytes
         """What the peer may still send; below 0 when its last frame was larger than what was left."""
-        self._n = len(request.name)
-        self._status: U8 = np.zeros(self._n, np.uint8)
-        self._checksum: U32 = np.zeros(self._n, np.uint32)
-        self._received = 0
-        self._resume_offset = request.resume_offset
-        self._partial: Frame | None = None
+        self._check = AnswerCheck(len(request.name), resume_offset=request.resume_offset)
         self._inbox: deque[Response | PeerError] = deque()
         self._changed = asyncio.Event()
         self._ended = False
@@ -129,7 +122,7 @@ class PeerStream:
         stood_still = False
         while not self._inbox:
             self._changed.clear()
-            expecting = self.credit_bytes > 0 or self._received == self._n
+            expecting = self.credit_bytes > 0 or self._check.received == self._check.n
             began_s = time.monotonic()
             try:
                 async with asyncio.timeout(self._timeout_s if expecting else None):
@@ -142,8 +135,8 @@ class PeerStream:
                     continue
                 self._session.give_up_if_silent(self._timeout_s)
                 raise PeerSilent(
-                    f"{self.endpoint} sent nothing for {self._timeout_s:g} s, after {self._received:,} of {self._n:,} "
-                    "entries"
+                    f"{self.endpoint} sent nothing for {self._timeout_s:g} s, after {self._check.received:,} of "
+                    f"{self._check.n:,} entries"
                 ) from None
         event = self._inbox.popleft()
         if isinstance(event, PeerError):
@@ -157,7 +150,7 @@ class PeerStream:
             raise PeerBusy(f"{self.endpoint} was too busy for {self._timeout_s:g} s: {reject.reason}")
         self._session.forget(self._batch_id)
         pause_s = max(0.001, reject.retry_after_ms / 1000)
-        await asyncio.sleep(random.uniform(pause_s, 2 * pause_s))
+        await asyncio.sleep(pause_s + Backoff(pause_s, pause_s).pause_s())
         self._begin()
 
     # -- checking
@@ -165,35 +158,17 @@ class PeerStream:
     def _take(self, frame: Frame) -> None:
         self._rejected_since = None
         self.credit_bytes -= len(frame.payload)
-        count = len(frame.index)
-        first, stop = self._received, self._received + count
-        if not count or stop > self._n or (frame.index != np.arange(first, stop, dtype=np.uint32)).any():
-            raise PeerAnswerWrong(f"{self.endpoint}: entries {frame.index.tolist()[:4]} came where {first} was due")
-        if frame.piece is not None or self._partial is not None or (first == 0 and self._resume_offset):
-            self._check_piece(frame)
-        if not frame.completes_entry:
-            self._partial = frame
-            return
-        self._partial = None
-        self._status[first:stop] = frame.status
-        self._checksum[first:stop] = frame.checksum
-        self._received = stop
-
-    def _check_piece(self, frame: Frame) -> None:
-        due = self._resume_offset if self._received == 0 else 0
-        if not frame.continues(self._partial, due):
-            after = self._partial.piece if self._partial is not None else f"nothing, at {due:,}"
-            raise PeerAnswerWrong(f"{self.endpoint}: {frame.piece or 'a whole entry'} came after {after}")
+        try:
+            self._check.take(frame)
+        except FrameError as wrong:
+            raise PeerAnswerWrong(f"{self.endpoint}: {wrong}") from wrong
 
     def _finish(self, end: pb.End) -> None:
         self._ended = True
         self._session.forget(self._batch_id)
         if end.outcome == pb.End.REFUSED:
             raise PeerRefused(f"{self.endpoint}: {end.message}", end.error_kind)
-        status, checksum = self._status[: self._received], self._checksum[: self._received]
-        got = (self._received, int(np.count_nonzero(status)), digest(status, checksum))
-        said = (end.entries, end.failed_entries, end.digest)
-        if got != said or self._received != self._n:
-            raise PeerAnswerWrong(
-                f"{self.endpoint}: (entries, failed, digest) should be {said}, are {got}, of {self._n:,} entries"
-            )
+        try:
+            self._check.finish(end)
+        except FrameError as wrong:
+            raise PeerAnswerWrong(f"{self.endpoint}: {wrong}") from wrong

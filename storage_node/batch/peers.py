@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -23,16 +23,19 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, CONNECT_TIMEOUT, with_changes
 from ais_loader.wire.frame import FrameError, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.suspects import Suspects
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerSilent, PeerStream, PeerUnavailable
 from storage_node.cluster.map.sync import newer_map
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
-_PROBE_S = 0.5
+_PROBE = Backoff(1.0, 1.0, jitter=0.5)
 """A peer that has failed is asked for nothing, again and again after this time, until it answers or nobody cares."""
+_UNTIL_IT_ANSWERS = Backoff(math.inf, math.inf, jitter=0)
 _OPTIONS = with_changes(CHANNEL_OPTIONS, CONNECT_TIMEOUT)
 
 
@@ -48,6 +51,7 @@ class PeerPool:
         self.timeout_s = timeout_s
         self._idle_s = idle_s
         self._peers: dict[str, Peer] = {}
+        self._suspects: Suspects[str] = Suspects()
 
     @property
     def open_sessions(self) -> int:
@@ -68,19 +72,17 @@ class PeerPool:
     def _peer(self, endpoint: str) -> Peer:
         peer = self._peers.get(endpoint)
         if peer is None:
-            peer = self._peers[endpoint] = Peer(endpoint, self.timeout_s, self._idle_s)
+            peer = self._peers[endpoint] = Peer(endpoint, self.timeout_s, self._idle_s, self._suspects)
         return peer
 
     def failing_s(self, endpoint: str) -> float:
         """For how long this peer has been failing, since it last sent anything; 0 when it is not."""
-        peer = self._peers.get(endpoint)
-        since = None if peer is None else peer.failing_since
-        return 0.0 if since is None else time.monotonic() - since
+        return self._suspects.failing_s(endpoint)
 
     def is_failing(self, endpoint: str) -> bool:
         """Whether the last that happened with this peer was a failure. May be asked from any thread."""
         peer = self._peers.get(endpoint)
-        if peer is None or peer.failing_since is None:
+        if peer is None or endpoint not in self._suspects:
             return False
         peer.wanted_at = time.monotonic()
         return True
@@ -102,10 +104,10 @@ class PeerPool:
 class Peer:
     """One other node: its channel, which reconnects by itself, and the session on it."""
 
-    def __init__(self, endpoint: str, timeout_s: float, idle_s: float) -> None:
+    def __init__(self, endpoint: str, timeout_s: float, idle_s: float, suspects: Suspects[str]) -> None:
         self.endpoint = endpoint
+        self.suspects = suspects
         self.session: _Session | None = None
-        self.failing_since: float | None = None
         self.last_error = ""
         self.wanted_at = 0.0
         """When a batch last had a use for it."""
@@ -147,15 +149,14 @@ class Peer:
 
     def failed(self, error: PeerError) -> None:
         self.last_error = str(error)
-        if self.failing_since is None:
-            self.failing_since = time.monotonic()
+        self.suspects.failed(self.endpoint, _UNTIL_IT_ANSWERS)
         if self._probe is None and not self._closed:
             self._probe = asyncio.create_task(self._ask_for_nothing(), name=f"probe {self.endpoint}")
 
     async def _ask_for_nothing(self) -> None:
         try:
-            while self.failing_since is not None and time.monotonic() - self.wanted_at < self._idle_s:
-                await asyncio.sleep(random.uniform(_PROBE_S, 2 * _PROBE_S))
+            while self.endpoint in self.suspects and time.monotonic() - self.wanted_at < self._idle_s:
+                await asyncio.sleep(_PROBE.pause_s())
                 with suppress(PeerError):
                     lane = PeerStream(self, pb.BatchRequest(ordered=True, local=True), self._timeout_s)
                     try:
@@ -163,7 +164,7 @@ class Peer:
                     finally:
                         lane.cancel()
         finally:
-            self.failing_since = None
+            self.suspects.answered(self.endpoint)
             self._probe = None
 
     def _reclaim(self) -> None:
@@ -239,7 +240,7 @@ class _Session:
         endpoint = self._peer.endpoint
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
-                self._peer.failing_since = None
+                self._peer.suspects.answered(endpoint)
                 self._heard_at = time.monotonic()
                 response = decode_response(message)
                 if (lane := self.lanes.get(response.batch_id)) is not None:  # else it was cancelled meanwhile

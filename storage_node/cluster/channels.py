@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import grpc.aio
 
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS
+from ais_loader.wire.suspects import Suspects
 
-AVOID_S = 0.5
+AVOID = Backoff(0.5, 0.5, jitter=0)
 """A node that could not be reached is not the first choice for this time."""
-AVOID_SILENT_S = 5.0
+AVOID_SILENT = Backoff(5.0, 5.0, jitter=0)
 """The same for one that was waited for in vain: every attempt costs the whole time-out."""
 
 
 class Channels:
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._avoided_until_s: dict[str, float] = {}  # on the monotonic clock
+        self._suspects: Suspects[str] = Suspects()
 
     def to(self, endpoint: str) -> grpc.aio.Channel:
         """Connects when it is used; stays open until `close`."""
@@ -29,14 +30,14 @@ class Channels:
 
     def failed(self, endpoint: str, *, silent: bool = False) -> None:
         """It could not be reached, or did not answer in time."""
-        self._avoided_until_s[endpoint] = time.monotonic() + (AVOID_SILENT_S if silent else AVOID_S)
+        self._suspects.failed(endpoint, AVOID_SILENT if silent else AVOID)
 
     def answered(self, endpoint: str) -> None:
-        self._avoided_until_s.pop(endpoint, None)
+        self._suspects.answered(endpoint)
 
     def avoided(self, endpoint: str) -> bool:
         """Whether it failed a moment ago."""
-        return time.monotonic() < self._avoided_until_s.get(endpoint, 0.0)
+        return endpoint in self._suspects
 
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}

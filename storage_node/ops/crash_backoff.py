@@ -10,18 +10,19 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from ais_loader.wire.backoff import Backoff
 from storage_node.ops.node_file import NodeFile
 
 SHORT_LIFE_S = 30.0
 FREE_TRIES = 3
 """So many short lives are what operators, and tests, do to nodes."""
-FIRST_REST_S, LONGEST_REST_S = 2.0, 300.0
+BACKOFF = Backoff(2.0, 300.0, jitter=0)
 
 
 def rest_s(short_lives: int) -> float:
     """How long to wait before the next try."""
     over = short_lives - FREE_TRIES
-    return 0.0 if over < 0 else min(FIRST_REST_S * 2.0 ** min(over, 20), LONGEST_REST_S)
+    return 0.0 if over < 0 else BACKOFF.pause_s(over)
 
 
 def told(said: NodeFile, pid_is_new: bool) -> NodeFile:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.errors import LoaderError, StoreNotFound
+from ais_loader.wire.backoff import Backoff
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import set_endpoint
 from storage_node.config import ServerConfig
@@ -32,7 +33,7 @@ from storage_node.ops.ports import free_port, is_free
 from storage_node.server import VERSION, NodeServer
 from storage_node.settings import configured, for_node
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+BACKOFF = Backoff(0.1, 5.0, jitter=0)
 LOOK_INTERVAL_S = 2.0
 PORT_PATIENCE_S = 10.0
 """How long a node waits for the port it had, before it takes another."""
@@ -132,7 +133,7 @@ class Supervisor:
         self._wake.set()
 
     def _run(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        failures = 0
         while not self._stopping.is_set():
             try:
                 self._tend()
@@ -146,13 +147,14 @@ class Supervisor:
                 if self._server is None:
                     with contextlib.suppress(OSError):  # it is for people, and said by `status`, too
                         node_file.note_problem(self._root, self.uuid, self._problem)
+                pause_s = BACKOFF.pause_s(failures)
+                failures += 1
                 self._pause(pause_s)
                 self._port_waited_s += pause_s
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
                 with self._lock:
                     self._state, self._problem, self._tries, self._port_waited_s = "serving", "", 0, 0.0
-                pause_s = FIRST_PAUSE_S
+                failures = 0
                 self._pause(LOOK_INTERVAL_S)
 
     def _pause(self, pause_s: float) -> None:

@@ -15,12 +15,13 @@ from ais_loader.errors import BucketNotFound, DriveFailed, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 from ais_loader.wire.generated import ais_promote_pb2_grpc
+from ais_loader.wire.object_info import Stored, info_of, stored_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import HeldWrite, require_bucket
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
 from storage_node.promote.here import find_many, give_up, stage
-from storage_node.promote.job import Job, Outcome, Stored, failed, is_small, open_unless_there, stamp_metadata
+from storage_node.promote.job import Job, Outcome, failed, is_small, open_unless_there, stamp_metadata
 from storage_node.promote.source import SourceFile, Stamp
 from storage_node.promote.walk import Found, FoundFile, NotFit
 from storage_node.store.checksum import crc32c
@@ -152,7 +153,7 @@ class ClusterPromotion:
                     answer = await stub.Have(request, timeout=HAVE_TIMEOUT_S)
             except ReplicaLost:
                 return {}
-        return {info.name: stored_of_info(info) for info in answer.object if info.name}
+        return {info.name: stored_of(info) for info in answer.object if info.name}
 
     # -- storing
 
@@ -167,7 +168,7 @@ class ClusterPromotion:
 
         answer = await self._writes.put_many(pb.PutManyRequest(object=objects), gone)
         return [
-            stored_of_info(result.info)
+            stored_of(result.info)
             if result.HasField("info")
             else errors.from_kind(result.error.kind, result.error.message)
             for result in answer.result
@@ -185,7 +186,7 @@ class ClusterPromotion:
             if held is not None and isinstance(held.upload, Upload):
                 taken = held.upload.taken
             info = await self._writes.put(replica_set, header, self._messages(replica_set, source, held), held)
-            return stored_of_info(info), taken
+            return stored_of(info), taken
         except LoaderError as error:
             return error, taken
         finally:
@@ -224,22 +225,6 @@ def have(store: Store, request: wire.HaveRequest) -> wire.HaveResponse:
     return wire.HaveResponse(
         object=[pb.ObjectInfo() if stored is None else info_of(request.bucket, name, stored) for name, stored in found]
     )
-
-
-def info_of(bucket: str, name: str, stored: Stored) -> pb.ObjectInfo:
-    return pb.ObjectInfo(
-        bucket=bucket,
-        name=name,
-        size_bytes=stored.size_bytes,
-        version=stored.version,
-        checksum=stored.checksum,
-        modified_ns=stored.modified_ns,
-        metadata=stored.metadata,
-    )
-
-
-def stored_of_info(info: pb.ObjectInfo) -> Stored:
-    return Stored(info.size_bytes, info.version, info.checksum, info.modified_ns, dict(info.metadata))
 
 
 def _outcome(found: FoundFile, result: Stored | LoaderError, taken: Taken = "copied") -> Outcome:

@@ -8,11 +8,11 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from ais_loader.errors import DriveFailed, LoaderError, ObjectNotFound, SourceRefused, SourceUnreadable, StoreReadOnly
+from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.promote.beneath import FOLDER
 from storage_node.promote.job import (
     Job,
     Outcome,
-    Stored,
     failed,
     is_small,
     open_unless_there,
@@ -22,14 +22,9 @@ from storage_node.promote.job import (
 from storage_node.promote.source import SourceFile, Stamp, remove
 from storage_node.promote.walk import Folder, Found, FoundFile, NotFit, Walk, Wanted, groups
 from storage_node.store.failpoints import failpoint
-from storage_node.store.format import Record
 from storage_node.store.stale_replicas import CopyInDoubt
 from storage_node.store.store import Store
 from storage_node.store.upload import Upload
-
-
-def stored_of(record: Record) -> Stored:
-    return Stored(record.size_bytes, str(record.version), record.checksum, record.modified_ns, record.metadata)
 
 
 def find(store: Store, bucket: str, name: str) -> Stored | None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from ais_loader.errors import InvalidRequest, LoaderError, SourceChanged, SourceRefused
+from ais_loader.wire.object_info import Stored
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import FoundFile, NotFit
 from storage_node.store.drive.drive import Drive
@@ -31,16 +32,6 @@ class Job:
     def __post_init__(self) -> None:
         if self.overwrite not in OVERWRITES:
             raise InvalidRequest(f"overwrite={self.overwrite!r}: need {', '.join(map(repr, OVERWRITES))}")
-
-
-class Stored(NamedTuple):
-    """An object, as its owner knows it."""
-
-    size_bytes: int
-    version: str
-    checksum: int
-    modified_ns: int
-    metadata: dict[str, str]
 
 
 class Outcome(NamedTuple):

@@ -14,7 +14,8 @@ from ais_loader.errors import LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects
-from storage_node.cluster.repair.source_reader import Source, SourceReader, object_info
+from ais_loader.wire.object_info import info_of
+from storage_node.cluster.repair.source_reader import Source, SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.node import Node
 from storage_node.services.call_metrics import counted, counted_stream
@@ -75,7 +76,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
                 # It may not be on enough nodes yet. What it was checked against has been, when it was made.
                 return await self._store(Composing(again, self._sources))
             except ObjectNotFound:
-                return object_info(header.bucket, header.name, record)  # and replaced since
+                return info_of(header.bucket, header.name, record)  # and replaced since
 
     async def _store(self, composing: Composing) -> objects.ObjectInfo:
         async with aclosing(composing.messages()) as messages:

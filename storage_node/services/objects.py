@@ -14,6 +14,7 @@ from contextlib import aclosing
 
 from ais_loader import errors
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.object_info import info_of
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
 from storage_node.cluster.replication.coordinator import WriteCoordinator
@@ -122,10 +123,10 @@ class ObjectsService:
                 ):
                     return await self._writes.put(replica_set, first.header, messages)
                 if (record := await self._node.read(put.take, first)) is not None:
-                    return _info(put.header.bucket, put.header.name, record)
+                    return info_of(put.header.bucket, put.header.name, record)
             async for request in messages:
                 if (record := await self._node.read(put.take, request)) is not None:
-                    return _info(put.header.bucket, put.header.name, record)
+                    return info_of(put.header.bucket, put.header.name, record)
             raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
         finally:
             if put.upload is not None:
@@ -169,7 +170,7 @@ class ObjectsService:
             if isinstance(result, errors.LoaderError):
                 results.append(pb.PutResult(error=pb.Error(kind=result.kind, message=str(result))))
             else:
-                results.append(pb.PutResult(info=_info(small.bucket, small.name, result)))
+                results.append(pb.PutResult(info=info_of(small.bucket, small.name, result)))
         return pb.PutManyResponse(result=results)
 
     @counted_stream("get")
@@ -178,7 +179,7 @@ class ObjectsService:
         reader: ObjectReader | MemberReader | None = None
         try:
             reader = await read(self._open, request)
-            info = _info(request.bucket, request.name, reader.record)
+            info = info_of(request.bucket, request.name, reader.record)
             yield pb.GetResponse(header=pb.GetHeader(info=info, length=reader.length))
             while chunk := await read(next, reader, b""):
                 yield pb.GetResponse(data=chunk)
@@ -215,7 +216,7 @@ class ObjectsService:
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
         try:
             record = await self._node.read(self._store.head, request.bucket, request.name)
-            return _info(request.bucket, request.name, record)
+            return info_of(request.bucket, request.name, record)
         except errors.LoaderError as error:
             await abort(context, error)
 
@@ -250,7 +251,7 @@ class ObjectsService:
                 after = found[-1][0] if found else after
         except errors.LoaderError as error:
             await abort(context, error)
-        objects = [_info(request.bucket, name, record) for name, record in shown]
+        objects = [info_of(request.bucket, name, record) for name, record in shown]
         return pb.ListResponse(object=objects, more=more)
 
     @counted("list")
@@ -347,15 +348,3 @@ class NodeService:
 
 def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
     return pb.Bucket(name=name, uuid=record.uuid_bytes, copies=record.copies, min_copies=1, reframe=record.reframe)
-
-
-def _info(bucket: str, name: str, record: Record) -> pb.ObjectInfo:
-    return pb.ObjectInfo(
-        bucket=bucket,
-        name=name,
-        size_bytes=record.size_bytes,
-        version=str(record.version),
-        checksum=record.checksum,
-        modified_ns=record.modified_ns,
-        metadata=record.metadata,
-    )

@@ -20,13 +20,14 @@ from ais_loader.errors import Closed, LoaderError, SourceUnreadable, StaleMap
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 from ais_loader.wire.generated import ais_promote_pb2_grpc
+from ais_loader.wire.object_info import info_of
 from ais_loader.wire.placement import object_hash
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.node import Node
 from storage_node.promote.beneath import FOLDER, root_of
-from storage_node.promote.cluster import ClusterPromotion, have, info_of
+from storage_node.promote.cluster import ClusterPromotion, have
 from storage_node.promote.here import own_folders, promote_group
 from storage_node.promote.job import Job, Outcome
 from storage_node.promote.metrics import PromoteMetrics

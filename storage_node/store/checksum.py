@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING
 import google_crc32c
 import numpy as np
 
-from ais_loader.wire.frame import U8, U32
-
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["combine", "crc32c", "crc32c_library", "digest"]
+__all__ = ["combine", "crc32c", "crc32c_library"]
 
 _POLYNOMIAL = 0x82F63B78  # bit 31 stands for x**0, here and in every checksum
 _COPY_BYTES = 256 << 10
@@ -87,8 +85,3 @@ def _power_of_x8(exponent: int) -> int:
         square = _multiply(square, square)
         exponent >>= 1
     return power
-
-
-def digest(status: U8, checksum: U32) -> int:
-    """What END carries: equal for equal answers, however they were cut into frames and wherever they came from."""
-    return crc32c(checksum.astype("<u4", copy=False).tobytes(), crc32c(status.tobytes()))

@@ -19,6 +19,7 @@ from ais_loader.client import connect
 from ais_loader.testing import FaultyLink
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
@@ -52,8 +53,7 @@ def node(root: Path) -> NodeDrives:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(supervisor, "BACKOFF", Backoff(0.01, 0.05, jitter=0))
     monkeypatch.setattr(supervisor, "LOOK_INTERVAL_S", 0.05)
 
 

@@ -19,12 +19,12 @@ from ais_loader.checksum import crc32c
 from ais_loader.errors import LoaderError
 from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.wire.answer_check import digest
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
-from storage_node.store.checksum import digest
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.node.cluster_kit import BUCKET, Answer

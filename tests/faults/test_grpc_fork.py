@@ -347,7 +347,7 @@ def test_a_fork_waits_for_the_modules_that_another_thread_imports_to_connect(fil
             def find_spec(self, name, path, target=None):
                 if name == "ais_loader.transport.cluster.transport":
                     importing.set()
-                    fork_safety.wait(20)
+                    forking.wait(20)
                     threading.Event().wait(0.1)  # a slow disk
         sys.meta_path.insert(0, Slow())
         def use():
@@ -357,7 +357,7 @@ def test_a_fork_waits_for_the_modules_that_another_thread_imports_to_connect(fil
         using = threading.Thread(target=lambda: used.append(use()))
         using.start()
         assert importing.wait(20)
-        fork_safety.set()
+        forking.set()
         pid = os.fork()
         if pid == 0:
             os._exit(0 if use() else 2)

@@ -14,9 +14,9 @@ from node_kit import RawSession, batch_of, columns
 from ais_loader import errors
 from ais_loader.checksum import crc32c
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
+from ais_loader.wire.answer_check import digest
 from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store.checksum import digest
 
 MiB = 1 << 20
 SMALL = {f"s/{at:04d}": seeded_bytes(20_000 + at, seed=at) for at in range(300)}

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ais_loader.wire.answer_check import digest
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Response, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.batch.fast_path import MAX_BYTES, MAX_ENTRIES, answer_inline
+from storage_node.batch.fast_path import ANSWERED, MAX_BYTES, MAX_ENTRIES, answer_inline
 from storage_node.cluster.map.membership import Membership
-from storage_node.store.checksum import digest
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.store import Store
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
@@ -55,6 +55,21 @@ def test_a_few_entries_are_one_message_in_request_order(tmp_path: Path, sizes: l
         assert (end.outcome, end.entries, end.failed_entries) == (pb.End.COMPLETE, len(sizes), 0)
         assert end.payload_bytes == sum(sizes)
         assert end.digest == digest(frame.status, frame.checksum)
+
+
+@pytest.mark.parametrize("field", [name for name in pb.BatchRequest.DESCRIPTOR.fields_by_name if name not in ANSWERED])
+def test_a_field_that_it_does_not_know_is_left_to_the_ordinary_way(tmp_path: Path, field: str) -> None:
+    with store_at(tmp_path) as store:
+        request = batch_of(filled(store, [100, 100]), bucket=BUCKET)
+        assert answer_inline(store, request, 77) is not None
+        unset = getattr(request, field)
+        if isinstance(unset, str):
+            setattr(request, field, "1")
+        elif isinstance(unset, int):
+            setattr(request, field, 1)
+        else:
+            unset.extend([1, 1] if field in ("bucket_index", "start", "length") else ["1", "1"])
+        assert answer_inline(store, request, 77) is None
 
 
 def test_what_takes_more_is_left_to_the_ordinary_way(tmp_path: Path) -> None:

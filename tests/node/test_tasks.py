@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from ais_loader.wire.backoff import Backoff
 from storage_node import tasks
 from storage_node.tasks import keep_going
 
@@ -14,8 +15,7 @@ from storage_node.tasks import keep_going
 def test_work_that_fails_begins_anew_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tasks, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(tasks, "LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr(tasks, "BACKOFF", Backoff(0.001, 0.002, jitter=0))
     tries: list[int] = []
 
     async def work() -> None:

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ais_loader.wire.frame import EntryFault, Frame, FrameError, Piece
-from ais_loader.wire.gather.lanes import in_lanes
-from ais_loader.wire.gather.reorder import Reorder, Resume
+from ais_loader.wire.gather.reorder import Reorder, Resume, in_lanes
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 TARGET_BYTES = 40

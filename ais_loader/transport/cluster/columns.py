@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from ais_loader.wire.batch_columns import ANSWERING, SHARED, add_entries, carry_over, entry_values
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.placement import object_hash
 
-COLUMNS = ("bucket_index", "name", "member", "start", "length", "version")
 Holders = Callable[[str, Sequence[str]], list[list[bytes]]]
 """From a bucket and names to the nodes that may have each, best first."""
 
@@ -19,36 +18,25 @@ class Columns:
     def __init__(self, request: pb.BatchRequest) -> None:
         self.count = len(request.name)
         self.buckets: list[str] = list(request.bucket)
-        self._values: dict[str, list[Any]] = {name: list(getattr(request, name)) for name in COLUMNS}
+        self._values = {name: list(values) for name, values in entry_values(request).items()}
+        self._names: list[str] = self._values.get("name", [])
         self._rest = pb.BatchRequest()
-        for field, value in request.ListFields():
-            if field.name in COLUMNS:
-                continue
-            if field.name == "metadata":
-                self._rest.metadata.update(value)
-            elif field.name == "bucket":
-                self._rest.bucket.extend(value)
-            else:
-                setattr(self._rest, field.name, value)
-        self._rest.first_index = 0
+        carry_over(request, self._rest, (*SHARED, *ANSWERING))
 
     def select(self, positions: Sequence[int]) -> pb.BatchRequest:
         """A request for these entries alone, which are its entries 0, 1, ..."""
         part = pb.BatchRequest()
         part.CopyFrom(self._rest)
-        for name, values in self._values.items():
-            if values:
-                getattr(part, name).extend([values[at] for at in positions])
+        add_entries(part, self._values, positions)
         return part
 
     def key(self, position: int) -> int:
         """Of an entry's object: the same for whoever reads it."""
-        return object_hash(b"", self._values["name"][position])
+        return object_hash(b"", self._names[position])
 
     def holders(self, positions: Sequence[int], holders: Holders) -> list[list[bytes]]:
         """The nodes that may have each of these entries, best first."""
-        names = self._values["name"]
-        bucket_index = self._values["bucket_index"]
+        names, bucket_index = self._names, self._values.get("bucket_index")
         if not self.buckets:
             return [[] for _ in positions]
         if not bucket_index:

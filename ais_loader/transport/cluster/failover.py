@@ -1,4 +1,9 @@
-"""Failover: the nodes of a cluster that are asked for one thing, in order, until one of them answers."""
+"""Failover: the nodes of a cluster that are asked for one thing, in order, until one of them answers.
+
+Reads go to the holders of an object, writes to its owners, and what concerns no object to whichever node answers. A
+write on a condition is the exception: the first owner of a name decides about it, and nobody in its place. Two nodes
+that each found a condition true would both be right, and one write too many would be told that it had won.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,6 @@ from typing import TypeVar
 
 from ais_loader import errors
 from ais_loader.transport.backoff import Patience
-from ais_loader.transport.cluster.first_owner import write_first
 from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.transport import GrpcTransport
@@ -91,14 +95,31 @@ class Failover:
     def _write_first(
         self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool, replay: bool | None = None
     ) -> T:
-        return write_first(
-            self.members,
-            lambda: self._ranked_owners(bucket, name)[0],
-            call,
-            retry_s=self._retry_s,
-            again=again,
-            replay=again if replay is None else replay,
-        )
+        """The first owner's answer; a node that is not the first owner any more sends one to look at the map again.
+
+        Args:
+            again: whether the call can be made twice, although the first may have been done.
+            replay: whether it can be made twice where the first was refused; as `again` unless told.
+
+        Raises NodeUnavailable, StaleMap when `retry_s` is over.
+        """
+        members, patience = self.members, Patience(self._retry_s)
+        while True:
+            failure: errors.LoaderError
+            node = self._ranked_owners(bucket, name)[0]
+            try:
+                return call(members.transport(node))
+            except errors.StaleMap as error:
+                failure = error
+                if not (again if replay is None else replay):
+                    raise
+            except errors.NodeUnavailable as error:
+                members.suspect(node)
+                failure = error
+                if not again:
+                    raise
+            members.refresh(force=isinstance(failure, errors.StaleMap))
+            patience.pause(failure)
 
     def _owners(self, bucket: str, name: str) -> list[bytes]:
         members = self.members

@@ -7,7 +7,7 @@ import numpy as np
 from ais_loader import errors
 from ais_loader.transport.cluster.routing import Routing
 from ais_loader.transport.cluster.substream import Lane
-from ais_loader.transport.session.batch_stream import damaged_entry
+from ais_loader.wire.answer_check import damaged_entry
 from ais_loader.wire.frame import Frame, FrameError
 from ais_loader.wire.gather.frame_edit import Mask, failed_as
 from ais_loader.wire.gather.reorder import Reorder

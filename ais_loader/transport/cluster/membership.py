@@ -19,17 +19,19 @@ from itertools import chain
 from ais_loader import errors
 from ais_loader.options import ClusterOptions
 from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads, choose
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.placement import Candidate, ranked
+from ais_loader.wire.suspects import Suspects
 
 MAP_TIMEOUT_S = 2.0
 """A node that takes longer to tell its map is passed over."""
 _OTHERS_S = 0.2
 """When one node has told its map, others have so long to tell theirs."""
-SUSPECT_S, _LONGEST_SUSPECT_S = 2.0, 16.0
+SUSPECT = Backoff(2.0, 16.0, jitter=0)
 """How long a node that did not answer is asked last; longer each time, until it has answered."""
 REFRESH_INTERVAL_S = 0.25
 _ASKED_AT_ONCE = 3
@@ -48,9 +50,7 @@ class Members:
         self._transports: dict[tuple[bytes, str], GrpcTransport] = {}  # guarded by _lock
         self.loads: NodeLoads[bytes] = NodeLoads()
         self.hedging = Hedging(options.hedge_budget)
-        self._suspects: dict[bytes, float] = {}
-        self._suspected_s: dict[bytes, float] = {}
-        """Nodes that have not answered since, and for how long they were asked last."""
+        self._suspects: Suspects[bytes] = Suspects()
         self._refreshed_at = -REFRESH_INTERVAL_S
         self._closed = False
         self._identity = os.getpid(), uuid.uuid4().bytes
@@ -106,12 +106,8 @@ class Members:
         """The same nodes, those last that did not answer a moment ago."""
         if not self._suspects:
             return list(nodes)
-        now = time.monotonic()
-        for node, until in list(self._suspects.items()):
-            if until < now:
-                self._suspects.pop(node, None)
-        suspects = self._suspects
-        return sorted(nodes, key=lambda node: node in suspects)
+        suspects = self._suspects.among(set(nodes))
+        return sorted(nodes, key=suspects.__contains__)
 
     def preferred(
         self, found: Sequence[Sequence[bytes]], key: Callable[[int], int], buckets: Sequence[str]
@@ -121,26 +117,21 @@ class Members:
         if self.view.objects_go(buckets) or all(len(nodes) < 2 for nodes in found):
             return found  # while objects move, only their order says where they are
         loads = self.loads.of(set(chain.from_iterable(found)))
-        for node in self._suspects.keys() & loads.keys():
+        for node in self._suspects.among(set(loads)):
             loads[node] = replace(loads[node], doubtful=True)
         return choose(found, loads, key)
 
     def suspect(self, node: bytes) -> None:
         """It did not answer."""
-        now = time.monotonic()
-        if self._suspects.get(node, 0.0) > now:
-            return  # that is known
-        for_s = min(2 * self._suspected_s.get(node, SUSPECT_S / 2), _LONGEST_SUSPECT_S)
-        self._suspects[node], self._suspected_s[node] = now + for_s, for_s
+        if node not in self._suspects:  # else that is known
+            self._suspects.failed(node, SUSPECT)
 
     def is_suspect(self, node: bytes) -> bool:
-        return self._suspects.get(node, 0.0) > time.monotonic()
+        return node in self._suspects
 
     def heard(self, node: bytes) -> None:
         """It has answered."""
-        if self._suspected_s:
-            self._suspects.pop(node, None)
-            self._suspected_s.pop(node, None)
+        self._suspects.answered(node)
 
     def anybody(self) -> list[bytes]:
         """All nodes, in the order of this client: clients spread over nodes."""

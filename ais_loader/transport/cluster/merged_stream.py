@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import queue
-import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -34,13 +33,13 @@ from ais_loader.transport.cluster.routing import Routing
 from ais_loader.transport.cluster.substream import Arrivals, Lane, Share
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Broken, Event
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.frame import EntryFault, Frame, Response
 from ais_loader.wire.gather.frame_edit import Mask
-from ais_loader.wire.gather.lanes import in_lanes
-from ais_loader.wire.gather.reorder import Reorder
+from ais_loader.wire.gather.reorder import Reorder, in_lanes
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_BACKOFF = Backoff(0.05, 1.0)
 _EVENTS_AT_ONCE = 16
 _NOBODY = -1
 
@@ -364,8 +363,7 @@ class MergedStream:
             message = f"{error}; gave up after {share.failures + 1} tries in {now - since:.1f} s"
             self._reorder.fail(share.positions, status, EntryFault(message, error.kind))
             return
-        # Full jitter: the workers of a job, which failed together, must not come back together.
-        pause_s = at_least_s + random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**share.failures))
+        pause_s = at_least_s + _BACKOFF.pause_s(share.failures)
         share.tried, share.awaited = frozenset(), False
         share.failures, share.failing_since_s = share.failures + 1, since
         self._later.append((now + pause_s, share))

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 
 from ais_loader import errors
-from ais_loader.transport.session.batch_stream import digest
 from ais_loader.transport.session.session import Event, Session
-from ais_loader.wire.frame import U8, U32, EntryFault, Frame
+from ais_loader.wire.answer_check import AnswerCheck
+from ais_loader.wire.frame import EntryFault, Frame, FrameError
 from ais_loader.wire.gather.frame_edit import Mask
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
@@ -76,16 +76,14 @@ class Lane:
         """How often others have been asked for what it owes, since then."""
         self.received_bytes = 0
         self._granted_bytes = LANE_WINDOW_BYTES
-        self._received = 0
-        self._status: U8 = np.zeros(len(share.positions), np.uint8)
-        self._checksum: U32 = np.zeros(len(share.positions), np.uint32)
+        self._check = AnswerCheck(len(share.positions))
         self._session: Session | None = None
         self._batch_id = 0
 
     @property
     def received(self) -> int:
         """Entries that have come whole."""
-        return self._received
+        return self._check.received
 
     def heard(self) -> float:
         """A sign of life has come; returns how long it was waited for."""
@@ -119,10 +117,7 @@ class Lane:
         self.received_bytes += len(frame.payload)
         if not (len(frame.status) and (frame.status == pb.UNAVAILABLE).all()):  # which is no more than to hear nothing
             self.share.failing_since_s, self.share.failures, self.share.error = None, 0, None
-        if frame.completes_entry:
-            self._received += len(frame.index)
-            self._status[frame.index] = frame.status
-            self._checksum[frame.index] = frame.checksum
+        self._check.count(frame)
 
     def comparing(self, frame: Frame) -> Mask:
         """Entries that this holder, or one before, will answer for when it has compared its copies with others'."""
@@ -136,16 +131,7 @@ class Lane:
 
     def finish(self, end: pb.End) -> None:
         """Raises LoaderError when END says something else than what came."""
-        # What came is all of it, or its beginning: each entry is checked when it arrives.
-        status, checksum = self._status[: self._received], self._checksum[: self._received]
-        got = (self._received, int(np.count_nonzero(status)), digest(status, checksum))
-        said = (end.entries, end.failed_entries, end.digest)
-        if got != said:
-            raise errors.LoaderError(
-                f"the node's answer does not add up: (entries, failed, digest) should be {said}, are {got}"
-            )
-        if self._received != len(self.share.positions):
-            raise errors.LoaderError(
-                f"the node's answer does not add up: it ended after {self._received:,} of "
-                f"{len(self.share.positions):,} entries"
-            )
+        try:
+            self._check.finish(end)
+        except FrameError as wrong:
+            raise errors.LoaderError(f"the node's answer does not add up: {wrong}") from wrong

@@ -8,7 +8,7 @@ answers; writes go to the first owner that does, which sees to the other copies.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from ais_loader import errors
@@ -19,15 +19,15 @@ from ais_loader.options import ClusterOptions
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.transport.base import FrameStream, NoLongBatches, PutSpec
+from ais_loader.summary import BucketSummary
+from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, NoLongBatches, PutSpec
 from ais_loader.transport.cluster.columns import Columns, grouped
+from ais_loader.transport.cluster.failover import Failover
 from ais_loader.transport.cluster.listing import merged_listing
 from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
 from ais_loader.transport.cluster.promote import promote
 from ais_loader.transport.cluster.put_many import put_many
-from ais_loader.transport.cluster.routed_buckets import RoutedBucketCalls
-from ais_loader.transport.cluster.routed_contents import RoutedContentsCalls
 from ais_loader.transport.grpc.download import Call, download
 from ais_loader.transport.grpc.member_pages import listed_members
 from ais_loader.transport.grpc.transport import GrpcTransport
@@ -48,14 +48,41 @@ DIRECT_FROM_ENTRIES_PER_OWNER = 8
 session with every node that there is."""
 
 
-class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
+class RoutedTransport(Failover, NoLongBatches):
     """A `Transport` over the nodes of a cluster. `url` is where the client began."""
 
     def __init__(self, url: str, view: ClusterView, options: ClusterOptions) -> None:
         super().__init__(url, Members(view, options), options.retry_s)
         self._verify_payload = options.verify_payload
 
-    # -- buckets
+    # -- buckets: whichever node answers sees to them
+
+    def create_bucket(
+        self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
+    ) -> BucketInfo:
+        made = self._any(
+            lambda node: node.create_bucket(
+                name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
+            )
+        )
+        self.members.refresh(force=True)
+        return made
+
+    def bucket(self, name: str) -> BucketInfo:
+        return self._any(lambda node: node.bucket(name))
+
+    def buckets(self) -> list[BucketInfo]:
+        return self._any(lambda node: node.buckets())
+
+    def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
+        changed = self._any(lambda node: node.set_bucket(name, change))
+        self.members.refresh(force=True)
+        return changed
+
+    def delete_bucket(self, name: str, *, force: bool) -> int:
+        deleted = self._any(lambda node: node.delete_bucket(name, force=force), again=False)
+        self.members.refresh(force=True)
+        return deleted
 
     def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
         found = self._any(lambda node: node.snapshots(action, bucket, name), again=action == "list")
@@ -236,6 +263,30 @@ class RoutedTransport(RoutedBucketCalls, RoutedContentsCalls, NoLongBatches):
             return members.transport(view.nodes[at].uuid).objects(bucket, prefix=prefix, page_size=page_size)
 
         yield from merged_listing(pages, [node.host for node in view.nodes], copies=copies, retry_s=self._retry_s)
+
+    def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
+        """By whichever node answers: it has the owners of all names leave tombstones.
+
+        Raises BucketNotFound, NodeUnavailable, SilenceTimeout.
+        """
+        members = self.members
+        failure: errors.NodeUnavailable | None = None
+        for node in members.anybody():
+            try:
+                results = members.transport(node).delete_names(bucket, names)
+            except errors.NodeUnavailable as error:
+                members.suspect(node)
+                failure = error
+                continue
+            if failure is None:
+                return results
+            # The one before may have deleted what is not found now, and its answer have been lost.
+            return [failure if isinstance(result, errors.NotFound) else result for result in results]
+        members.refresh()
+        raise failure or errors.NodeUnavailable("the map has no nodes")
+
+    def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
+        return self._any(lambda node: node.summary(bucket, prefix=prefix, depth=depth))
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         """As GrpcTransport's, each page of the first holder that answers."""

@@ -1,4 +1,4 @@
-"""Bucket calls over gRPC, to one node. To those of a cluster: routed_buckets.py."""
+"""Bucket calls over gRPC, to one node. To those of a cluster: cluster/transport.py."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from functools import partial
+from typing import Protocol
 
 import grpc
 
@@ -180,7 +181,40 @@ def let_go_of_orphans(*, cut: bool = False) -> None:
             connection.let_go(cut=cut)
 
 
-def forget_inherited() -> None:
+def _forget_inherited_connections() -> None:
     """In a forked child."""
     _INHERITED.extend(_OPEN)
     _OPEN.clear()
+
+
+class Forked(Protocol):
+    def let_go(self, *, cut: bool) -> None: ...
+    def forget_inherited(self) -> None: ...
+
+
+class AllForked:
+    """The transports of this process and their connections, all together, at a fork: a `ForkPart`. Holds nobody."""
+
+    def __init__(self) -> None:
+        self._members: weakref.WeakSet[Forked] = weakref.WeakSet()
+
+    def add(self, member: Forked) -> None:
+        self._members.add(member)
+
+    def let_go(self, *, cut: bool) -> None:
+        for member in self._all():
+            member.let_go(cut=cut)
+        let_go_of_orphans(cut=cut)
+
+    def start_and_end(self) -> None:
+        grpc.insecure_channel("ipv4:127.0.0.1:9").close()  # it would connect when it is used
+
+    def forget_inherited(self) -> None:
+        for member in self._all():
+            member.forget_inherited()
+        _forget_inherited_connections()
+
+    def _all(self) -> list[Forked]:
+        while True:
+            with contextlib.suppress(RuntimeError):  # another thread has added one meanwhile
+                return list(self._members)

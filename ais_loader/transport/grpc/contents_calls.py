@@ -1,4 +1,4 @@
-"""Calls to one node over gRPC that concern many objects of a bucket at once. To a cluster: routed_contents.py."""
+"""Calls to one node over gRPC that concern many objects of a bucket at once. To a cluster: cluster/transport.py."""
 
 from __future__ import annotations
 

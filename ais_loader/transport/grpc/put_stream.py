@@ -16,6 +16,7 @@ from ais_loader.transport.backoff import Patience
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.grpc.put_messages import small_object
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.object_info import stored_of
 
 GROUP_BYTES = 1 << 20
 GROUP_OBJECTS = 256
@@ -158,6 +159,4 @@ class GroupSender:
 
 
 def object_info(info: pb.ObjectInfo) -> ObjectInfo:
-    return ObjectInfo(
-        info.bucket, info.name, info.size_bytes, info.version, info.checksum, info.modified_ns, dict(info.metadata)
-    )
+    return ObjectInfo(info.bucket, info.name, *stored_of(info))

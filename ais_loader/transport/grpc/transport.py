@@ -28,18 +28,16 @@ from ais_loader.transport.base import FrameStream, PutSpec
 from ais_loader.transport.fork_safety import GATE, take_part
 from ais_loader.transport.grpc.bucket_calls import BucketCalls
 from ais_loader.transport.grpc.compose import composed
-from ais_loader.transport.grpc.connection import Connection, CutByFork
+from ais_loader.transport.grpc.connection import AllForked, Connection, CutByFork
 from ais_loader.transport.grpc.contents_calls import ContentsCalls
 from ais_loader.transport.grpc.download import Call, download
-from ais_loader.transport.grpc.forked import AllForked
 from ais_loader.transport.grpc.member_pages import listed_members
 from ais_loader.transport.grpc.promote_calls import promote_request, run_promotion
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S, PutAnswers, put_large
 from ais_loader.transport.grpc.put_messages import put_header, put_messages
 from ais_loader.transport.grpc.put_stream import LARGE_BYTES, AnswerStream, object_info, put_many
 from ais_loader.transport.grpc.snapshot_calls import call_snapshots
-from ais_loader.transport.session.answers import SharedAnswers
-from ais_loader.transport.session.batch_stream import GrpcStream, StreamPolicy
+from ais_loader.transport.session.batch_stream import GrpcStream, SharedAnswers, StreamPolicy
 from ais_loader.transport.session.long_batch import DedicatedStreamAnswers
 from ais_loader.transport.session.session import Session
 from ais_loader.transport.validation import require_bucket, require_object, require_text

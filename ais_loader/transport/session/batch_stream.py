@@ -12,16 +12,18 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-import numpy as np
+from typing import NoReturn, Protocol
 
 from ais_loader import errors
-from ais_loader.checksum import crc32c
 from ais_loader.transport.backoff import Patience
-from ais_loader.transport.session.answers import Answers
-from ais_loader.transport.session.session import Broken
-from ais_loader.wire.frame import U8, U32, Frame, Response
+from ais_loader.transport.session.session import Broken, Event, Inbox, Session
+from ais_loader.wire.answer_check import AnswerCheck
+from ais_loader.wire.batch_columns import entry_values
+from ais_loader.wire.frame import Frame, FrameError, Response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+
+WINDOW_BYTES = 8 << 20
+"""Payload that a node may send ahead of the consumer, for each batch on a shared session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,44 @@ class StreamPolicy:
     retry_s: float
     """How long to go on reconnecting, or being told to come back, without any progress."""
     verify_payload: bool
+
+
+class Answers(Protocol):
+    """Of one batch that has been asked for. Belongs to one thread, but for `cancel`."""
+
+    def next(self, timeout_s: float) -> Event:
+        """Waits. Raises queue.Empty when nothing comes for `timeout_s`; after END, a reject or Broken nothing does."""
+
+    def grant(self, payload_bytes: int) -> None:
+        """The consumer is done with so many bytes: the node may send as many more."""
+
+    def cancel(self) -> None:
+        """Abandon the batch; whoever waits in `next` is told. Never blocks, may be called again."""
+
+
+class SharedAnswers:
+    """Through a session with a thread of its own, which sorts what comes for several batches."""
+
+    def __init__(self, session: Session, request: pb.BatchRequest) -> None:
+        request.initial_credit_bytes = WINDOW_BYTES
+        self._session = session
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._unreturned_bytes = 0
+        self._batch_id = session.begin(request, self._inbox)
+
+    def next(self, timeout_s: float) -> Event:
+        return self._inbox.get(timeout=timeout_s)
+
+    def grant(self, payload_bytes: int) -> None:
+        """A quarter of the window at a time."""
+        self._unreturned_bytes += payload_bytes
+        if self._unreturned_bytes >= WINDOW_BYTES // 4:
+            self._session.grant(self._batch_id, self._unreturned_bytes)
+            self._unreturned_bytes = 0
+
+    def cancel(self) -> None:
+        self._session.cancel(self._batch_id)
+        self._inbox.put(Broken(errors.Closed("this batch has been closed")))  # another thread may be waiting
 
 
 class GrpcStream:
@@ -49,14 +89,9 @@ class GrpcStream:
         self._ask = ask
         self._policy = policy
         self._pid = os.getpid()
-        self._n = len(request.name)
-        self._status: U8 = np.zeros(self._n, np.uint8)
-        self._checksum: U32 = np.zeros(self._n, np.uint32)
-        self._received = 0
-        """Entries that have arrived whole; the next one is due."""
-        self._base = 0
-        """First entry that the current session was asked for."""
-        self._partial: Frame | None = None
+        self._check = AnswerCheck(
+            len(request.name), request.first_index, may_stop=request.fail_fast, verify=policy.verify_payload
+        )
         self._patience = Patience(policy.retry_s)
         self.retries = self.hedged = 0
         self.paused_s = 0.0
@@ -121,18 +156,14 @@ class GrpcStream:
         """Ask for what has not arrived yet."""
         rest = pb.BatchRequest()
         rest.CopyFrom(self._request)
-        for column in ("bucket_index", "name", "member", "start", "length", "version"):
-            values = getattr(rest, column)
-            if values:
-                kept = values[self._received :]
-                del values[:]
-                values.extend(kept)
-        rest.first_index = self._request.first_index + self._received
-        self._base = self._received
-        if self._partial is not None and self._partial.piece is not None:
-            rest.resume_offset = self._partial.piece.offset + len(self._partial.payload)
-            rest.resume_checksum = int(self._partial.checksum[0])
-            rest.resume_version = self._partial.piece.version
+        for values in entry_values(rest).values():
+            del values[: self._check.received]
+        rest.first_index = self._request.first_index + self._check.received
+        self._check.ask_again()
+        if (last := self._check.partial) is not None and last.piece is not None:
+            rest.resume_offset = last.piece.offset + len(last.payload)
+            rest.resume_checksum = int(last.checksum[0])
+            rest.resume_version = last.piece.version
         self._begin(rest)
 
     def _try_again(self, error: errors.LoaderError, at_least_s: float = 0.0) -> None:
@@ -157,71 +188,29 @@ class GrpcStream:
             self.close()
             self._done = True
             raise errors.SilenceTimeout(
-                f"nothing arrived for {self._policy.timeout_s:g} s, after {self._received:,} of {self._n:,} entries; "
-                "is the node alive? Retry, or raise timeout_s"
+                f"nothing arrived for {self._policy.timeout_s:g} s, after {self._check.received:,} of "
+                f"{self._check.n:,} entries; is the node alive? Retry, or raise timeout_s"
             ) from None
 
     # -- receiving
 
     def _take(self, frame: Frame) -> None:
-        first = int(frame.index[0]) - self._request.first_index if len(frame.index) else self._received
-        stop = first + len(frame.index)
-        gaps = len(frame.index) > 1 and (np.diff(frame.index.astype(np.int64)) != 1).any()
-        if first != self._received or stop > self._n or gaps:
-            self._fail(f"entry {first} arrived where {self._received} was due")
-        if frame.piece is not None or self._partial is not None:
-            self._check_piece(frame)
-        if self._policy.verify_payload:
-            self._verify(frame)
+        try:
+            self._check.take(frame)
+        except FrameError as wrong:
+            self._fail(wrong)
         self._patience.progress()
-        if not frame.completes_entry:
-            self._partial = frame
-            return
-        self._partial = None
-        self._status[first:stop] = frame.status
-        self._checksum[first:stop] = frame.checksum
-        self._received = stop
-
-    def _check_piece(self, frame: Frame) -> None:
-        if not frame.continues(self._partial):
-            after = self._partial.piece if self._partial is not None else "nothing"
-            self._fail(f"entry {self._received}: {frame.piece or 'a whole entry'} arrived after {after}")
-
-    def _verify(self, frame: Frame) -> None:
-        # A piece's checksum covers the entry from its beginning.
-        seed = int(self._partial.checksum[0]) if frame.piece is not None and self._partial is not None else 0
-        if (index := damaged_entry(frame, seed)) is not None:
-            self._fail(f"entry {index} was damaged on its way")
 
     def _finish(self, end: pb.End) -> None:
         self._done = True
         if end.outcome == pb.End.REFUSED:
             raise errors.from_kind(end.error_kind, end.message)
-        status, checksum = self._status[self._base : self._received], self._checksum[self._base : self._received]
-        got = (self._received - self._base, int(np.count_nonzero(status)), digest(status, checksum))
-        said = (end.entries, end.failed_entries, end.digest)
-        if got != said:
-            self._fail(f"(entries, failed, digest) should be {said}, are {got}")
-        stopped = end.outcome == pb.End.STOPPED and self._request.fail_fast and len(status) and status[-1]
-        if self._received != self._n and not stopped:
-            self._fail(f"it ended after {self._received:,} of {self._n:,} entries")
+        try:
+            self._check.finish(end)
+        except FrameError as wrong:
+            self._fail(wrong)
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, wrong: FrameError) -> NoReturn:
         self.close()
         self._done = True
-        raise errors.LoaderError(f"the node's answer does not add up: {message}")
-
-
-def damaged_entry(frame: Frame, seed: int) -> int | None:
-    """The first entry whose bytes have not the checksum that came with them. `seed`: that of the pieces before."""
-    start = 0
-    for index, size, expected in zip(frame.index.tolist(), frame.size.tolist(), frame.checksum.tolist(), strict=True):
-        if size and crc32c(frame.payload[start : start + size], seed) != expected:
-            return int(index)
-        start += size
-    return None
-
-
-def digest(status: U8, checksum: U32) -> int:
-    """END's, of entries in index order."""
-    return crc32c(checksum.astype("<u4", copy=False).tobytes(), crc32c(status.tobytes()))
+        raise errors.LoaderError(f"the node's answer does not add up: {wrong}") from wrong

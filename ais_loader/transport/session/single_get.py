@@ -12,17 +12,12 @@ import time
 from ais_loader.checksum import crc32c
 from ais_loader.errors import SilenceTimeout
 from ais_loader.transport.session.stream_pool import PooledStream, StreamPool
+from ais_loader.wire.answer_check import AnswerCheck, digest_of_ok
 from ais_loader.wire.frame import FrameError, decode_response, decode_single
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 _CREDIT_BYTES = 1 << 40
 """The caller wants all of it in memory: nothing is gained by slowing the node down."""
-
-_OK_SEED = crc32c(b"\0")
-
-
-def _digest_of_ok(checksum: int) -> int:
-    return crc32c(checksum.to_bytes(4, "little"), _OK_SEED)
 
 
 class SingleGet:
@@ -59,32 +54,30 @@ class SingleGet:
         """Raises anything when the stream cannot be used again."""
         batch_id = next(session.batch_ids)
         message = session.stream.ask(pb.SessionRequest(batch_id=batch_id, request=request).SerializeToString())
-        if (single := decode_single(message, batch_id, _digest_of_ok)) is not None:
+        if (single := decode_single(message, batch_id, digest_of_ok)) is not None:
             if self._verify_payload and crc32c(single[0]) != single[1]:
                 raise FrameError("damaged on its way")
             return single[0]
         parts: list[memoryview] = []
-        received, entry_size, status, checksum = 0, 0, 0, 0
+        checksum, check = 0, AnswerCheck(1)
         while True:
             response = decode_response(message)
             if response.batch_id != batch_id:
                 raise FrameError(f"an answer to request {response.batch_id} where {batch_id} was asked")
             if (frame := response.frame) is not None:
+                check.take(frame)
                 parts.append(frame.payload)
-                received += len(frame.payload)
-                status, checksum = frame.status.item(), frame.checksum.item()
-                entry_size = frame.piece.entry_size if frame.piece is not None else received
+                checksum = frame.checksum.item()
                 session.deadline = time.monotonic() + timeout_s
             if response.reject is not None:
                 return None
             if (end := response.end) is not None:
                 break
             message = session.stream.receive()
-        if status or end.entries != 1 or end.failed_entries:
+        if end.entries != 1 or end.failed_entries:
             return None
+        check.finish(end)
         data = parts[0] if len(parts) == 1 else b"".join(parts)
-        if received != entry_size or end.digest != _digest_of_ok(checksum):
-            raise FrameError("the answer does not add up")
         if self._verify_payload and crc32c(data) != checksum:
             raise FrameError("damaged on its way")
         return data

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.wire.answer_check import digest
 from ais_loader.wire.frame import U8, Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
@@ -22,7 +23,6 @@ from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.outcomes import Busy
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import BatchTally, clock_s
-from storage_node.store.checksum import digest
 from storage_node.tasks import retrieve, settled
 
 

@@ -17,7 +17,6 @@ passed by no more than a frame of each sender. While the client takes nothing, n
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -27,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import LoaderError, ObjectDeleted, StaleMap
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, EntryFault, Frame
-from ais_loader.wire.gather.lanes import in_lanes
-from ais_loader.wire.gather.reorder import Reorder
+from ais_loader.wire.gather.reorder import Reorder, in_lanes
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.gather.failures import MAY_BE_BETTER_ELSEWHERE, Failures
@@ -44,6 +43,7 @@ from storage_node.tasks import settled
 
 NOBODY = -1
 _RETRY_PAUSE_S = 0.1
+_BACKOFF = Backoff(2 * _RETRY_PAUSE_S, 2 * _RETRY_PAUSE_S, jitter=0.5)
 _NO_FAULT = EntryFault("")
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -256,9 +256,8 @@ class Gather:
             if not self._turn_from(position, lane.node, again=again):
                 lost.append(position)
         if again and lane.node not in self._paused:
-            pause_s = random.uniform(_RETRY_PAUSE_S, 2 * _RETRY_PAUSE_S)
             loop = asyncio.get_running_loop()
-            self._paused[lane.node] = loop.call_later(pause_s, self._resume_asking, lane.node)
+            self._paused[lane.node] = loop.call_later(_BACKOFF.pause_s(), self._resume_asking, lane.node)
         self._give_up(lost)
         if isinstance(error, PeerAnswerWrong) and not owed:
             self._fail(LoaderError(str(error)))

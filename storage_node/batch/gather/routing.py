@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ais_loader.wire.batch_columns import SHARED, add_entries, carry_over, entry_values
 from ais_loader.wire.cluster_map import ClusterView, sure_copies
 from ais_loader.wire.gather.replica_choice import Load, NodeLoads, choose
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.placement import object_hash
 from storage_node.store.read.frame_plan import check_columns
 
-_COLUMNS = ("bucket_index", "name", "member", "start", "length", "version")
 NO_NODE = -1
 """Stands for this node where the map does not have it."""
 
@@ -133,22 +133,11 @@ class ReplicaRouting:
         self, positions: Sequence[int], *, initial_credit_bytes: int, resume: Resume | None = None
     ) -> pb.BatchRequest:
         """The sub-request for these entries; `resume` is for the first of them."""
-        request = self._request
         part = pb.BatchRequest(
-            ordered=True,
-            local=True,
-            map_version=self.view.version,
-            verify_ranges=request.verify_ranges,
-            initial_credit_bytes=initial_credit_bytes,
-            tenant=request.tenant,
-            request_id=request.request_id,
+            ordered=True, local=True, map_version=self.view.version, initial_credit_bytes=initial_credit_bytes
         )
-        part.bucket.extend(request.bucket)
-        for column in _COLUMNS:
-            values = getattr(request, column)
-            if values:
-                getattr(part, column).extend([values[position] for position in positions])
-        part.metadata.update(request.metadata)
+        carry_over(self._request, part, SHARED)
+        add_entries(part, entry_values(self._request), positions)
         if resume is not None:
             part.resume_offset = resume.offset
             part.resume_checksum = resume.checksum

@@ -23,6 +23,7 @@ import random
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.acceptor import BallotOrder, ballot_order
@@ -33,7 +34,7 @@ __all__ = ["Edit", "Proposer"]
 
 CHANGES_KEPT = 64
 """Ids of changes that a map carries."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+BACKOFF = Backoff(0.05, 1.0, jitter=0.8)
 
 
 class _Again(Exception):
@@ -79,7 +80,7 @@ class Proposer:
     def run(self, timeout_s: float) -> Steps:
         """Returns the map that holds the change. Raises what `change_map` raises."""
         deadline = self.clock() + timeout_s
-        pause_s = FIRST_PAUSE_S
+        failures = 0
         while True:
             problem: Exception
             try:
@@ -88,13 +89,13 @@ class Proposer:
                 problem = Contended(f"not within {timeout_s:g} s: other changes of the map came first ({overtaken})")
             except NoMajority as error:
                 problem = error
-            wait_s = self.jitter.uniform(0.2, 1.0) * pause_s
+            wait_s = BACKOFF.pause_s(failures, source=self.jitter)
             if self.clock() + wait_s >= deadline:
                 if self.maybe_made:
                     raise OutcomeUnknown(f"{problem}; the change may have been made, or may yet be") from problem
                 raise problem
             yield Pause(wait_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            failures += 1
 
     # -- one attempt
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ais_loader.errors import InvalidRequest, LoaderError
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.channels import Channels
@@ -38,7 +39,7 @@ KEPT_INTERVAL_S = 5.0
 """Between two questions to the other nodes whether a drive may be given up."""
 MOVE_OBJECTS, MOVE_BYTES, MOVE_S = 64, 8 << 20, 0.25
 """Of one step, which moves no more than may be moved in this time: as long as it takes, the node does not stop."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+BACKOFF = Backoff(0.25, 10.0, jitter=0)
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -348,7 +349,7 @@ class DriveManager:
 
     async def _move(self) -> None:
         """Objects to the drives that they belong on, step by step."""
-        pause_s, said = FIRST_PAUSE_S, ""
+        failures, said = 0, ""
         step_bytes = max(1, min(MOVE_BYTES, int(MOVE_S * self._config.drive_move_bytes_per_s)))
         while True:
             if not self._store.pool.moving:
@@ -374,5 +375,5 @@ class DriveManager:
                 said, stuck = str(error), True
             else:
                 await self._throttle.spend(moved.bytes)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if stuck else FIRST_PAUSE_S
-            await asyncio.sleep(pause_s if stuck else 0)
+            failures = failures + 1 if stuck else 0
+            await asyncio.sleep(BACKOFF.pause_s(failures) if stuck else 0)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import grpc.aio
 
 from ais_loader.errors import LoaderError
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
@@ -22,7 +23,7 @@ from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.mutations import set_endpoint
 
-INTERVAL_S, LONGEST_INTERVAL_S = 2.0, 15.0
+BACKOFF = Backoff(2.5, 18.75, jitter=0.4)
 PEERS_ASKED = 3
 """Each time; news spread from node to node. All of them at the start."""
 CHANGE_TIMEOUT_S = 10.0
@@ -65,7 +66,7 @@ class MapSync:
         """Until cancelled."""
         moved = self._has_moved()
         asked = 0
-        interval_s = INTERVAL_S
+        in_vain = 0
         async with AsyncChannels() as channels:
             while True:
                 peers = self._peers()
@@ -75,8 +76,8 @@ class MapSync:
                 if moved:
                     moved = not await self._publish()
                 await self._finish()
-                interval_s = INTERVAL_S if answered or not peers else min(2 * interval_s, LONGEST_INTERVAL_S)
-                await asyncio.sleep(interval_s * random.uniform(0.75, 1.25))
+                in_vain = 0 if answered or not peers else in_vain + 1
+                await asyncio.sleep(BACKOFF.pause_s(in_vain))
 
     def _peers(self) -> list[str]:
         """Of a node that belongs to no cluster: those with which it was to make or join one."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ais_loader.errors import BucketNotFound, DriveFailed, LoaderError
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView, most_copies
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.map.membership import Membership
@@ -30,8 +31,7 @@ from storage_node.node import Node
 from storage_node.store.format import Version
 from storage_node.store.stale_replicas import Doubt
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
-LONGEST_RETRY_S = 5.0
+BACKOFF, RETRY = Backoff(0.1, 1.0, jitter=0), Backoff(0.1, 5.0, jitter=0)
 RESOLVE_INTERVAL_S = 0.25
 MAX_MISSING = 100_000
 """Names that this node lacks and remembers as such. While there are more, whatever it lacks in that bucket is in doubt,
@@ -62,7 +62,7 @@ class Reconciler:
         self._asked = 0
         self._filled: set[bytes] = set()
         """Nodes whose objects have been compared, since a drive was given up, with what is left here."""
-        self._retry_s, self._pause_s = 0.0, FIRST_PAUSE_S
+        self._retry_s, self._failures = 0.0, 0
 
     def doubt_everything(self) -> None:
         """Of what has several copies. Also while a comparison is under way: it has to be made anew."""
@@ -104,7 +104,7 @@ class Reconciler:
             return
         buckets = copied_buckets(view)
         left = {node.uuid: node.endpoint for node in self._others(view) if node.endpoint not in silent}
-        pause_s = FIRST_PAUSE_S
+        failures = 0
         while left:
             for uuid, endpoint in list(left.items()):
                 try:
@@ -117,8 +117,8 @@ class Reconciler:
                 silent = sorted([*silent, *left.values()])
                 break
             if left:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await asyncio.sleep(BACKOFF.pause_s(failures))
+                failures += 1
         if self._asked != asked:
             return
         self._counts.silent = tuple(silent)
@@ -133,7 +133,7 @@ class Reconciler:
 
     async def _announce(self, deadline_s: float) -> tuple[ClusterView | None, list[str]]:
         """Tell the others; the map by which to compare, and who was silent until the end of the time."""
-        pause_s = FIRST_PAUSE_S
+        failures = 0
         told: dict[bytes, int] = {}
         while True:
             view = self._membership.view
@@ -152,8 +152,8 @@ class Reconciler:
             behind = view.version < max(told.values(), default=0)
             if (not silent and not behind and self._membership.view is view) or late:
                 return view, silent
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(BACKOFF.pause_s(failures))
+            failures += 1
 
     async def _fill_gaps(self) -> None:
         """Compare with the next node what this one lacks; when all have had their turn, nothing is in doubt as lacking
@@ -176,11 +176,11 @@ class Reconciler:
                 continue
             if self._missing < MAX_MISSING and self._asked == asked:
                 self._filled.add(node.uuid)
-                self._pause_s = FIRST_PAUSE_S
+                self._failures = 0
             return
         if left:
-            self._retry_s = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
+            self._retry_s = time.monotonic() + RETRY.pause_s(self._failures)
+            self._failures += 1
         elif self._membership.view is view and self._asked == asked:
             for bucket_uuid in gaps:
                 doubts.trust_gaps(bucket_uuid)

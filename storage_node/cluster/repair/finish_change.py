@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Sequence
 
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.consensus.change import change_map_async
@@ -16,7 +16,7 @@ from storage_node.cluster.repair.peers import RepairPeers
 from storage_node.cluster.repair.plan import finish_changes
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 
-BUSY_INTERVAL_S = 0.5
+RETRY = Backoff(0.5, 5.0)
 """Between the passes of a node that has something to do."""
 CHANGE_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ async def finish(view: ClusterView, membership: Membership, peers: RepairPeers) 
     answers = await _progress_of_others(view, membership, peers)
     if any(answer.clean_version != view.version or answer.map_version != view.version for answer in answers):
         return
-    await asyncio.sleep(random.uniform(0, BUSY_INTERVAL_S))  # all of them find out at the same time
+    await asyncio.sleep(RETRY.pause_s())  # all of them find out at the same time
     if membership.view is not view:
         return
     try:

@@ -22,7 +22,7 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.catch_up import Reconciler, copied_buckets
-from storage_node.cluster.repair.finish_change import BUSY_INTERVAL_S, all_act_by, finish
+from storage_node.cluster.repair.finish_change import RETRY, all_act_by, finish
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers, reach
 from storage_node.cluster.repair.plan import (
     Page,
@@ -47,7 +47,6 @@ SETTLE_S = 0.25
 """Copies that differ may be those of a write that is just being committed: looked at again after this time."""
 _FEW = 64
 """So many differences in a page may be that; more are pushed at once."""
-LONGEST_RETRY_S = 5.0
 POLL_S = 0.1
 RETURN_S = 2.0
 AWAKE_S = REACH_TIMEOUT_S - 0.5
@@ -137,7 +136,7 @@ class Repair:
     # -- passes
 
     async def _run(self) -> None:
-        retry_s = BUSY_INTERVAL_S
+        in_vain = 0
         while True:
             view = self._membership.view
             wait_s = self._node.config.repair_interval_s
@@ -150,9 +149,9 @@ class Repair:
                     log.warning("a pass of repair ended early: %s", error)
                     clean = counted = False
                 gets_on = clean or counted or self._done() != before
-                retry_s = BUSY_INTERVAL_S if gets_on else min(2 * retry_s, LONGEST_RETRY_S)
+                in_vain = 0 if gets_on else in_vain + 1
                 if not clean or view.is_changing:
-                    wait_s = min(wait_s, retry_s)
+                    wait_s = min(wait_s, RETRY.whole_s(in_vain))
                 if counted and view.is_changing:
                     await finish(view, self._membership, self._peers)
             await self._wait(view, wait_s)

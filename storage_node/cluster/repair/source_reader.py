@@ -24,13 +24,13 @@ from ais_loader.errors import (
 from ais_loader.wire.generated import ais_compose_pb2 as wire
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc
+from ais_loader.wire.object_info import info_of
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.node import Node
 from storage_node.store.checksum import crc32c
-from storage_node.store.format import Record
 from storage_node.store.read.object_reader import ObjectReader, open_object
 
 
@@ -45,18 +45,6 @@ class Stream(Protocol):
         """Empty at the end. Raises ReplicaLost, LoaderError, as `open` does."""
 
     async def close(self) -> None: ...
-
-
-def object_info(bucket: str, name: str, record: Record) -> pb.ObjectInfo:
-    return pb.ObjectInfo(
-        bucket=bucket,
-        name=name,
-        size_bytes=record.size_bytes,
-        version=str(record.version),
-        checksum=record.checksum,
-        modified_ns=record.modified_ns,
-        metadata=record.metadata,
-    )
 
 
 class LocalStream:
@@ -78,7 +66,7 @@ class LocalStream:
 
         reader = self._reader = await self._node.read(opened)
         self.length = reader.length
-        self.info = object_info(request.bucket, request.name, reader.record)
+        self.info = info_of(request.bucket, request.name, reader.record)
 
     async def next(self) -> bytes:
         assert self._reader is not None

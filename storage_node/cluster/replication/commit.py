@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from ais_loader.errors import LoaderError, WriteTooLate
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.object_info import Stored, info_of
 from storage_node.cluster.replication.commit_barrier import CommitBarrier
 from storage_node.cluster.replication.conditional import decide
 from storage_node.cluster.replication.fan_out import (
@@ -25,7 +26,7 @@ from storage_node.cluster.replication.replica_client import ReplicaClient, close
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.format import Record, Version
+from storage_node.store.format import Version
 
 Result: TypeAlias = pb.ObjectInfo | LoaderError
 """What became of one object."""
@@ -160,7 +161,7 @@ class CommitProtocol:
                 if isinstance(decided, LoaderError):
                     entry.settled = decided
                 elif decided.landed is not None:
-                    entry.settled = committed_info(replica_set, entry.name, decided.landed)
+                    entry.settled = info_of(replica_set.bucket.name, entry.name, decided.landed)
                 elif replica_set.position not in entry.taking:
                     entry.settled = entry.without_its_first_owner()
                 else:
@@ -289,29 +290,9 @@ def _refusal(entry: PendingWrite, answer: wire.WriteResponse | ReplicaLost, plac
     return entry.unfinished(0) if isinstance(refusal, WriteTooLate) else refusal
 
 
-def committed_info(replica_set: ReplicaSet, name: str, record: Record) -> pb.ObjectInfo:
-    """Of what another try of a write has stored."""
-    return pb.ObjectInfo(
-        bucket=replica_set.bucket.name,
-        name=name,
-        size_bytes=record.size_bytes,
-        version=str(record.version),
-        checksum=record.checksum,
-        modified_ns=record.modified_ns,
-        metadata=record.metadata,
-    )
-
-
 def _result(entry: PendingWrite, version: Version, modified_ns: int, committed: int, told: bool) -> Result:
     """Stored, when enough nodes have it, and all others that it concerns know of it."""
     if committed < entry.replica_set.min_copies or not told:
         return entry.unfinished(committed)
-    return pb.ObjectInfo(
-        bucket=entry.replica_set.bucket.name,
-        name=entry.name,
-        size_bytes=entry.size_bytes,
-        version=str(version),
-        checksum=entry.checksum,
-        modified_ns=modified_ns,
-        metadata=entry.metadata,
-    )
+    stored = Stored(entry.size_bytes, str(version), entry.checksum, modified_ns, entry.metadata)
+    return info_of(entry.replica_set.bucket.name, entry.name, stored)

@@ -19,16 +19,11 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.object_info import info_of
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.map.membership import Membership
-from storage_node.cluster.replication.commit import (
-    CommitProtocol,
-    PendingWrite,
-    Result,
-    VersionClockSkips,
-    committed_info,
-)
+from storage_node.cluster.replication.commit import CommitProtocol, PendingWrite, Result, VersionClockSkips
 from storage_node.cluster.replication.commit_barrier import CommitBarrier
 from storage_node.cluster.replication.conditional import decide, misplaced
 from storage_node.cluster.replication.delete_many import Deletions
@@ -164,7 +159,7 @@ class WriteCoordinator:
         decided = (await decide(self._nodes, replica_set, [(header.name, condition)]))[0]
         if isinstance(decided, LoaderError):
             raise decided
-        return committed_info(replica_set, header.name, decided.landed) if decided.landed is not None else None
+        return info_of(replica_set.bucket.name, header.name, decided.landed) if decided.landed is not None else None
 
     async def _open(
         self, staged: PendingWrite, header: pb.PutHeader, copies: list[ReplicaStream], held: HeldWrite | None

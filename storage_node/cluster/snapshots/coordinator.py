@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 from ais_loader.errors import BucketNotFound, LoaderError, SnapshotNotFound, SnapshotReadOnly
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
@@ -49,6 +49,7 @@ BEGIN_S = 30.0
 SETTLE_S = 60.0
 """So long the nodes may differ as much as before."""
 _PAUSE_S = 0.2
+_BACKOFF = Backoff(_PAUSE_S, _PAUSE_S, jitter=0.5)
 T = TypeVar("T")
 
 
@@ -123,7 +124,7 @@ class SnapshotCoordinator:
                 if time.monotonic() > until_s:
                     raise TooFewCopies(str(error)) from error
                 await self._change(unchanged)
-            await asyncio.sleep(random.uniform(_PAUSE_S / 2, _PAUSE_S))  # writes go on before it is tried again
+            await asyncio.sleep(_BACKOFF.pause_s())  # writes go on before it is tried again
 
     async def _bucket(self, name: str, *, to_change: bool = False) -> cluster_pb.MapBucket:
         """By the newest map, where this node's has none of this name. Raises BucketNotFound, ChangeFailed."""
@@ -192,7 +193,7 @@ class SnapshotCoordinator:
             except TooFewCopies:
                 if time.monotonic() > until_s:
                     raise
-            await asyncio.sleep(random.uniform(_PAUSE_S / 2, _PAUSE_S))
+            await asyncio.sleep(_BACKOFF.pause_s())
 
     async def _let_go(self, endpoints: Sequence[str], ref: Any, attempt: bytes) -> None:
         """Those that do not hear of it let go by themselves."""

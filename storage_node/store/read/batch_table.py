@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.wire.answer_check import digest
 from ais_loader.wire.frame import U8, U32, EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives.open_archives import OpenShard
-from storage_node.store.checksum import digest
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import Record
 from storage_node.store.read.batch_members import MemberPart

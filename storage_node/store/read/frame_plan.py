@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.wire.batch_columns import ENTRY_COLUMNS
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 MAX_WHOLE_BYTES = 4 << 20
@@ -81,7 +82,7 @@ def check_columns(request: pb.BatchRequest, n: int) -> None:
     """Raises InvalidRequest when the columns of a request for n entries do not fit together."""
     if n > MAX_ENTRIES:
         raise InvalidRequest(f"{n:,} entries in one request, at most {MAX_ENTRIES:,}: send it in parts")
-    for column in ("bucket_index", "member", "start", "length", "version"):
+    for column in ENTRY_COLUMNS:
         length = len(getattr(request, column))
         if length not in (0, n):
             raise InvalidRequest(f"column {column!r} has {length:,} values for {n:,} entries")

@@ -1,0 +1,123 @@
+"""Whether the answer to a request is whole: each entry once and in its place, pieces end to end, and END's word for it.
+
+Pure bookkeeping, of whoever asked: a client's session, a node's part of a merged batch, a node that gathers from its
+peers. What is found wrong is a FrameError; what that means to its caller, the caller knows.
+
+Shapes: n entries of the request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ais_loader.checksum import crc32c
+from ais_loader.wire.frame import U8, U32, WIRE_U32, Frame, FrameError
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+
+_OK_SEED = crc32c(bytes((pb.OK,)))
+
+
+def digest(status: U8, checksum: U32) -> int:
+    """What END carries: equal for equal answers, however they were cut into frames and wherever they came from.
+
+    Of entries in index order; both arrays have shape (n,).
+    """
+    return crc32c(checksum.astype("<u4", copy=False).tobytes(), crc32c(status.tobytes()))
+
+
+def digest_of_ok(checksum: int) -> int:
+    """The same for one entry that is OK."""
+    return crc32c(checksum.to_bytes(4, "little"), _OK_SEED)
+
+
+def damaged_entry(frame: Frame, seed: int) -> int | None:
+    """The first entry whose bytes have not the checksum that came with them. `seed`: that of the pieces before."""
+    start = 0
+    for index, size, expected in zip(frame.index.tolist(), frame.size.tolist(), frame.checksum.tolist(), strict=True):
+        if size and crc32c(frame.payload[start : start + size], seed) != expected:
+            return int(index)
+        start += size
+    return None
+
+
+class AnswerCheck:
+    """The answer to one request, as far as it has come. Belongs to one thread.
+
+    Args:
+        n: entries of the request.
+        first_index: the index of entry 0 in frames.
+        resume_offset: where entry 0 goes on, if its beginning has been delivered.
+        may_stop: END may come behind the first entry that failed.
+        verify: compare each payload with its checksum.
+    """
+
+    def __init__(
+        self, n: int, first_index: int = 0, *, resume_offset: int = 0, may_stop: bool = False, verify: bool = False
+    ) -> None:
+        self.n = n
+        self.received = 0
+        """Entries that have come whole. In order, that one is the next."""
+        self.partial: Frame | None = None
+        """The last piece of the entry of which some have come, and not all."""
+        self._first_index = first_index
+        self._resume_offset = resume_offset
+        self._may_stop = may_stop
+        self._verify = verify
+        self._base = 0
+        self._status: U8 = np.zeros(n, np.uint8)
+        self._checksum: U32 = np.zeros(n, np.uint32)
+
+    def ask_again(self) -> None:
+        """What has not come is asked for anew: END counts from here. A large entry goes on where it broke off."""
+        self._base = self.received
+
+    def take(self, frame: Frame) -> None:
+        """The next frame, in order. Raises FrameError when it is not what is due."""
+        first = self.received
+        stop = first + len(frame.index)
+        due = np.arange(self._first_index + first, self._first_index + stop, dtype=WIRE_U32)
+        if stop > self.n or frame.index.tobytes() != due.tobytes():  # quicker than to compare the arrays
+            came = frame.index[:4].astype(np.int64) - self._first_index
+            raise FrameError(f"entries {came.tolist()} arrived where {first} was due")
+        if frame.piece is not None or self.partial is not None or (self._resume_offset and not first):
+            self._check_piece(frame)
+        if self._verify:
+            # A piece's checksum covers the entry from its beginning.
+            seed = int(self.partial.checksum[0]) if frame.piece is not None and self.partial is not None else 0
+            if (index := damaged_entry(frame, seed)) is not None:
+                raise FrameError(f"entry {index} was damaged on its way")
+        if not frame.completes_entry:
+            self.partial = frame
+            return
+        self.partial = None
+        self._status[first:stop] = frame.status
+        self._checksum[first:stop] = frame.checksum
+        self.received = stop
+
+    def _check_piece(self, frame: Frame) -> None:
+        due = self._resume_offset if self.received == 0 else 0
+        if not frame.continues(self.partial, due):
+            after = self.partial.piece if self.partial is not None else f"nothing, at {due:,}" if due else "nothing"
+            raise FrameError(f"entry {self.received}: {frame.piece or 'a whole entry'} arrived after {after}")
+
+    def count(self, frame: Frame) -> None:
+        """A frame in any order, which has been found to be due by whoever puts them in order."""
+        if frame.completes_entry:
+            at = frame.index - self._first_index if self._first_index else frame.index
+            self._status[at] = frame.status
+            self._checksum[at] = frame.checksum
+            self.received += len(frame.index)
+
+    def finish(self, end: pb.End) -> None:
+        """END has come, and is no refusal. Raises FrameError when it says something else than what came, or too early.
+
+        What was counted in any order has come whole by then, or END is wrong: with a gap, the digest is another one.
+        """
+        status, checksum = self._status[self._base : self.received], self._checksum[self._base : self.received]
+        got = (self.received - self._base, int(np.count_nonzero(status)), digest(status, checksum))
+        said = (end.entries, end.failed_entries, end.digest)
+        if got != said:
+            raise FrameError(f"(entries, failed, digest) should be {said}, are {got}")
+        stopped = self._may_stop and end.outcome == pb.End.STOPPED and len(status) and status[-1]
+        if self.received != self.n and not stopped:
+            raise FrameError(f"it ended after {self.received:,} of {self.n:,} entries")

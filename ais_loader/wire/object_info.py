@@ -1,0 +1,49 @@
+"""ObjectInfo: an object as a catalog, a message and a caller know it, and the way from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+
+
+class Described(Protocol):
+    """A catalog's record, a message, or a Stored."""
+
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def version(self) -> object: ...
+    @property
+    def checksum(self) -> int: ...
+    @property
+    def modified_ns(self) -> int: ...
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+
+
+class Stored(NamedTuple):
+    """An object, as its owner knows it."""
+
+    size_bytes: int
+    version: str
+    checksum: int
+    modified_ns: int
+    metadata: dict[str, str]
+
+
+def stored_of(found: Described) -> Stored:
+    return Stored(found.size_bytes, str(found.version), found.checksum, found.modified_ns, dict(found.metadata))
+
+
+def info_of(bucket: str, name: str, found: Described) -> pb.ObjectInfo:
+    return pb.ObjectInfo(
+        bucket=bucket,
+        name=name,
+        size_bytes=found.size_bytes,
+        version=str(found.version),
+        checksum=found.checksum,
+        modified_ns=found.modified_ns,
+        metadata=found.metadata,
+    )
