@@ -6,6 +6,6 @@ import importlib
 
 from ais_loader.extras import needs
 
-for package in ("torch", "soundfile", "matplotlib"):
+for package in ("soundfile", "matplotlib", "torch"):
     with needs(package, "this example"):
         importlib.import_module(package)

@@ -38,7 +38,7 @@ def named_paths(text: str) -> Iterator[str]:
     """What is written as code and can only mean a file, or a folder, of the repository."""
     for code in CODE.findall(FENCE.sub("", text)):
         for word in code.split():
-            if not PATH.fullmatch(word):
+            if not PATH.fullmatch(word) or word.startswith(".venv/"):
                 continue
             if Path(word).suffix in SOURCES or ("/" in word.rstrip("/") and word.split("/")[0] in ROOMS):
                 yield word

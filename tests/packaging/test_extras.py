@@ -1,0 +1,223 @@
+"""Without an optional package everything else works, and what needs the package says which extra brings it."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import lz4.frame
+import numpy as np
+import pytest
+import zstandard
+
+from ais_loader import connect
+from ais_loader.extras import EXTRAS, MissingExtra, needs
+from ais_loader.testing import throwaway_folder
+from tests.packaging.packaging_kit import ROOT, run_without
+from tests.tar_kit import packed_tar
+
+REQUIREMENT = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder with a store, where b/a is, and compressed shards that are in no store yet."""
+    tar = packed_tar({"m": b"member" * 100})
+    with throwaway_folder() as folder:
+        with connect(folder / "store") as client:
+            client.create_bucket("b").put("a", b"one")
+        (folder / "s.tar.gz").write_bytes(packed_tar({"m": b"member" * 100}, "w:gz"))
+        (folder / "s.tar.lz4").write_bytes(lz4.frame.compress(tar))
+        (folder / "s.tar.zst").write_bytes(zstandard.compress(tar))
+        yield folder
+
+
+def assert_named(package: str, text: str) -> None:
+    assert f"{package} is needed for " in text, text
+    assert f"pip install 'ais-loader[{EXTRAS[package]}]'" in text, text
+
+
+# -- from Python: one process for each package, which tells of everything how it ended
+
+CASES = """
+import json, sys, pathlib
+folder = pathlib.Path(sys.argv[1])
+store = folder / "store"
+ended = {}
+for name, code in json.loads(sys.argv[2]).items():
+    known = {"folder": folder, "store": store}
+    try:
+        exec(code, known)
+        ended[name] = ["", repr(known.get("found"))]
+    except Exception as error:
+        ended[name] = [type(error).__name__, str(error)]
+print(json.dumps(ended))
+"""
+PUBLIC_NAMES = """
+import ais_loader
+found = {}
+for name in ais_loader.__all__:
+    try:
+        getattr(ais_loader, name)
+    except ModuleNotFoundError as error:
+        found[name] = error.name
+"""
+CLIENT_OF_A_NODE = "import ais_loader; found = ais_loader.connect('grpc://127.0.0.1:1').url"
+READ = "import ais_loader; found = ais_loader.connect(store, mode='r').get_batch(['ais://b/a'])"
+PUT = (
+    "import ais_loader; bucket = ais_loader.connect(folder / f'{NAME}.store').create_bucket('b'); "
+    "bucket.put(NAME, folder / NAME)"
+)
+OF_PACKAGE = {
+    "torch": {
+        "MapDataset": "from ais_loader import MapDataset",
+        "BatchIterableDataset": "import ais_loader; ais_loader.BatchIterableDataset",
+        "BatchLoader": "from ais_loader import BatchLoader",
+        "its module": "import ais_loader.loader",
+        "PackedBatch.torch": f"{READ}.packed().torch()",
+        "PackedBatch.pin_memory": f"{READ}.packed().pin_memory()",
+        "the speech example": "import examples.speech.train",
+    },
+    "rocksdict": {
+        "connect": "import ais_loader; ais_loader.connect(folder / 'other')",
+        "connect for reading": READ,
+        "a dataset": "from ais_loader import MapDataset; MapDataset(store, ['ais://b/a'])[0]",
+        "ais:// in fsspec": "import fsspec; fsspec.filesystem('ais', store=store).ls('b')",
+        "a node": "import storage_node.server",
+    },
+    "prometheus_client": {},
+    "indexed_gzip": {
+        "a member": f"NAME = 's.tar.gz'; {PUT}; bucket.get(NAME, member='m')",
+    },
+    "lz4": {
+        "a member": f"NAME = 's.tar.lz4'; {PUT}; bucket.get(NAME, member='m')",
+        "a batch as an archive": f"{READ[:-1]}, archive='tar.lz4').write_to(folder / 'packed')",
+    },
+    "zstandard": {
+        "a member": f"NAME = 's.tar.zst'; {PUT}; bucket.get(NAME, member='m')",
+        "a batch as an archive": f"{READ[:-1]}, archive='tar.zst').write_to(folder / 'packed')",
+    },
+    "fsspec": {"AISFileSystem": "from ais_loader.integrations.fsspec import AISFileSystem"},
+    "ray": {},
+    "matplotlib": {
+        "the speech example": "import examples.speech.train",
+        "a picture": "from benchmarks.plots import new_figure; new_figure(1)",
+    },
+    "soundfile": {"the speech example": "import examples.speech.train"},
+}
+RAISED = {"a member": "LibraryMissing", "a batch as an archive": "InvalidRequest"}
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(package: str, folder: Path) -> None:
+    everything = {"public names": PUBLIC_NAMES, "a client": CLIENT_OF_A_NODE, "reading": f"{READ}.packed()[0]"}
+    cases = OF_PACKAGE[package] | everything
+    # Importing torch takes longer than all the rest: it is there where a case needs it.
+    packages = [package] if package == "rocksdict" else [package, "torch"]
+    told = run_without(packages, CASES, [str(folder), json.dumps(cases)])
+    assert told.stderr == ""
+    ended = json.loads(told.stdout)
+    for case in OF_PACKAGE[package]:
+        kind, text = ended[case]
+        assert kind == RAISED.get(case, "MissingExtra"), f"{case}: {kind} {text}"
+        assert_named(package, text)
+    needing = ["BatchIterableDataset", "BatchLoader", "MapDataset"] if "torch" in packages else []
+    assert ended["public names"] == ["", repr(dict.fromkeys(needing, "torch"))]
+    assert ended["a client"] == ["", "'grpc://127.0.0.1:1'"]
+    if package != "rocksdict":
+        assert ended["reading"] == ["", repr(np.frombuffer(b"one", np.uint8))]
+
+
+# -- from the command line
+
+COMMANDS = {
+    "ls": ("rocksdict", 1, ["ls", "--store", "FOLDER/store"]),
+    "serve": ("rocksdict", 1, ["serve", "--drive", "FOLDER/store", "--port", "0"]),
+    "doctor": ("rocksdict", 1, ["doctor", "FOLDER/store"]),
+    "serve with metrics": (
+        "prometheus_client", 2, ["serve", "--drive", "FOLDER/store", "--port", "0", "--metrics-port", "0"],
+    ),
+    "cluster up": ("ray", 1, ["cluster", "up", "--root", "FOLDER/cluster"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_a_command_that_needs_a_package_names_its_extra(case: str, folder: Path) -> None:
+    package, code, words = COMMANDS[case]
+    told = run_without(
+        [package], "from ais_loader.cli import main; main()", [word.replace("FOLDER", str(folder)) for word in words]
+    )
+    assert (told.returncode, told.stdout) == (code, ""), told
+    message = told.stderr.splitlines()[-1]
+    assert message.startswith("Error: ") and "Traceback" not in told.stderr, told.stderr
+    assert_named(package, message)
+
+
+# -- the mechanism
+
+
+def test_a_package_that_is_broken_is_told_with_its_reason() -> None:
+    reason = r"torch is needed for this .* \(libcudart.so: cannot open\)"
+    with pytest.raises(MissingExtra, match=reason) as told, needs("torch", "this"):
+        raise ImportError("libcudart.so: cannot open")
+    assert told.value.name == "torch"
+    with pytest.raises(ZeroDivisionError), needs("torch", "this"):
+        _ = 1 / 0
+
+
+def test_every_package_of_an_extra_is_known_by_it() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = {
+        extra: {found[0].lower().replace("-", "_") for line in lines.splitlines() if (found := REQUIREMENT.match(line))}
+        for extra, lines in setup["options.extras_require"].items()
+    }
+    for package, wanted in EXTRAS.items():
+        assert any(package in extras[extra] for extra in wanted.split(",")), package
+    of_users = {package for extra, packages in extras.items() if extra != "dev" for package in packages}
+    assert of_users - {"ais_loader"} == set(EXTRAS)
+
+
+def _guards(node: ast.AST) -> set[str]:
+    """The packages for which a `with needs(…)` block stands."""
+    return {
+        str(item.context_expr.args[0].value)
+        for item in (node.items if isinstance(node, ast.With) else [])
+        if isinstance(item.context_expr, ast.Call)
+        and ast.unparse(item.context_expr.func) == "needs"
+        and isinstance(item.context_expr.args[0], ast.Constant)
+    }
+
+
+def _optional_imports(node: ast.AST, guarded: frozenset[str] = frozenset(), inside: bool = False) -> Iterator[str]:
+    """Packages of extras that are imported outside of `with needs(…)`, and whether it is in a function."""
+    names: list[str] = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        names = [node.module or ""]
+    for name in names:
+        package = name.partition(".")[0]
+        if package in EXTRAS and package not in guarded:
+            yield f"{package} in a function" if inside else package
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    for child in ast.iter_child_nodes(node):
+        yield from _optional_imports(child, guarded | _guards(node), inside)
+
+
+def test_no_optional_package_is_imported_but_where_its_absence_is_told() -> None:
+    behind_a_check = {  # in functions that nobody gets to without it
+        "storage_node/metrics.py": {"prometheus_client in a function"},
+        "storage_node/ops/ray_actors.py": {"ray in a function"},
+    }
+    for folder in ("ais_loader", "storage_node", "integrations"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            found = set(_optional_imports(ast.parse(path.read_text())))
+            assert found == behind_a_check.get(name, set()), name

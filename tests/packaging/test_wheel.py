@@ -1,0 +1,180 @@
+"""The wheel as somebody installs it: two names, beside whatever folders a training script has next to it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader.testing import throwaway_folder
+from tests.packaging.packaging_kit import HIDING, ROOT
+
+pytestmark = pytest.mark.slow
+
+NOT_SOURCES = shutil.ignore_patterns(
+    ".*", "*.so", "*.egg-info", "__pycache__", "build", "dist", "demo-output", "tests", "benchmarks"
+)
+TIMEOUT_S = 110
+
+
+def run(*command: object, cwd: Path) -> str:
+    """Standard output of a command that must succeed without a word on standard error."""
+    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Iterator[Path]:
+    """Built from a copy of the tree, in which no earlier build has left anything."""
+    with throwaway_folder() as folder:
+        shutil.copytree(ROOT, folder / "tree", ignore=NOT_SOURCES)
+        build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+        run(*build, "--wheel-dir", folder / "wheels", folder / "tree", cwd=folder)
+        (built,) = (folder / "wheels").iterdir()
+        yield built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path) -> Iterator[Path]:
+    """The interpreter of an environment that has the wheel, and what it depends on, but not this tree.
+
+    The dependencies are those of the tests' own environment: a folder that a .pth file names is searched, but its own
+    .pth files, which lead to an editable install, are not read.
+    """
+    with throwaway_folder() as folder:
+        run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+        installed = folder / "venv" / "bin" / "python"
+        pip = [sys.executable, "-m", "pip", "--quiet", "--python", installed, "install", "--no-deps", "--no-index"]
+        run(*pip, wheel, cwd=folder)
+        site = Path(run(installed, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
+        (site / "dependencies.pth").write_text("\n".join({sysconfig.get_path(kind) for kind in ("purelib", "platlib")}))
+        yield installed
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder of somebody's own, with packages whose names other people use too."""
+    for name in ("protos", "integrations", "tests", "benchmarks", "examples"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+        (tmp_path / name / "mine.py").write_text(f"here = {name!r}\n")
+    return tmp_path
+
+
+def script(python: Path, project: Path, text: str) -> str:
+    (project / "train.py").write_text(text)
+    return run(python, "train.py", cwd=project)
+
+
+def test_a_wheel_has_two_names_and_all_their_modules(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"ais_loader", "storage_node"}
+    assert len(tops) == 3
+    folders = {"ais_loader": "ais_loader", "storage_node": "storage_node", "integrations": "ais_loader/integrations"}
+    wanted = {
+        f"{installed}/{path.relative_to(ROOT / folder)}"
+        for folder, installed in folders.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".pyi", ".typed") or path.name == "FORMAT.md" or path.parent.name == "dashboards"
+    }
+    assert wanted - names == set()
+    assert {name for name in names if name.endswith(".py")} - wanted == set()
+
+
+BESIDE = """
+import subprocess, sys
+from pathlib import Path
+
+import protos.mine, integrations.mine, tests.mine, benchmarks.mine, examples.mine
+import ais_loader, storage_node
+
+for package in (ais_loader, storage_node):
+    assert Path(package.__file__).is_relative_to(sys.prefix), package.__file__
+
+import fsspec
+from ais_loader.integrations.fsspec import AISFileSystem
+from ais_loader.testing import NodeProcess
+
+with ais_loader.connect("embedded") as client:
+    client.create_bucket("b").put("a", b"embedded")
+    assert [item.tobytes() for item in client.get_batch(["ais://b/a"])] == [b"embedded"]
+
+with NodeProcess("drive") as node, ais_loader.connect(node.url) as client:
+    client.create_bucket("b").put("a", b"served")
+    assert [item.tobytes() for item in client.get_batch(["ais://b/a"])] == [b"served"]
+    with fsspec.open("ais://b/a", store=node.url) as file:
+        assert file.read() == b"served"
+    assert isinstance(fsspec.filesystem("ais", store=node.url), AISFileSystem)
+
+with fsspec.open("ais://b/new", "wb", store="embedded") as file:
+    file.write(b"written")
+with fsspec.open("ais://b/new", store="embedded") as file:
+    assert file.read() == b"written"
+fsspec.filesystem("ais", store="embedded").release_lock()
+
+command = Path(sys.executable).with_name("ais-loader")
+listed = subprocess.run([command, "ls", "--store", "embedded", "b/"], capture_output=True, text=True, check=True)
+print(listed.stdout, end="")
+
+from storage_node.store.read.native_reader import IMPLEMENTATION
+print(IMPLEMENTATION)
+print([m.here for m in (protos.mine, integrations.mine)])
+"""
+
+
+def test_a_script_beside_folders_of_common_names_stores_and_reads_in_every_way(python: Path, project: Path) -> None:
+    listed, reader, folders = script(python, project, BESIDE).rstrip("\n").rsplit("\n", 2)
+    assert [line.split()[-1] for line in listed.splitlines()] == ["b/a", "b/new"]
+    from storage_node.store.read.native_reader import IMPLEMENTATION
+
+    assert reader == IMPLEMENTATION
+    assert folders == "['protos', 'integrations']"
+
+
+NAMES = """
+import importlib, sys
+from pathlib import Path
+
+hidden.add("torch")
+import ais_loader
+from ais_loader.extras import EXTRAS
+
+assert Path(ais_loader.__file__).is_relative_to(sys.prefix), ais_loader.__file__
+# torch takes longest to import, and only once: it is missing first.
+for package in sorted(EXTRAS, key=lambda package: package != "torch"):
+    hidden.clear()
+    hidden.add(package)
+    for module in [name for name in sys.modules if name.partition(".")[0] in ("ais_loader", "storage_node", package)]:
+        if not module.startswith("ais_loader.wire.generated"):  # protobuf knows these once for all
+            del sys.modules[module]
+    ais_loader = importlib.import_module("ais_loader")
+    told = {}
+    for name in [*ais_loader.__all__, "integrations.fsspec.AISFileSystem"]:
+        module, _, last = f"ais_loader.{name}".rpartition(".")
+        try:
+            getattr(importlib.import_module(module), last)
+        except ImportError as error:
+            told[name] = str(error)
+    wanted = {
+        "torch": ["BatchIterableDataset", "BatchLoader", "MapDataset"],
+        "fsspec": ["integrations.fsspec.AISFileSystem"],
+    }.get(package, [])
+    assert sorted(told) == wanted, (package, told)
+    assert all(f"pip install 'ais-loader[{EXTRAS[package]}]'" in text for text in told.values()), told
+    print(package)
+"""
+
+
+def test_every_public_name_is_there_or_names_its_extra_whatever_is_missing(python: Path, project: Path) -> None:
+    from ais_loader.extras import EXTRAS
+
+    assert set(script(python, project, HIDING + NAMES).split()) == set(EXTRAS)
