@@ -30,7 +30,7 @@ from storage_node.cluster.map.mutations import create_bucket
 from storage_node.ops import ray_head as heads
 from storage_node.ops.status import cluster_status
 
-pytestmark = pytest.mark.timeout(600)  # a Ray costs 12 s of a processor to start, which may be busy
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a Ray costs 12 s of a processor to start
 COMMAND_TIMEOUT_S = 300.0
 """More than `up` waits for Ray (120 s), for a task (60 s) and for the nodes (60 s): it says itself what was late."""
 OBJECTS = {f"en/{number:03d}.wav": bytes([number]) * (1000 + number) for number in range(60)}
@@ -159,7 +159,6 @@ def test_status_says_of_each_node_where_and_how_it_is(operator: Operator, cluste
     assert "serving" in operator.run("status")
 
 
-@pytest.mark.slow
 def test_a_killed_node_is_back_on_its_drives_at_its_address(operator: Operator, cluster: dict[str, Any]) -> None:
     before = operator.nodes()
     for node in before.values():
@@ -176,7 +175,6 @@ def test_a_killed_node_is_back_on_its_drives_at_its_address(operator: Operator, 
     assert contents(cluster["url"]) == OBJECTS
 
 
-@pytest.mark.slow
 def test_settings_are_taken_over_by_nodes_that_run_and_kept_for_those_that_start(
     operator: Operator, cluster: dict[str, Any]
 ) -> None:
@@ -210,7 +208,6 @@ def test_a_second_command_at_the_same_time_is_told_to_wait(operator: Operator, c
     assert {node["state"] for node in operator.nodes().values()} == {"serving"}
 
 
-@pytest.mark.slow
 def test_a_cluster_grows_by_a_node_and_loses_one(operator: Operator, cluster: dict[str, Any]) -> None:
     grown = operator.json("add")
     (new,) = (node for node in grown["nodes"] if node["name"] == "node-4")
@@ -221,7 +218,6 @@ def test_a_cluster_grows_by_a_node_and_loses_one(operator: Operator, cluster: di
     assert contents(cluster["url"]) == OBJECTS
 
 
-@pytest.mark.slow
 def test_after_everything_was_killed_up_brings_back_nodes_and_data(operator: Operator, cluster: dict[str, Any]) -> None:
     before = operator.nodes()
     operator.kill_everything()
@@ -237,7 +233,6 @@ def test_after_everything_was_killed_up_brings_back_nodes_and_data(operator: Ope
     assert contents(again["url"]) == OBJECTS
 
 
-@pytest.mark.slow
 def test_down_leaves_no_process_and_all_data(operator: Operator, cluster: dict[str, Any]) -> None:
     assert operator.left_over()
     said = operator.json("down")
@@ -273,7 +268,6 @@ class Jobs:
         return done.returncode, done.stdout
 
 
-@pytest.mark.slow
 def test_jobs_train_on_the_cluster_start_another_and_hand_back_how_they_ended() -> None:
     with throwaway_folder() as folder:
         operator = Operator(folder)

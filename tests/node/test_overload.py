@@ -38,7 +38,7 @@ class Memory:
     def __init__(self, node: NodeServer, *, over_for: int) -> None:
         self.asked = 0
         self._over_for = over_for
-        batches_of(node).pressure.measure = self._measure
+        batches_of(node).node.pressure.measure = self._measure
 
     def _measure(self) -> int:
         self.asked += 1
@@ -57,8 +57,8 @@ def test_a_client_that_was_turned_away_comes_back_and_gets_everything(tmp_path: 
         with connect(node.url, options=ClusterOptions(retry_s=30)) as client:
             assert [item.tobytes() for item in client.bucket("b").get_batch(NAMES)] == list(DATA.values())
         assert memory.asked >= 3
-        assert batches_of(node).counts.rejections["memory"] >= 2
-        assert batches_of(node).counts.batches["many"]["complete"] == 1
+        assert batches_of(node).node.metrics.rejections["memory"] >= 2
+        assert batches_of(node).node.metrics.batches["many"]["complete"] == 1
 
 
 def test_a_single_object_is_no_way_past_the_mark(tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_a_single_object_is_no_way_past_the_mark(tmp_path: Path) -> None:
             bucket.put("small", b"bytes")
             assert bucket.get("small") == b"bytes"
         Memory(node, over_for=2)
-        eventually(lambda: batches_of(node).pressure.memory_is_critical())
+        eventually(lambda: batches_of(node).node.pressure.memory_is_critical())
         with connect(node.url, options=ClusterOptions(retry_s=30)) as client:
             assert client.bucket("b").get("small") == b"bytes"
-        assert batches_of(node).counts.rejections["memory"] >= 1
+        assert batches_of(node).node.metrics.rejections["memory"] >= 1
 
 
 def test_a_client_gives_up_when_the_node_stays_too_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +88,9 @@ def test_a_client_gives_up_when_the_node_stays_too_full(tmp_path: Path, monkeypa
         # Twice the mark: a hundred and one times the shortest delay, and jitter on top of it.
         assert all(1.01 <= pause <= 1.01 + 1.0 for pause in pauses)
         assert len(set(pauses)) == len(pauses) > 10
-        assert batches_of(node).counts.rejections["memory"] == len(pauses) + 1
-        eventually(lambda: batches_of(node).active_batches == batches_of(node).reserved_bytes == 0)
+        assert batches_of(node).node.metrics.rejections["memory"] == len(pauses) + 1
+        held = batches_of(node).resources
+        eventually(lambda: held.active_batches == held.reserved_bytes == 0)
 
 
 def test_what_runs_goes_on_while_new_batches_are_turned_away(tmp_path: Path) -> None:
@@ -152,8 +153,8 @@ def test_throttled_batches_are_whole_and_their_pauses_counted(tmp_path: Path, ca
 def test_a_node_measures_itself(tmp_path: Path) -> None:
     assert 1 << 20 < resident_bytes() < machine_memory_bytes()
     with serving(tmp_path) as node:
-        assert batches_of(node).pressure.critical_bytes == int(machine_memory_bytes() * 0.8)
-        assert not batches_of(node).pressure.memory_is_critical()
+        assert batches_of(node).node.pressure.critical_bytes == int(machine_memory_bytes() * 0.8)
+        assert not batches_of(node).node.pressure.memory_is_critical()
 
 
 @pytest.mark.slow
