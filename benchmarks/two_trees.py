@@ -1,4 +1,4 @@
-"""Two checkouts of this repository against each other: the same work, in turns, in one run.
+"""Comparison of two checkouts of this repository: the same work, in turns, in one run.
 
 Isolates what a change of the code costs. Each tree runs in processes of its own interpreter (`TREE/.venv`), which stay
 alive between rounds with their stores and nodes; only one of them works at a time. A ratio is taken within a round.

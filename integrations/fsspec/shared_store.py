@@ -1,4 +1,5 @@
-"""One store for all file systems of this process that mean it: everybody's reader, and the lock while somebody writes.
+"""Shared store: one for all file systems of this process that mean it; the reader of all, and the lock while one
+writes.
 
 fsspec makes a file system for each thread that asks for one, and libraries ask from many. An embedded store has one
 writer at a time, and whoever only reads must not be that one: reading never locks, the first write opens the store for

@@ -120,14 +120,14 @@ def up(
     Settings are kept below DIR on every host, for all nodes and all their lives: --config replaces those that are kept,
     --set changes one. Nodes that run take them over one after the other.
     """
-    from storage_node.ops import commands as operate
+    from storage_node.ops import commands
 
     if durability is not None:
         assignments = (*assignments, f"durability={durability}")
     settings = given_settings(config, assignments, of_cluster=True)
     if not _ray_address(address):
         _make_room(_absolute(root))
-    plan = operate.Plan(
+    plan = commands.Plan(
         root=_absolute(root),
         address=_ray_address(address),
         nodes=nodes,
@@ -138,7 +138,7 @@ def up(
         settings_instead=config is not None,
         timeout_s=timeout,
     )
-    _show(plan.root, _alone(plan.root, plan.address, lambda: operate.up(plan, note)), as_json=as_json)
+    _show(plan.root, _alone(plan.root, plan.address, lambda: commands.up(plan, note)), as_json=as_json)
 
 
 @cluster.command()
@@ -157,16 +157,16 @@ def add(
     as_json: bool,
 ) -> None:
     """Make one more node, on the host that has the fewest, and let it join. It has the settings of the others."""
-    from storage_node.ops import commands as operate
+    from storage_node.ops import commands
 
-    plan = operate.Plan(
+    plan = commands.Plan(
         root=_absolute(root),
         address=_ray_address(address),
         drives_per_node=drives_per_node,
         host_per_node=host_per_node,
         timeout_s=timeout,
     )
-    _show(plan.root, _alone(plan.root, plan.address, lambda: operate.add(plan, note)), as_json=as_json)
+    _show(plan.root, _alone(plan.root, plan.address, lambda: commands.add(plan, note)), as_json=as_json)
 
 
 @cluster.command()
@@ -190,12 +190,12 @@ def remove(node: str, root: Path, lost: bool, address: str, timeout: float, as_j
 
     NODE is the name of its folder, or the beginning of its id. Its drives stay as they are, and are not started again.
     """
-    from storage_node.ops import commands as operate
+    from storage_node.ops import commands
 
     root, address = _absolute(root), _ray_address(address)
     if not node:
         raise click.BadParameter("an empty name is no node", param_hint="'NODE'")
-    removal = functools.partial(operate.remove, root, address, node, lost=lost, timeout_s=timeout, tell=note)
+    removal = functools.partial(commands.remove, root, address, node, lost=lost, timeout_s=timeout, tell=note)
     uuid = _alone(root, address, removal, ends=True)
     click.echo(json.dumps({"removed": uuid}) if as_json else f"removed {uuid}")
 
@@ -206,10 +206,10 @@ def remove(node: str, root: Path, lost: bool, address: str, timeout: float, as_j
 @_json
 def down(root: Path, address: str, as_json: bool) -> None:
     """Let running calls finish, end the nodes of DIR, and the Ray that `up` started for it. Data stays."""
-    from storage_node.ops import commands as operate
+    from storage_node.ops import commands
 
     root, address = _absolute(root), _ray_address(address)
-    nodes, processes = _alone(root, address, lambda: operate.down(root, address, note), ends=True)
+    nodes, processes = _alone(root, address, lambda: commands.down(root, address, note), ends=True)
     if as_json:
         click.echo(json.dumps({"nodes": nodes, "ray_processes": processes}))
     else:
@@ -229,11 +229,11 @@ def logs(node: str, root: Path, lines: int, address: str) -> None:
 
     NODE is the name of its folder, or the beginning of its id. Nodes of other machines need --address.
     """
-    from storage_node.ops import commands as operate
+    from storage_node.ops import commands
 
     root = _absolute(root)
     try:
-        told = operate.tail_of_log(root, _ray_address(address), node, lines)
+        told = commands.tail_of_log(root, _ray_address(address), node, lines)
     except FileNotFoundError as error:
         raise click.ClickException(f"{node} has logged nothing yet: there is no {error.filename}") from error
     with Lines() as out:
@@ -305,10 +305,10 @@ def _alone(root: Path, address: str, work: Callable[[], Any], *, ends: bool = Fa
 
 def _show(root: Path, result: Result, *, as_json: bool) -> None:
     """What runs; exit code 1 when not all of it does."""
-    from storage_node.ops import ray_head as heads
+    from storage_node.ops import ray_head
 
     head = result.head
-    variables = {"RAY_ADDRESS": head.dashboard} | heads.environment(root, head) if head and head.dashboard else {}
+    variables = {"RAY_ADDRESS": head.dashboard} | ray_head.environment(root, head) if head and head.dashboard else {}
     variables = {
         name: variables[name] for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in variables
     }

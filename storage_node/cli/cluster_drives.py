@@ -49,10 +49,10 @@ def drive() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def list_(root: Path, node: str, as_json: bool) -> None:
     """Every drive with its state, its objects, and what is left to be moved."""
-    from storage_node.ops import drive_commands as orders
+    from storage_node.ops import drive_commands
 
-    nodes = orders.nodes_with_drives(_absolute(root))
-    shown = [orders.find_node(nodes, node)] if node else nodes
+    nodes = drive_commands.nodes_with_drives(_absolute(root))
+    shown = [drive_commands.find_node(nodes, node)] if node else nodes
     with Lines() as lines:
         if as_json:
             lines.add(json.dumps({"nodes": [_described(one) for one in shown]}))
@@ -60,7 +60,7 @@ def list_(root: Path, node: str, as_json: bool) -> None:
             for one in shown:
                 lines.add(f"{printable(one.name)} at {one.endpoint or 'no endpoint'}: {_summary(one)}")
                 for known in one.drives.drive if one.drives is not None else ():
-                    lines.add(f"  {drive_line(orders.described(known))}")
+                    lines.add(f"  {drive_line(drive_commands.described(known))}")
     if any(one.drives is None for one in shown):
         raise click.exceptions.Exit(1)
 
@@ -75,12 +75,16 @@ def add(path: Path | None, root: Path, node: str, as_json: bool) -> None:
 
     PATH is DIR/NODE/DRIVE, a disk mounted there or a link to one.  [default: the next DIR/NODE/drive-N]
     """
-    from storage_node.ops import drive_commands as orders
+    from storage_node.ops import drive_commands
 
     root = _absolute(root)
-    one = orders.find_node(orders.nodes_with_drives(root), node)
-    folder = orders.require_below(root, _absolute(path)) if path is not None else orders.new_folder(root, one)
-    _show(one, orders.add(one, folder), as_json=as_json, done=f"{folder} is a drive of {one.name}")
+    one = drive_commands.find_node(drive_commands.nodes_with_drives(root), node)
+    folder = (
+        drive_commands.require_below(root, _absolute(path))
+        if path is not None
+        else drive_commands.new_folder(root, one)
+    )
+    _show(one, drive_commands.add(one, folder), as_json=as_json, done=f"{folder} is a drive of {one.name}")
 
 
 @drive.command()
@@ -95,16 +99,16 @@ def retire(drive: str, root: Path, node: str, undo: bool, lost: bool, as_json: b
 
     One that does not work any more is given up instead: its objects are made again from the copies on other nodes.
     """
-    from storage_node.ops import drive_commands as orders
+    from storage_node.ops import drive_commands
 
-    one, that = orders.find_drive(orders.nodes_with_drives(_absolute(root)), node, drive)
+    one, that = drive_commands.find_drive(drive_commands.nodes_with_drives(_absolute(root)), node, drive)
     name = that.path or that.uuid
     if undo:
-        _show(one, orders.reinstate(one, that), as_json=as_json, done=f"{name} stays a drive of {one.name}")
-    elif orders.works(that):
-        _show(one, orders.retire(one, that), as_json=as_json, done=f"{name} retires")
+        _show(one, drive_commands.reinstate(one, that), as_json=as_json, done=f"{name} stays a drive of {one.name}")
+    elif drive_commands.works(that):
+        _show(one, drive_commands.retire(one, that), as_json=as_json, done=f"{name} retires")
     else:
-        _show(one, orders.forget(one, that, lost=lost), as_json=as_json, done=f"{name} was given up")
+        _show(one, drive_commands.forget(one, that, lost=lost), as_json=as_json, done=f"{name} was given up")
 
 
 @drive.command()
@@ -121,29 +125,29 @@ def replace(drive: str, path: Path | None, root: Path, node: str, lost: bool, as
     on other nodes. PATH is the new drive, DIR/NODE/DRIVE.  [default: where the old one was if that folder is empty now,
     or else the next DIR/NODE/drive-N]
     """
-    from storage_node.ops import drive_commands as orders
+    from storage_node.ops import drive_commands
     from storage_node.ops.ray_head import ClusterError
 
     root = _absolute(root)
-    one, that = orders.find_drive(orders.nodes_with_drives(root), node, drive)
+    one, that = drive_commands.find_drive(drive_commands.nodes_with_drives(root), node, drive)
     if path is not None:
-        folder = orders.require_below(root, _absolute(path))
+        folder = drive_commands.require_below(root, _absolute(path))
     else:
-        empty = not orders.works(that) and that.path and _is_empty(Path(that.path))
-        folder = orders.require_below(root, Path(that.path)) if empty else orders.new_folder(root, one)
+        empty = not drive_commands.works(that) and that.path and _is_empty(Path(that.path))
+        folder = drive_commands.require_below(root, Path(that.path)) if empty else drive_commands.new_folder(root, one)
     name = that.path or that.uuid
-    if orders.works(that):
-        orders.add(one, folder)
+    if drive_commands.works(that):
+        drive_commands.add(one, folder)
         done = f"{folder} takes the place of {name}, which retires"
         try:
-            after = orders.retire(one, that)
+            after = drive_commands.retire(one, that)
         except ClusterError as error:
             raise ClusterError(f"{folder} was added, but {error}") from error
     else:
         done = f"{folder} takes the place of {name}, which was given up"
-        orders.forget(one, that, lost=lost)
+        drive_commands.forget(one, that, lost=lost)
         try:
-            after = orders.add(one, folder)
+            after = drive_commands.add(one, folder)
         except ClusterError as error:
             raise ClusterError(f"{name} was given up, but {error}") from error
     _show(one, after, as_json=as_json, done=done)
@@ -156,9 +160,9 @@ def replace(drive: str, path: Path | None, root: Path, node: str, lost: bool, as
 @_json
 def disable(drive: str, root: Path, node: str, as_json: bool) -> None:
     """Have a node not use a drive, until it is enabled or the node starts again. It is not given up meanwhile."""
-    from storage_node.ops import drive_commands as orders
+    from storage_node.ops import drive_commands
 
-    _that(root, node, drive, orders.disable, as_json=as_json, done="is not used")
+    _that(root, node, drive, drive_commands.disable, as_json=as_json, done="is not used")
 
 
 @drive.command()
@@ -172,10 +176,17 @@ def enable(drive: str, path: Path | None, root: Path, node: str, as_json: bool) 
 
     PATH is where it is now.  [default: where it was]
     """
-    from storage_node.ops import drive_commands as orders
+    from storage_node.ops import drive_commands
 
-    folder = orders.require_below(_absolute(root), _absolute(path)) if path is not None else None
-    _that(root, node, drive, lambda one, that: orders.enable(one, that, folder), as_json=as_json, done="is used again")
+    folder = drive_commands.require_below(_absolute(root), _absolute(path)) if path is not None else None
+    _that(
+        root,
+        node,
+        drive,
+        lambda one, that: drive_commands.enable(one, that, folder),
+        as_json=as_json,
+        done="is used again",
+    )
 
 
 def _that(
@@ -187,26 +198,26 @@ def _that(
     as_json: bool,
     done: str,
 ) -> None:
-    from storage_node.ops import drive_commands as orders
+    from storage_node.ops import drive_commands
 
-    one, that = orders.find_drive(orders.nodes_with_drives(_absolute(root)), node, drive)
+    one, that = drive_commands.find_drive(drive_commands.nodes_with_drives(_absolute(root)), node, drive)
     _show(one, order(one, that), as_json=as_json, done=f"{that.path or that.uuid} {done}")
 
 
 def _show(node: NodeOfDrives, drives: pb.ListDrivesResponse, *, as_json: bool, done: str) -> None:
-    from storage_node.ops import drive_commands as orders
+    from storage_node.ops import drive_commands
 
-    after = orders.NodeOfDrives(node.uuid, node.name, node.endpoint, drives)
+    after = drive_commands.NodeOfDrives(node.uuid, node.name, node.endpoint, drives)
     if as_json:
         click.echo(json.dumps(_described(after)))
         return
     note(printable(done))
     for known in drives.drive:
-        click.echo(drive_line(orders.described(known)))
+        click.echo(drive_line(drive_commands.described(known)))
 
 
 def _described(node: NodeOfDrives) -> dict[str, Any]:
-    from storage_node.ops import drive_commands as orders
+    from storage_node.ops import drive_commands
 
     drives = node.drives
     return {
@@ -214,8 +225,8 @@ def _described(node: NodeOfDrives) -> dict[str, Any]:
         "name": node.name,
         "endpoint": node.endpoint,
         "problem": node.problem,
-        "drives": [orders.described(known) for known in drives.drive] if drives is not None else [],
-        "moving": orders.moving(drives) if drives is not None else None,
+        "drives": [drive_commands.described(known) for known in drives.drive] if drives is not None else [],
+        "moving": drive_commands.moving(drives) if drives is not None else None,
     }
 
 
@@ -237,7 +248,7 @@ def moving_texts(moving: dict[str, Any]) -> list[str]:
 
 
 def drive_line(drive: dict[str, Any]) -> str:
-    """One drive, for people; `drive` as `drive_orders.described` gives it."""
+    """One drive, for people; `drive` as `drive_commands.described` gives it."""
     parts = [f"{printable(drive['path'] or drive['uuid'])}: {drive['state']}"]
     if drive["size_bytes"]:
         free = f"{size_text(drive['free_bytes'])} free of {size_text(drive['size_bytes'])}"

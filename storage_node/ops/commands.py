@@ -20,9 +20,7 @@ from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.consensus.proposer import Edit
 from storage_node.cluster.map.mutations import add_node, begin_leave, create_cluster, remove_node, set_endpoint
-from storage_node.ops import node_file, node_log, rolling_settings
-from storage_node.ops import ray_actors as launch
-from storage_node.ops import ray_head as heads
+from storage_node.ops import node_file, node_log, ray_actors, ray_head, rolling_settings
 from storage_node.ops.ask_nodes import ask_node, ask_nodes, newest_map
 from storage_node.ops.decommission import wait_until_out
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
@@ -80,10 +78,10 @@ def up(plan: Plan, tell: Tell) -> Result:
     """
     notes: list[str] = []
     with _ray(plan, tell) as head:
-        hosts = launch.look(plan.root)
+        hosts = ray_actors.look(plan.root)
         if not nodes_of(hosts):
             _make_first(plan, hosts, tell)
-            hosts = launch.look(plan.root)
+            hosts = ray_actors.look(plan.root)
         elif plan.nodes is not None and plan.nodes != len(nodes_of(hosts)):
             notes.append(f"{len(nodes_of(hosts))} nodes have their drives below {plan.root}; `cluster add` makes more")
         notes += [problem for host in hosts for problem in (*host.found.problems, host.settings.problem) if problem]
@@ -99,12 +97,12 @@ def add(plan: Plan, tell: Tell) -> Result:
     """Make one more node, on the host that has the fewest, and let it join. Raises as `up`."""
     _require_nodes(plan)
     with _ray(plan, tell) as head:
-        hosts = launch.look(plan.root)
+        hosts = ray_actors.look(plan.root)
         if not nodes_of(hosts):
             raise ClusterError(f"no nodes below {plan.root} to add one to; `cluster up` makes the first")
         host = min((host for host in hosts if host.answers), key=lambda host: len(host.found.nodes))
-        launch.make(plan.root, {host.address: 1}, plan.drives_per_node)
-        return _run(plan, launch.look(plan.root), head, [], tell)
+        ray_actors.make(plan.root, {host.address: 1}, plan.drives_per_node)
+        return _run(plan, ray_actors.look(plan.root), head, [], tell)
 
 
 def remove(root: Path, address: str, name: str, *, lost: bool, timeout_s: float, tell: Tell) -> str:
@@ -117,7 +115,7 @@ def remove(root: Path, address: str, name: str, *, lost: bool, timeout_s: float,
     """
     _require_nodes(Plan(root=root, address=address))
     with _ray(Plan(root=root, address=address), tell):
-        hosts = launch.look(root)
+        hosts = ray_actors.look(root)
         map_ = _map_of(hosts)
         node, host = _find(hosts, name)
         uuid = node.uuid if node is not None else _member(map_, name, hosts, root)
@@ -126,9 +124,9 @@ def remove(root: Path, address: str, name: str, *, lost: bool, timeout_s: float,
             _change(map_, remove_node(bytes.fromhex(uuid)) if lost else begin_leave(bytes.fromhex(uuid)), names)
             if not lost:
                 wait_until_out(map_, uuid, names, timeout_s, tell)
-        launch.stop(uuid, DRAIN_GRACE_S)
+        ray_actors.stop(uuid, DRAIN_GRACE_S)
         if node is not None and host is not None:
-            launch.mark_removed(host, node)
+            ray_actors.mark_removed(host, node)
         return uuid
 
 
@@ -137,18 +135,18 @@ def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
 
     Returns how many nodes were ended and how many processes of Ray. Raises ClusterError.
     """
-    head = heads.remembered(root)
+    head = ray_head.remembered(root)
     stopped = 0
     if address or (head is not None and head.answers()):
         where = address or (head.address if head is not None else "")
-        with launch.connected(where, heads.environment(root, head) if head is not None and not address else {}):
-            hosts = launch.look(root)
+        with ray_actors.connected(where, ray_head.environment(root, head) if head is not None and not address else {}):
+            hosts = ray_actors.look(root)
             names = {node.uuid: node.name for host in hosts for node in (*host.found.nodes, *host.found.removed)}
             with contextlib.suppress(ClusterError):  # nobody answers who knows the map
                 # Also nodes of hosts that are away, or Ray would start them when those are back.
                 names = {node.uuid.hex(): node.uuid.hex() for node in _map_of(hosts).node} | names
             for uuid, name in names.items():
-                if launch.stop(uuid, DRAIN_GRACE_S):
+                if ray_actors.stop(uuid, DRAIN_GRACE_S):
                     tell(f"{name}: stopped")
                     stopped += 1
     elif head is not None:
@@ -157,7 +155,7 @@ def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
         _require_nobody(root)
     if address:
         return stopped, 0
-    return stopped, heads.end(root)
+    return stopped, ray_head.end(root)
 
 
 def tail_of_log(root: Path, address: str, name: str, lines: int) -> list[str]:
@@ -167,11 +165,11 @@ def tail_of_log(root: Path, address: str, name: str, lines: int) -> list[str]:
     if node is not None:
         return node_log.tail(root, node.uuid, lines)
     if address:
-        with launch.connected(address):
-            hosts = launch.look(root)
+        with ray_actors.connected(address):
+            hosts = ray_actors.look(root)
             node, host = _find(hosts, name)
             if node is not None and host is not None:
-                return launch.tail_of_log(root, host, node.uuid, lines)
+                return ray_actors.tail_of_log(root, host, node.uuid, lines)
             here = hosts
     raise ClusterError(_no_node(name, here, root))
 
@@ -206,18 +204,18 @@ def _no_node(name: str, hosts: Sequence[Host], root: Path) -> str:
 def _ray(plan: Plan, tell: Tell) -> Iterator[RayHead | None]:
     """A connection to the Ray that is meant; its head where it is the root's own."""
     if plan.address:
-        with launch.connected(plan.address):
+        with ray_actors.connected(plan.address):
             yield None
         return
-    head = heads.remembered(plan.root)
+    head = ray_head.remembered(plan.root)
     if head is None:
         _require_nobody(plan.root)
     if head is None or not head.answers():
-        if ended := heads.end(plan.root):  # what is left of one that died would hold on to the drives
+        if ended := ray_head.end(plan.root):  # what is left of one that died would hold on to the drives
             tell(f"ended {ended} processes that a dead Ray had left")
         tell("starting Ray on this machine")
-        head = heads.start(plan.root, dashboard=plan.dashboard)
-    with launch.connected(head.address, heads.environment(plan.root, head)):
+        head = ray_head.start(plan.root, dashboard=plan.dashboard)
+    with ray_actors.connected(head.address, ray_head.environment(plan.root, head)):
         yield head
 
 
@@ -254,7 +252,7 @@ def _make_first(plan: Plan, hosts: Sequence[Host], tell: Tell) -> None:
     except WrongSetting as error:
         raise ClusterError(str(error)) from error
     tell(f"making {sum(counts.values())} x {plan.drives_per_node} drives below {plan.root}")
-    launch.make(plan.root, counts, plan.drives_per_node)
+    ray_actors.make(plan.root, counts, plan.drives_per_node)
 
 
 def _run(plan: Plan, hosts: Sequence[Host], head: RayHead | None, notes: list[str], tell: Tell) -> Result:
@@ -264,8 +262,8 @@ def _run(plan: Plan, hosts: Sequence[Host], head: RayHead | None, notes: list[st
         settings = rolling_settings.settle(plan.root, hosts, plan.settings, instead=plan.settings_instead)
     except WrongSetting as error:
         raise ClusterError(str(error)) from error
-    started = [launch.start(plan.root, host, node) for node, host in nodes.values()]
-    statuses = launch.wait_serving(started, plan.timeout_s, lambda status: tell(_line(status)))
+    started = [ray_actors.start(plan.root, host, node) for node, host in nodes.values()]
+    statuses = ray_actors.wait_serving(started, plan.timeout_s, lambda status: tell(_line(status)))
     statuses = rolling_settings.take_over(started, statuses, settings, plan.timeout_s, tell)
     by_uuid = {status["uuid"]: status for status in statuses}
     map_ = _agree(plan, started, by_uuid, notes)
@@ -340,7 +338,7 @@ def _host_per_node(plan: Plan, known: pb.ClusterMap | None, started: Sequence[St
 
 
 def _map_of(hosts: Sequence[Host]) -> pb.ClusterMap:
-    statuses = [launch.status_of(uuid) for uuid in nodes_of(hosts)]
+    statuses = [ray_actors.status_of(uuid) for uuid in nodes_of(hosts)]
     try:
         map_ = newest_map(ask_nodes(status["endpoint"] for status in statuses if status is not None).values())
     except ValueError as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage_node.ops import ray_actors as launch
+from storage_node.ops import ray_actors
 from storage_node.ops.ask_nodes import ask_node
 from storage_node.ops.ray_actors import Host, Started
 from storage_node.ops.settings_store import KeptSettings
@@ -35,7 +35,7 @@ def settle(root: Path, hosts: Sequence[Host], change: Settings | None, *, instea
     settings = newest if values == newest.values else KeptSettings(newest.version + 1, values)
     if settings.version:
         behind = [host for host in hosts if host.answers and host.settings != settings]
-        launch.keep_settings(root, behind, settings)
+        ray_actors.keep_settings(root, behind, settings)
     return settings
 
 
@@ -57,12 +57,12 @@ def take_over(
         if now[at]["state"] != "serving" or now[at].get("settings", wanted) == wanted:
             continue
         tell(f"{one.node.name}: begins anew with its new settings")
-        launch.renew(one)
+        ray_actors.renew(one)
 
         def done(status: Mapping[str, Any], wanted: Settings = wanted) -> bool:
             return bool(status["state"] == "serving" and status.get("settings", wanted) == wanted)
 
-        (now[at],) = launch.wait_serving([one], timeout_s, lambda _: None, done)
+        (now[at],) = ray_actors.wait_serving([one], timeout_s, lambda _: None, done)
         if not done(now[at]):
             why = now[at]["problem"] or now[at]["state"]
             tell(f"{one.node.name} does not serve with its new settings: {why}. Other nodes go on with the former ones")

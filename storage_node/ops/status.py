@@ -15,8 +15,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from storage_node.cluster.consensus.acceptor_store import decode
 from storage_node.config import ServerConfig
-from storage_node.ops import drive_commands as drive_orders
-from storage_node.ops import ray_head as heads
+from storage_node.ops import drive_commands, ray_head
 from storage_node.ops.ask_nodes import Answer, ask_nodes, newest_map
 from storage_node.ops.node_discovery import Found, find_nodes
 from storage_node.ops.node_file import NodeFile, read_all
@@ -42,7 +41,7 @@ def cluster_status(root: Path) -> dict[str, Any]:
     by_uuid = {answer.uuid: answer for answer in answers.values() if answer.uuid}
     uuids = dict.fromkeys([*members, *said, *(node.uuid for node in found.nodes)])
     nodes = [_node(uuid, members.get(uuid), said.get(uuid), by_uuid.get(uuid), answers, found) for uuid in uuids]
-    head = heads.remembered(root)
+    head = ray_head.remembered(root)
     return {
         "root": str(root),
         "cluster_uuid": map_.cluster_uuid.hex() if map_ is not None else "",
@@ -70,7 +69,7 @@ def _node(
         endpoint = said.endpoint
     told = answer.drives if answer is not None else None
     if told is not None:
-        drives = [drive_orders.described(drive) for drive in told.drive]
+        drives = [drive_commands.described(drive) for drive in told.drive]
     else:
         drives = [_drive(drive) for drive in described.drive] if described is not None else []
     problem = "; ".join(
@@ -98,7 +97,7 @@ def _node(
         "changed_limits": {name: value for name, value in limits.items() if _DEFAULTS.get(name, value) != value},
         "metrics_url": f"http://{said.metrics}/metrics" if said is not None and said.metrics and described else "",
         "drives": drives,
-        "moving": drive_orders.moving(told) if told is not None else None,
+        "moving": drive_commands.moving(told) if told is not None else None,
         "repair": _repair(progress) if progress is not None else None,
         # Those that repair has gone through are counted; the drives' own estimates are rough after a restart.
         "objects_estimate": (progress.names_before if progress is not None else 0)
@@ -146,7 +145,7 @@ def _silence(answer: Answer | None) -> str:
 def _drive(drive: objects_pb.Drive) -> dict[str, Any]:
     """Of a node of a version that tells no more."""
     works = drive.state == "ok"
-    return drive_orders.described(
+    return drive_commands.described(
         pb.DriveCondition(
             uuid=drive.uuid,
             path=drive.path,
@@ -160,4 +159,4 @@ def _drive(drive: objects_pb.Drive) -> dict[str, Any]:
 
 
 def _unknown(path: str) -> dict[str, Any]:
-    return drive_orders.described(pb.DriveCondition(path=path)) | {"state": "unknown"}
+    return drive_commands.described(pb.DriveCondition(path=path)) | {"state": "unknown"}

@@ -1,4 +1,4 @@
-"""Supervisor of one node: keeps it serving on the drives that carry its uuid, for as long as its process lives.
+"""Supervisor of one node: keeps it serving on the drives that carry its uuid, for as long as its process crash_backoff.
 
 Whatever is missing is waited for and said, never fatal: a drive that is not mounted yet, one whose former holder has
 not let go (a process that outlived its Ray), a port that is taken. A drive that appears later is taken in, by serving
@@ -24,8 +24,7 @@ from ais_loader.wire.backoff import Backoff
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import set_endpoint
 from storage_node.config import ServerConfig
-from storage_node.ops import crash_backoff as lives
-from storage_node.ops import node_file, node_log
+from storage_node.ops import crash_backoff, node_file, node_log
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
 from storage_node.ops.node_file import NodeFile
@@ -76,7 +75,7 @@ class Supervisor:
         self._metrics = ""
         self._renewing = False
         self._rested = False
-        """No more waiting because of former lives."""
+        """No more waiting because of former crash_backoff."""
         self._counted = False
         """This life stands in the node's file."""
         self._lasted = False
@@ -182,7 +181,7 @@ class Supervisor:
                 raise StoreNotFound(f"no drive of node {self.uuid} below {self._root}: are its drives mounted?")
             self._serve(here)
         self._publish()
-        if not self._lasted and time.monotonic() - self._served_at_s > lives.SHORT_LIFE_S:
+        if not self._lasted and time.monotonic() - self._served_at_s > crash_backoff.SHORT_LIFE_S:
             self._note_life()
 
     def _take_in(self, appeared: Sequence[Path]) -> bool:
@@ -201,7 +200,7 @@ class Supervisor:
         said = node_file.read(here.folder)
         if said is None or said.uuid != self.uuid:
             said = NodeFile(self.uuid)
-        said = lives.told(said, not self._counted)
+        said = crash_backoff.told(said, not self._counted)
         self._rest(here.folder, said)
         kept = settings_file.read(self._root).values
         base = ServerConfig(host=self._host, port=self._choose_port(said.port))
@@ -241,14 +240,14 @@ class Supervisor:
 
     def _rest(self, folder: Path, said: NodeFile) -> None:
         """Raises CrashedBefore until it is time for the next try."""
-        if self._counted or self._rested or not (pause_s := lives.rest_s(said.short_lives)):
+        if self._counted or self._rested or not (pause_s := crash_backoff.rest_s(said.short_lives)):
             return
         if not self._rest_until_s:
             self._rest_until_s = time.time() + pause_s
             node_file.write(folder, said)  # a restart of the host is no short life
         if time.time() < self._rest_until_s:
             log_path = node_log.path_of(self._root, self.uuid)
-            raise CrashedBefore(lives.problem(said.short_lives, self._rest_until_s, str(log_path)))
+            raise CrashedBefore(crash_backoff.problem(said.short_lives, self._rest_until_s, str(log_path)))
 
     def _note_life(self) -> None:
         """It was long enough, or ended as it should."""

@@ -10,7 +10,7 @@ from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page, summary_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.delete_many import bury_many, failures
+from storage_node.cluster.replication.delete_many import failures, write_tombstones
 from storage_node.node import Node
 from storage_node.services.call_metrics import count_each
 from storage_node.services.errors import Context, abort
@@ -44,10 +44,10 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         tally = Tally(request.prefix, request.depth)
         try:
             if (replica_set := self._writes.replica_set_to_read(request.bucket)) is not None:
-                summing = UsageScan(self._node, self._writes.channels, replica_set, request.prefix, tally)
-                async for counted in summing.run():
+                scan = UsageScan(self._node, self._writes.channels, replica_set, request.prefix, tally)
+                async for counted in scan.run():
                     yield pb.SummarizeResponse(counted=counted)
-                summary = summing.summary()
+                summary = scan.summary()
             else:
                 async for counted in self._count_here(request, tally):
                     yield pb.SummarizeResponse(counted=counted)
@@ -75,7 +75,7 @@ class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
 
     async def BuryMany(self, request: pb.BuryManyRequest, context: Context) -> pb.BuryManyResponse:
         try:
-            answer = await self._node.read(bury_many, self._node.store, request)
+            answer = await self._node.read(write_tombstones, self._node.store, request)
         except LoaderError as error:
             await abort(context, error)
         membership = self._node.membership

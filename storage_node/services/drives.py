@@ -12,34 +12,34 @@ from storage_node.services.errors import Context, abort
 
 
 class DriveService(ais_cluster_pb2_grpc.DrivesServicer):
-    def __init__(self, care: DriveManager) -> None:
-        self._care = care
+    def __init__(self, manager: DriveManager) -> None:
+        self._manager = manager
 
     async def ListDrives(self, request: pb.ListDrivesRequest, context: Context) -> pb.ListDrivesResponse:
         return await self._after(None, context)
 
     async def AddDrive(self, request: pb.AddDriveRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._after(self._care.add(request.path), context)
+        return await self._after(self._manager.add(request.path), context)
 
     async def RetireDrive(self, request: pb.DriveRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._after(self._care.retire(request.drive), context)
+        return await self._after(self._manager.retire(request.drive), context)
 
     async def ReinstateDrive(self, request: pb.DriveRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._after(self._care.reinstate(request.drive), context)
+        return await self._after(self._manager.reinstate(request.drive), context)
 
     async def ForgetDrive(self, request: pb.ForgetDriveRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._after(self._care.forget(request.drive, lost=request.lost), context)
+        return await self._after(self._manager.forget(request.drive, lost=request.lost), context)
 
     async def DisableDrive(self, request: pb.DriveRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._after(self._care.disable(request.drive), context)
+        return await self._after(self._manager.disable(request.drive), context)
 
     async def EnableDrive(self, request: pb.EnableDriveRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._after(self._care.enable(request.drive, request.path), context)
+        return await self._after(self._manager.enable(request.drive, request.path), context)
 
     async def _after(self, change: Awaitable[None] | None, context: Context) -> pb.ListDrivesResponse:
         try:
             if change is not None:
                 await change
-            return await self._care.report()
+            return await self._manager.report()
         except LoaderError as error:
             await abort(context, error)

@@ -46,7 +46,9 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
         return await self._answer(functools.partial(replica.newest, map_version=map_version), request, context)
 
     async def Bury(self, request: wire.BuryRequest, context: Context) -> wire.BuryResponse:
-        return await self._answer(functools.partial(replica.bury, known_map=self._known_map), request, context)
+        return await self._answer(
+            functools.partial(replica.write_tombstone, known_map=self._known_map), request, context
+        )
 
     async def Versions(self, request: wire.VersionsRequest, context: Context) -> wire.VersionsResponse:
         return await self._answer(replica.versions, request, context)

@@ -1,8 +1,8 @@
 """Store of one machine: no network, no Ray. Every byte on a drive is described in ../FORMAT.md.
 
 Read in this order: `names` (what may be stored under which name), `format` (catalog keys and values), `files/` (the
-bytes of objects), `drive/` (the catalog, and the write protocol of one drive), `pool/` (several drives), `store` (the
-face of it all), `store_record` with `record_keeper` (its drives and buckets), `read/` (GetBatch), `archives/` (members
-of shards), `snapshots`, `replica_state` and `stale_replicas` (a node's part in a cluster); then `fsck/`, which checks,
+bytes of objects), `drive/` (the catalog, and the write protocol of one drive), `pool/` (several drives), `store_record`
+with `record_keeper` and `buckets`, `store` (the face of it all), `read/` (GetBatch), `archives/` (members of shards),
+`snapshots`, `replica_state` and `stale_replicas` (a node's part in a cluster); then `fsck/`, which checks,
 repairs and rebuilds.
 """

@@ -21,96 +21,96 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def go_in(gate: ForkBarrier) -> str:
-    with gate.call():
+def go_in(barrier: ForkBarrier) -> str:
+    with barrier.call():
         return "been in"
 
 
-def waits(gate: ForkBarrier, task: Future[Any]) -> bool:
-    """Whether the task has come to wait at the gate, and stays there."""
-    eventually(lambda: task.running() and gate._changed._waiters)  # type: ignore[attr-defined]
+def waits(barrier: ForkBarrier, task: Future[Any]) -> bool:
+    """Whether the task has come to wait at the barrier, and stays there."""
+    eventually(lambda: task.running() and barrier._changed._waiters)  # type: ignore[attr-defined]
     return not task.done()
 
 
 def test_nobody_goes_in_before_the_fork_is_over(pool: ThreadPoolExecutor) -> None:
-    gate = ForkBarrier()
-    gate.close()
-    entering = pool.submit(go_in, gate)
-    assert waits(gate, entering)
-    assert gate.wait_until_empty(0.0)
-    gate.open()
+    barrier = ForkBarrier()
+    barrier.close()
+    entering = pool.submit(go_in, barrier)
+    assert waits(barrier, entering)
+    assert barrier.wait_until_empty(0.0)
+    barrier.open()
     assert entering.result(DEADLINE_S) == "been in"
 
 
 def test_a_fork_waits_for_who_is_inside_who_may_go_in_again(pool: ThreadPoolExecutor) -> None:
-    gate, inside, again, out = ForkBarrier(), threading.Event(), threading.Event(), threading.Event()
+    barrier, inside, again, out = ForkBarrier(), threading.Event(), threading.Event(), threading.Event()
 
     def stay() -> str:
-        with gate.call():
+        with barrier.call():
             inside.set()
             assert again.wait(DEADLINE_S)
-            went = go_in(gate)
+            went = go_in(barrier)
             assert out.wait(DEADLINE_S)
             return went
 
     staying = pool.submit(stay)
     assert inside.wait(DEADLINE_S)
-    gate.close()
+    barrier.close()
     again.set()
-    assert not gate.wait_until_empty(0.02)
+    assert not barrier.wait_until_empty(0.02)
     out.set()
-    assert gate.wait_until_empty(DEADLINE_S)
+    assert barrier.wait_until_empty(DEADLINE_S)
     assert staying.result(DEADLINE_S) == "been in"
 
 
 def test_the_thread_that_forks_goes_in_and_is_not_waited_for() -> None:
-    gate = ForkBarrier()
-    with gate.call():
-        gate.close()
-        assert go_in(gate) == "been in"
-        assert gate.wait_until_empty(0.0)
-        gate.open()
-    assert gate.wait_until_empty(0.0)
+    barrier = ForkBarrier()
+    with barrier.call():
+        barrier.close()
+        assert go_in(barrier) == "been in"
+        assert barrier.wait_until_empty(0.0)
+        barrier.open()
+    assert barrier.wait_until_empty(0.0)
 
 
 def test_forks_of_two_threads_come_one_after_the_other(pool: ThreadPoolExecutor) -> None:
-    gate, forks, go_on = ForkBarrier(), threading.Event(), threading.Event()
+    barrier, forks, go_on = ForkBarrier(), threading.Event(), threading.Event()
 
     def fork() -> None:
-        gate.close()
+        barrier.close()
         forks.set()
         assert go_on.wait(DEADLINE_S)
-        gate.open()
+        barrier.open()
 
-    gate.close()
+    barrier.close()
     forking = pool.submit(fork)
-    assert waits(gate, forking)
+    assert waits(barrier, forking)
     assert not forks.is_set()
-    gate.open()
+    barrier.open()
     assert forks.wait(DEADLINE_S)
-    gate.open()  # by a thread that does not fork, which had none to end
-    entering = pool.submit(go_in, gate)
-    assert waits(gate, entering)
+    barrier.open()  # by a thread that does not fork, which had none to end
+    entering = pool.submit(go_in, barrier)
+    assert waits(barrier, entering)
     go_on.set()
     assert (forking.result(DEADLINE_S), entering.result(DEADLINE_S)) == (None, "been in")
 
 
 def test_a_fork_in_a_handler_of_a_signal_during_a_fork_does_not_open_the_gate(pool: ThreadPoolExecutor) -> None:
-    gate = ForkBarrier()
-    gate.close()
-    gate.close()
-    gate.open()
-    entering = pool.submit(go_in, gate)
-    assert waits(gate, entering)
-    gate.open()
+    barrier = ForkBarrier()
+    barrier.close()
+    barrier.close()
+    barrier.open()
+    entering = pool.submit(go_in, barrier)
+    assert waits(barrier, entering)
+    barrier.open()
     assert entering.result(DEADLINE_S) == "been in"
 
 
 def test_a_child_that_was_forked_inside_finds_the_gate_open_and_whole(pool: ThreadPoolExecutor) -> None:
-    gate = ForkBarrier()
-    with gate.call():
-        gate.close()
-        gate.open_in_child()
-    assert pool.submit(go_in, gate).result(DEADLINE_S) == "been in"
-    gate.close()
-    assert gate.wait_until_empty(0.0)
+    barrier = ForkBarrier()
+    with barrier.call():
+        barrier.close()
+        barrier.open_in_child()
+    assert pool.submit(go_in, barrier).result(DEADLINE_S) == "been in"
+    barrier.close()
+    assert barrier.wait_until_empty(0.0)

@@ -9,7 +9,7 @@ import pytest
 
 from ais_loader import Client, ClusterOptions, ObjectReader, connect, errors
 from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
-from ais_loader.transport.session import long_batch as own_stream
+from ais_loader.transport.session import long_batch
 from ais_loader.transport.session import raw_stream as direct
 
 MiB = 1 << 20
@@ -48,7 +48,7 @@ def test_a_stream_is_read_whole_again_and_again(client: Client) -> None:
 def test_a_reader_that_pauses_leaves_the_nodes_memory_to_others(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_stream, "FIRST_WINDOW_BYTES", own_stream.MAX_WINDOW_BYTES)
+    monkeypatch.setattr(long_batch, "FIRST_WINDOW_BYTES", long_batch.MAX_WINDOW_BYTES)
     bucket = client.bucket("data")
     with bucket.reader("large", timeout_s=20.0) as paused:
         first = paused.read(MiB)

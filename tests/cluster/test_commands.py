@@ -21,9 +21,7 @@ from ais_loader.wire.generated.ais_replica_pb2 import ProgressResponse as Progre
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_cluster
-from storage_node.ops import commands as operate
-from storage_node.ops import node_file, node_log
-from storage_node.ops import ray_head as heads
+from storage_node.ops import commands, node_file, node_log, ray_head
 from storage_node.ops.ask_nodes import Answer
 from storage_node.ops.commands import first_nodes, nodes_of
 from storage_node.ops.decommission import not_done
@@ -108,7 +106,7 @@ def test_nodes_that_another_ray_runs_are_not_started_a_second_time(tmp_path: Pat
         result = CliRunner().invoke(main, ["cluster", command, "--root", str(tmp_path)])
         assert result.exit_code == 1
         assert f"serve at 127.0.0.1:{node.port}" in result.stderr and "--address auto" in result.stderr
-        assert heads.remembered(tmp_path) is None
+        assert ray_head.remembered(tmp_path) is None
 
 
 WRONG: list[tuple[list[str], int, str]] = [
@@ -168,15 +166,15 @@ def test_a_map_that_cannot_be_changed_for_now_does_not_hide_how_the_nodes_are(
     def refuse(*_: object, **__: object) -> pb.ClusterMap:
         raise NoMajority("fewer than a majority of the 3 nodes promised")
 
-    monkeypatch.setattr(operate, "change_map", refuse)
-    monkeypatch.setattr(operate, "ask_nodes", lambda _: {"h:7": Answer("h:7", "x", known)})
-    plan, notes = operate.Plan(root=tmp_path), list[str]()
-    assert operate._agree(plan, started[:1], statuses, notes) == known
+    monkeypatch.setattr(commands, "change_map", refuse)
+    monkeypatch.setattr(commands, "ask_nodes", lambda _: {"h:7": Answer("h:7", "x", known)})
+    plan, notes = commands.Plan(root=tmp_path), list[str]()
+    assert commands._agree(plan, started[:1], statuses, notes) == known
     assert notes == [
         "the map does not say yet that node-a is at h:7: fewer than a majority of the 3 nodes promised. It tries on"
     ]
     with pytest.raises(ClusterError, match="node-b serves, and cannot join: fewer than a majority"):
-        operate._agree(plan, started, statuses, notes)
+        commands._agree(plan, started, statuses, notes)
 
 
 def test_who_holds_a_change_of_the_map_up_is_named() -> None:
@@ -201,14 +199,14 @@ def test_ending_a_ray_never_ends_another_session_of_that_number(tmp_path: Path) 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as other:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         for ticks, life in ((1, boot), (1, "another-life")):
-            folder = tmp_path / heads.FOLDER_NAME
+            folder = tmp_path / ray_head.FOLDER_NAME
             folder.mkdir(exist_ok=True)
             head = RayHead("127.0.0.1:1", "", str(tmp_path / "temporary"), other.pid, ticks, life)
             fields = {name: getattr(head, name) for name in RayHead.__dataclass_fields__}
             (folder / "ray.json").write_text(json.dumps(fields))
-            assert heads.remembered(tmp_path) == head
-            assert heads.end(tmp_path) == 0
-            assert heads.remembered(tmp_path) is None
+            assert ray_head.remembered(tmp_path) == head
+            assert ray_head.end(tmp_path) == 0
+            assert ray_head.remembered(tmp_path) is None
         assert other.poll() is None
         other.communicate(b"\n", timeout=20)
     assert other.returncode == 0

@@ -27,7 +27,7 @@ from ais_loader.testing.waiting import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_bucket
-from storage_node.ops import ray_head as heads
+from storage_node.ops import ray_head
 from storage_node.ops.status import cluster_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a Ray costs 12 s of a processor to start
@@ -59,7 +59,7 @@ class Operator:
             env=self.environment,
             cwd=REPOSITORY,
         )
-        if (head := heads.remembered(self.root)) is not None:
+        if (head := ray_head.remembered(self.root)) is not None:
             self.sessions.add(head.session)
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
@@ -88,7 +88,7 @@ class Operator:
 
     def kill_everything(self) -> None:
         """As a power cut does: Ray's head and all nodes at once."""
-        head = heads.remembered(self.root)
+        head = ray_head.remembered(self.root)
         assert head is not None
         for pid in head.processes():
             os.kill(pid, signal.SIGKILL)
@@ -102,7 +102,7 @@ def operator() -> Iterator[Operator]:
         try:
             yield operator
         finally:
-            heads.end(operator.root)
+            ray_head.end(operator.root)
             assert not operator.left_over()
 
 
@@ -203,7 +203,7 @@ def test_settings_are_taken_over_by_nodes_that_run_and_kept_for_those_that_start
 
 
 def test_a_second_command_at_the_same_time_is_told_to_wait(operator: Operator, cluster: dict[str, Any]) -> None:
-    with heads.only_command(operator.root):
+    with ray_head.only_command(operator.root):
         operator.run("down", code=1)
     assert {node["state"] for node in operator.nodes().values()} == {"serving"}
 
@@ -240,7 +240,7 @@ def test_down_leaves_no_process_and_all_data(operator: Operator, cluster: dict[s
     assert operator.left_over() == []
     assert operator.json("down") == {"nodes": 0, "ray_processes": 0}
     assert (operator.root / "node-1" / "drive-1" / "drive.json").exists()
-    assert not list((operator.root / heads.FOLDER_NAME).glob("ray.json"))
+    assert not list((operator.root / ray_head.FOLDER_NAME).glob("ray.json"))
 
 
 # -- jobs
@@ -311,7 +311,7 @@ def test_jobs_train_on_the_cluster_start_another_and_hand_back_how_they_ended() 
                 assert client.bucket("b").get("x") == b"outlives the job"
             operator.run("down")
         finally:
-            heads.end(operator.root)
+            ray_head.end(operator.root)
             deadline = time.monotonic() + 10.0
             while operator.left_over() and time.monotonic() < deadline:
                 time.sleep(0.05)

@@ -80,17 +80,17 @@ def test_silence_of_an_owner_is_not_clean_and_pushes_nothing() -> None:
 
 
 def test_a_tombstone_is_pushed_like_an_object_until_its_time_is_over() -> None:
-    grave = state(5, dead=True)
-    assert plan(page(grave, [0, 1]), 0, NODES, {1: {"a": state(4)}}).push == {1: ["a"]}
-    assert plan(page(grave, [0, 1]), 0, NODES, {1: {"a": None}}).push == {1: ["a"]}
+    tombstone = state(5, dead=True)
+    assert plan(page(tombstone, [0, 1]), 0, NODES, {1: {"a": state(4)}}).push == {1: ["a"]}
+    assert plan(page(tombstone, [0, 1]), 0, NODES, {1: {"a": None}}).push == {1: ["a"]}
 
 
 def test_a_ripe_tombstone_is_forgotten_when_every_node_has_said_that_it_has_nothing_older() -> None:
-    grave = state(5, dead=True)
-    ripe = page(grave, [0, 1], ripe=True)
+    tombstone = state(5, dead=True)
+    ripe = page(tombstone, [0, 1], ripe=True)
     assert questions(ripe, 0, NODES) == {1: ["a"], 2: ["a"], 3: ["a"]}
-    work = plan(ripe, 0, NODES, {1: {"a": None}, 2: {"a": None}, 3: {"a": grave}})
-    assert work.forget == [("a", grave)] and not work.push
+    work = plan(ripe, 0, NODES, {1: {"a": None}, 2: {"a": None}, 3: {"a": tombstone}})
+    assert work.forget == [("a", tombstone)] and not work.push
 
 
 @pytest.mark.parametrize("lagging", [1, 2])
@@ -150,7 +150,7 @@ def test_comparing_finds_what_is_owned_and_missing_and_whatever_is_older() -> No
     mine = {"new": None, "other": None, "old": state(2), "same": state(3), "lost": UNKNOWN, "gone": state(3)}
     found = compare(theirs, mine, {"new", "same", "lost"})
     assert set(found.fetch) == {"new", "old"}
-    assert found.bury == {"gone": state(4, dead=True)}
+    assert found.tombstones == {"gone": state(4, dead=True)}
 
 
 def a_map(states: list[pb.MapNode.State]) -> pb.ClusterMap:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ais_loader.wire.generated.ais_replica_pb2 import ProgressResponse
-from storage_node.ops import ray_actors as launch
-from storage_node.ops import rolling_settings
+from storage_node.ops import ray_actors, rolling_settings
 from storage_node.ops.ask_nodes import Answer
 from storage_node.ops.node_discovery import Found, NodeDrives
 from storage_node.ops.ray_actors import Host, Started
@@ -29,7 +28,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, KeptSettings]:
     """What hosts were told to keep, by their address."""
     told: dict[str, KeptSettings] = {}
     monkeypatch.setattr(
-        launch, "keep_settings", lambda _, hosts, settings: told.update({one.address: settings for one in hosts})
+        ray_actors, "keep_settings", lambda _, hosts, settings: told.update({one.address: settings for one in hosts})
     )
     return told
 
@@ -69,8 +68,8 @@ class Nodes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: str = "") -> None:
         self.log: list[str] = []
         self._failing = failing
-        monkeypatch.setattr(launch, "renew", lambda one: self.log.append(f"renew {one.node.name}"))
-        monkeypatch.setattr(launch, "wait_serving", self._wait)
+        monkeypatch.setattr(ray_actors, "renew", lambda one: self.log.append(f"renew {one.node.name}"))
+        monkeypatch.setattr(ray_actors, "wait_serving", self._wait)
         monkeypatch.setattr(rolling_settings, "ask_node", self._ask)
         self._asked: dict[str, int] = {}
 

@@ -23,9 +23,7 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
-from storage_node.ops import crash_backoff as lives
-from storage_node.ops import drive_commands as drive_orders
-from storage_node.ops import node_file, node_log
+from storage_node.ops import crash_backoff, drive_commands, node_file, node_log
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops import supervisor as supervisor
 from storage_node.ops.actor import StorageNodeActor
@@ -146,7 +144,7 @@ def test_a_drive_that_is_added_does_not_have_the_node_start_anew(
     endpoint = serving(kept)["endpoint"]
     server = kept._server
     new = node.folder / "drive-3"
-    after = drive_orders.order(endpoint, lambda stub: stub.AddDrive(pb.AddDriveRequest(path=str(new)), timeout=20.0))
+    after = drive_commands.order(endpoint, lambda stub: stub.AddDrive(pb.AddDriveRequest(path=str(new)), timeout=20.0))
     assert str(new) in [drive.path for drive in after.drive]
     eventually(lambda: str(new) in kept.status()["drives"])
     assert kept._server is server
@@ -294,7 +292,9 @@ def test_the_map_names_the_address_that_is_advertised_and_the_node_keeps_its_por
 def test_a_node_whose_processes_die_young_is_tried_less_and_less_and_says_so(
     root: Path, node: NodeDrives, kept: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    born = node_file.NodeFile(node.uuid, f"{HOST}:{free_port(HOST)}", born_s=1.0, short_lives=lives.FREE_TRIES + 2)
+    born = node_file.NodeFile(
+        node.uuid, f"{HOST}:{free_port(HOST)}", born_s=1.0, short_lives=crash_backoff.FREE_TRIES + 2
+    )
     node_file.write(node.folder, born)
     kept.start()
     eventually(lambda: "its process has ended 6 times within 30 s of its start" in kept.status()["problem"])
@@ -306,12 +306,12 @@ def test_a_node_whose_processes_die_young_is_tried_less_and_less_and_says_so(
     serving(kept)
     said = node_file.read(node.folder)
     assert said is not None and said.born_s > 0 and said.short_lives == 6
-    monkeypatch.setattr(lives, "SHORT_LIFE_S", 0.0)
+    monkeypatch.setattr(crash_backoff, "SHORT_LIFE_S", 0.0)
     eventually(lambda: node_file.read(node.folder) == replace(said, born_s=0.0, short_lives=0))
 
 
 def test_rests_between_tries_grow_and_stay_below_some_minutes() -> None:
-    rests = [lives.rest_s(short) for short in range(60)]
+    rests = [crash_backoff.rest_s(short) for short in range(60)]
     assert rests[:3] == [0.0, 0.0, 0.0] and rests[3:6] == [2.0, 4.0, 8.0]
     assert rests == sorted(rests) and rests[-1] == 300.0
 
@@ -339,7 +339,7 @@ def test_a_process_that_crashes_whenever_it_begins_rests_and_leaves_its_stack_in
         "node = StorageNodeActor(*sys.argv[1:]); sys.stdin.read()"
     )
     command = [sys.executable, "-c", life, str(root), node.uuid, HOST]
-    for _ in range(lives.FREE_TRIES):
+    for _ in range(crash_backoff.FREE_TRIES):
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
             assert process.wait(timeout=60) == -signal.SIGSEGV
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
@@ -347,5 +347,5 @@ def test_a_process_that_crashes_whenever_it_begins_rests_and_leaves_its_stack_in
         assert process.poll() is None
         process.communicate(timeout=60)
     told = "\n".join(node_log.tail(root, node.uuid, 1000))
-    assert told.count("Segmentation fault") == lives.FREE_TRIES
+    assert told.count("Segmentation fault") == crash_backoff.FREE_TRIES
     assert "ended 3 times" in told

@@ -17,8 +17,7 @@ from ais_loader import connect, errors
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.ops import drive_commands as orders
-from storage_node.ops import node_file
+from storage_node.ops import drive_commands, node_file
 from storage_node.ops.drive_commands import NodeOfDrives
 from storage_node.ops.node_file import NodeFile
 from tests.faults.eio_kit import EioShim
@@ -55,7 +54,7 @@ class Cluster:
         return self.processes.nodes
 
     def node(self, number: int) -> NodeOfDrives:
-        return orders.find_node(orders.nodes_with_drives(self.root), f"node-{number}")
+        return drive_commands.find_node(drive_commands.nodes_with_drives(self.root), f"node-{number}")
 
     def drives(self, number: int) -> pb.ListDrivesResponse:
         found = self.node(number).drives

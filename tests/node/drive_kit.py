@@ -12,8 +12,7 @@ from typing import Any
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.config import ServerConfig
-from storage_node.ops import drive_commands as drive_orders
-from storage_node.ops import node_file
+from storage_node.ops import drive_commands, node_file
 from storage_node.ops.node_file import NodeFile
 from storage_node.server import NodeServer
 from storage_node.store.replica_state import StoredVersion
@@ -44,7 +43,7 @@ class DriveCluster:
         return next(one.uuid for one in self.report(number).drive if one.path == str(self.folder(number, drive)))
 
     def report(self, number: int) -> pb.ListDrivesResponse:
-        return drive_orders.drives_at(self.nodes[number].url.removeprefix("grpc://"))
+        return drive_commands.drives_at(self.nodes[number].url.removeprefix("grpc://"))
 
     def states(self, number: int) -> list[str]:
         return [pb.DriveCondition.State.Name(one.state) for one in self.report(number).drive]

@@ -17,13 +17,13 @@ B, OTHER, FIRST, SECOND = b"b" * 16, b"o" * 16, b"1" * 16, b"2" * 16
 class Write:
     """One that passes until `end` is called."""
 
-    def __init__(self, gate: CommitBarrier, *buckets: bytes) -> None:
+    def __init__(self, barrier: CommitBarrier, *buckets: bytes) -> None:
         self.passing = False
         self._ended = asyncio.Event()
-        self._task = asyncio.create_task(self._run(gate, buckets))
+        self._task = asyncio.create_task(self._run(barrier, buckets))
 
-    async def _run(self, gate: CommitBarrier, buckets: tuple[bytes, ...]) -> None:
-        async with gate.passing(buckets):
+    async def _run(self, barrier: CommitBarrier, buckets: tuple[bytes, ...]) -> None:
+        async with barrier.passing(buckets):
             self.passing = True
             await self._ended.wait()
 
@@ -34,49 +34,49 @@ class Write:
 
 def test_a_hold_waits_for_the_writes_that_pass_and_the_others_for_its_release() -> None:
     async def test() -> None:
-        gate = CommitBarrier()
-        before, elsewhere = Write(gate, B, OTHER), Write(gate, OTHER)
+        barrier = CommitBarrier()
+        before, elsewhere = Write(barrier, B, OTHER), Write(barrier, OTHER)
         await settle()
-        holding = asyncio.create_task(gate.hold(B, FIRST))
+        holding = asyncio.create_task(barrier.hold(B, FIRST))
         await settle()
-        after, beside = Write(gate, B, OTHER), Write(gate, OTHER)
+        after, beside = Write(barrier, B, OTHER), Write(barrier, OTHER)
         await settle()
         assert [one.passing for one in (before, elsewhere, after, beside)] == [True, True, False, True]
         assert not holding.done()
         await before.end()
         await holding
-        assert gate.holds(B, FIRST) and not gate.holds(B, SECOND) and not after.passing
+        assert barrier.holds(B, FIRST) and not barrier.holds(B, SECOND) and not after.passing
         with pytest.raises(TooFewCopies, match="another snapshot"):
-            await gate.hold(B, SECOND)
-        assert not gate.release(B, SECOND)
-        assert gate.release(B, FIRST) and not gate.holds(B, FIRST) and not gate.release(B, FIRST)
+            await barrier.hold(B, SECOND)
+        assert not barrier.release(B, SECOND)
+        assert barrier.release(B, FIRST) and not barrier.holds(B, FIRST) and not barrier.release(B, FIRST)
         await settle()
         assert after.passing
         for one in (elsewhere, after, beside):
             await one.end()
-        await gate.hold(B, SECOND)
-        assert gate.release(B, SECOND)
+        await barrier.hold(B, SECOND)
+        assert barrier.release(B, SECOND)
 
     run(test())
 
 
 def test_a_hold_ends_by_itself_and_gives_up_on_writes_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        gate = CommitBarrier()
+        barrier = CommitBarrier()
         monkeypatch.setattr(commit_barrier, "DRAIN_S", 0.02)
-        slow = Write(gate, B)
+        slow = Write(barrier, B)
         await settle()
         with pytest.raises(TooFewCopies, match=r"under way for 0\.02 s"):
-            await gate.hold(B, FIRST)
-        next_one = Write(gate, B)
+            await barrier.hold(B, FIRST)
+        next_one = Write(barrier, B)
         await settle()
         assert next_one.passing
         await slow.end()
         await next_one.end()
         monkeypatch.setattr(commit_barrier, "HOLD_S", 0.02)
-        await gate.hold(B, FIRST)
-        waiting = Write(gate, B)
+        await barrier.hold(B, FIRST)
+        waiting = Write(barrier, B)
         await waiting.end()
-        assert not gate.holds(B, FIRST) and not gate.release(B, FIRST)
+        assert not barrier.holds(B, FIRST) and not barrier.release(B, FIRST)
 
     run(test())

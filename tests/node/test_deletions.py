@@ -63,9 +63,9 @@ def test_all_owners_have_tombstones_of_one_version_for_few_messages(calls: Count
     assert calls["Newest"] < len(names) / 3  # repair asks, too
     kept = [held(cluster.batches(number).node.store) for number in range(4)]
     for name in names:
-        graves = {number: kept[number][name] for number in range(4) if name in kept[number]}
-        assert set(graves) == set(cluster.owners(name)) and len(set(graves.values())) == 1
-        version, data = graves[cluster.owners(name)[0]]
+        tombstones = {number: kept[number][name] for number in range(4) if name in kept[number]}
+        assert set(tombstones) == set(cluster.owners(name)) and len(set(tombstones.values())) == 1
+        version, data = tombstones[cluster.owners(name)[0]]
         assert data is None and _parsed(version) > _parsed(versions[name])
     assert not any("none" in one for one in kept)
 

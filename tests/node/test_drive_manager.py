@@ -11,7 +11,7 @@ import pytest
 from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.ops import drive_commands as orders
+from storage_node.ops import drive_commands
 from storage_node.ops.drive_commands import NodeOfDrives
 from storage_node.ops.node_discovery import find_nodes
 from storage_node.ops.ray_head import ClusterError
@@ -38,7 +38,7 @@ def read_all(bucket: Bucket) -> None:
 
 
 def node_of(cluster: DriveCluster, number: int) -> NodeOfDrives:
-    return orders.find_node(orders.nodes_with_drives(cluster.root), f"node-{number}")
+    return drive_commands.find_node(drive_commands.nodes_with_drives(cluster.root), f"node-{number}")
 
 
 def of(cluster: DriveCluster, number: int, drive: int) -> pb.DriveCondition:
@@ -60,7 +60,7 @@ def test_what_is_on_a_disabled_drive_is_read_from_other_copies_and_written_past_
         fill(bucket)
         away = on_drive(cluster, 1, 0, TWO)
         assert away and on_drive(cluster, 1, 1, TWO)
-        orders.disable(node_of(cluster, 1), of(cluster, 1, 0))
+        drive_commands.disable(node_of(cluster, 1), of(cluster, 1, 0))
         assert cluster.states(1) == ["DISABLED", "ACTIVE"]
         read_all(bucket)
         now = OBJECTS | {name: OBJECTS[name][::-1] for name in away}
@@ -70,7 +70,7 @@ def test_what_is_on_a_disabled_drive_is_read_from_other_copies_and_written_past_
         bucket.delete(deleted)
         read = {name: data for name, data in now.items() if name != deleted}
         assert bucket.get_batch(list(read)).tobytes() == list(read.values())
-        orders.enable(node_of(cluster, 1), of(cluster, 1, 0), None)
+        drive_commands.enable(node_of(cluster, 1), of(cluster, 1, 0), None)
         cluster.settled(1)
         assert cluster.states(1) == ["ACTIVE", "ACTIVE"]
         eventually(lambda: cluster.in_place(TWO, set(read)), TIMEOUT_S, interval_s=0.1)
@@ -89,15 +89,15 @@ def test_what_has_one_copy_on_a_disabled_drive_is_answered_with_its_status(tmp_p
         bucket = client.bucket(ONE)
         fill(bucket)
         away = on_drive(cluster, 0, 1, ONE)
-        orders.disable(node_of(cluster, 0), of(cluster, 0, 1))
+        drive_commands.disable(node_of(cluster, 0), of(cluster, 0, 1))
         items = list(bucket.get_batch(list(OBJECTS), on_error="placeholder"))
         assert {item.entry.name for item in items if not item.ok} == away
         assert {item.status.name for item in items if not item.ok} == {"UNAVAILABLE"}
         with pytest.raises(errors.DriveFailed, match="disabled by hand"):
             bucket.head(min(away))
         with pytest.raises(ClusterError, match="keeps one copy"):
-            orders.forget(node_of(cluster, 0), of(cluster, 0, 1), lost=False)
-        orders.forget(node_of(cluster, 0), of(cluster, 0, 1), lost=True)
+            drive_commands.forget(node_of(cluster, 0), of(cluster, 0, 1), lost=False)
+        drive_commands.forget(node_of(cluster, 0), of(cluster, 0, 1), lost=True)
         assert {info.name for info in bucket.objects()} == set(OBJECTS) - away
         with pytest.raises(errors.ObjectNotFound):
             bucket.head(min(away))
@@ -108,11 +108,11 @@ def test_a_drive_that_was_given_up_is_filled_again_from_other_nodes(tmp_path: Pa
         bucket = client.bucket(TWO)
         fill(bucket)
         lost = on_drive(cluster, 1, 0, TWO)
-        orders.disable(node_of(cluster, 1), of(cluster, 1, 0))
+        drive_commands.disable(node_of(cluster, 1), of(cluster, 1, 0))
         old = cluster.folder(1, 0)
         with pytest.raises(ClusterError, match="works: retire it"):
-            orders.forget(node_of(cluster, 1), of(cluster, 1, 1), lost=True)
-        orders.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=False)
+            drive_commands.forget(node_of(cluster, 1), of(cluster, 1, 1), lost=True)
+        drive_commands.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=False)
         read_all(bucket)
         cluster.settled(1)
         assert cluster.states(1) == ["ACTIVE"]
@@ -123,9 +123,9 @@ def test_a_drive_that_was_given_up_is_filled_again_from_other_nodes(tmp_path: Pa
         ) >= len(lost)
         read_all(bucket)
         with pytest.raises(ClusterError, match="empty the folder"):
-            orders.add(node_of(cluster, 1), old)
+            drive_commands.add(node_of(cluster, 1), old)
         shutil.rmtree(old)
-        orders.add(node_of(cluster, 1), old)
+        drive_commands.add(node_of(cluster, 1), old)
         cluster.settled(1)
         assert on_drive(cluster, 1, 0, TWO)
         read_all(bucket)
@@ -141,11 +141,11 @@ def test_while_lost_copies_are_looked_for_a_lack_is_no_answer(tmp_path: Path) ->
         fill(bucket)
         lost = on_drive(cluster, 1, 0, TWO)
         kept = on_drive(cluster, 1, 1, TWO)
-        orders.disable(node_of(cluster, 1), of(cluster, 1, 0))
+        drive_commands.disable(node_of(cluster, 1), of(cluster, 1, 0))
         config = cluster.nodes[0].config
         port = cluster.nodes[0].port
         cluster.nodes[0].stop(grace_s=0.2)
-        orders.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=True)
+        drive_commands.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=True)
         for name in kept:
             assert bucket.get(name) == OBJECTS[name], "what is here is as good as ever"
         with connect(cluster.url, options=ClusterOptions(retry_s=0.5)) as impatient:
@@ -170,15 +170,15 @@ def test_objects_move_to_a_new_drive_and_off_one_that_retires(tmp_path: Path) ->
     with drive_cluster(tmp_path, 2, drives=1, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
         bucket = client.bucket(TWO)
         fill(bucket)
-        new = orders.new_folder(tmp_path, node_of(cluster, 0))
+        new = drive_commands.new_folder(tmp_path, node_of(cluster, 0))
         assert new == tmp_path / "node-0" / "drive-1"
-        orders.add(node_of(cluster, 0), new)
+        drive_commands.add(node_of(cluster, 0), new)
         read_all(bucket)
         cluster.settled(0)
         moved = on_drive(cluster, 0, 1, TWO)
         assert moved and not moved & on_drive(cluster, 0, 0, TWO)
         assert cluster.report(0).objects_moved >= len(moved)
-        orders.retire(node_of(cluster, 0), of(cluster, 0, 0))
+        drive_commands.retire(node_of(cluster, 0), of(cluster, 0, 0))
         read_all(bucket)
         eventually(lambda: len(cluster.states(0)) == 1, TIMEOUT_S, interval_s=0.1)
         assert on_drive(cluster, 0, 1, TWO) == set(OBJECTS)
@@ -219,7 +219,7 @@ def test_a_change_of_the_map_waits_for_a_drive_only_until_it_is_given_up(tmp_pat
     with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
         bucket = client.bucket(TWO)
         fill(bucket)
-        orders.disable(node_of(cluster, 1), of(cluster, 1, 0))
+        drive_commands.disable(node_of(cluster, 1), of(cluster, 1, 0))
         cluster.map.version += 1
         cluster.map.node[2].state = pb.MapNode.LEAVING
         for node in cluster.nodes:
@@ -227,7 +227,7 @@ def test_a_change_of_the_map_waits_for_a_drive_only_until_it_is_given_up(tmp_pat
         eventually(lambda: cluster.nodes[2].repair.metrics.passes > 2, TIMEOUT_S)
         view = cluster.nodes[0].membership.view
         assert view is not None and view.version == cluster.map.version, "node 1 may lack what node 2 has"
-        orders.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=True)
+        drive_commands.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=True)
 
         def left() -> bool:
             now = cluster.nodes[0].membership.view
@@ -243,18 +243,18 @@ def test_orders_that_make_no_sense_are_refused_with_the_reason(tmp_path: Path) -
     with drive_cluster(tmp_path, 1, drives=1, buckets={TWO: 2}) as cluster:
         node = node_of(cluster, 0)
         with pytest.raises(ClusterError, match="absolute path"):
-            orders.add(node, Path("relative"))
+            drive_commands.add(node, Path("relative"))
         with pytest.raises(ClusterError, match="a drive of this store already"):
-            orders.add(node, cluster.folder(0, 0))
+            drive_commands.add(node, cluster.folder(0, 0))
         full = tmp_path / "node-0" / "full"
         full.mkdir()
         (full / "letter.txt").write_text("mine")
         with pytest.raises(ClusterError, match=r"letter\.txt"):
-            orders.add(node, full)
+            drive_commands.add(node, full)
         with pytest.raises(ClusterError, match="no drive 1234"):
-            orders.retire(node, pb.DriveCondition(uuid="1234"))
+            drive_commands.retire(node, pb.DriveCondition(uuid="1234"))
         with pytest.raises(ClusterError, match="last one"):
-            orders.retire(node, of(cluster, 0, 0))
+            drive_commands.retire(node, of(cluster, 0, 0))
         with pytest.raises(ClusterError, match="NODE/DRIVE"):
-            orders.require_below(tmp_path, tmp_path / "elsewhere")
+            drive_commands.require_below(tmp_path, tmp_path / "elsewhere")
         assert cluster.states(0) == ["ACTIVE"]

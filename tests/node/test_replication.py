@@ -133,9 +133,11 @@ def test_a_deletion_leaves_tombstones_on_the_owners_and_a_put_replaces_them(clus
     with Writer(cluster.nodes[3].url) as writer, Writer(cluster.nodes[0].url) as other:
         writer.put("a", b"1")
         other.delete("a")
-        buried = copies_of(cluster, "a")
-        assert set(buried) == set(cluster.owners("a"))
-        assert len({version for version, _ in buried.values()}) == 1 and {data for _, data in buried.values()} == {None}
+        deleted = copies_of(cluster, "a")
+        assert set(deleted) == set(cluster.owners("a"))
+        assert len({version for version, _ in deleted.values()}) == 1 and {data for _, data in deleted.values()} == {
+            None
+        }
         for name in ("a", "never"):
             with pytest.raises(grpc.RpcError) as caught:
                 writer.delete(name)
@@ -299,8 +301,8 @@ def test_versions_are_listed_page_by_page_and_forgotten_on_request(cluster: Loca
             )
             assert list(newest.object)[:-1] == found and not newest.object[-1].HasField("version")
             if "n03" in expected:
-                (grave,) = [state for state in found if state.is_tombstone]
-                forget = wire.ForgetRequest(bucket=bucket, name="n03", version=grave.version, tombstone_only=True)
+                (tombstone,) = [state for state in found if state.is_tombstone]
+                forget = wire.ForgetRequest(bucket=bucket, name="n03", version=tombstone.version, tombstone_only=True)
                 assert not stub.Forget(forget, timeout=CALL_TIMEOUT_S).HasField("left")
                 assert "n03" not in held(cluster.batches(number).node.store)
             other = wire.BucketRef(name=BUCKET, uuid=b"x" * 16)

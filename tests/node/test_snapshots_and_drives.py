@@ -8,7 +8,7 @@ import pytest
 
 from ais_loader import Client, connect
 from ais_loader.testing import eventually, seeded_bytes
-from storage_node.ops import drive_commands as orders
+from storage_node.ops import drive_commands
 from storage_node.ops.ray_head import ClusterError
 from storage_node.store.read.object_reader import open_object
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
@@ -54,15 +54,15 @@ def test_what_a_lost_drive_retained_is_read_from_other_copies_and_comes_back(tmp
         for name in list(OBJECTS)[10:25]:
             bucket.delete(name)
         assert on_node(cluster, 1) == owned(cluster, 1)
-        orders.disable(node_of(cluster, 1), of(cluster, 1, 0))
+        drive_commands.disable(node_of(cluster, 1), of(cluster, 1, 0))
         read_all(client)
         bucket.put("k29", b"now")
-        orders.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=False)
+        drive_commands.forget(node_of(cluster, 1), of(cluster, 1, 0), lost=False)
         read_all(client)
         cluster.settled(1)
         eventually(lambda: on_node(cluster, 1) == owned(cluster, 1), TIMEOUT_S, interval_s=0.1)
         assert owned(cluster, 1)
         read_all(client)
         with pytest.raises(ClusterError, match="delete them before drives come or go"):
-            orders.add(node_of(cluster, 1), tmp_path / "another")
+            drive_commands.add(node_of(cluster, 1), tmp_path / "another")
         bucket.delete_snapshot("s")

@@ -19,7 +19,7 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc, ais_snapshot_copies_pb2_grpc
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
-from storage_node.cluster.map import snapshot_mutations as edits
+from storage_node.cluster.map import snapshot_mutations
 from storage_node.cluster.replication import commit_barrier
 from storage_node.cluster.snapshots import coordinator as snapshotting
 from storage_node.cluster.snapshots import sweep as snapshot_care
@@ -193,9 +193,9 @@ def test_who_holds_a_bucket_and_dies_holds_it_for_seconds_only(tmp_path: Path, m
 def abandoned(cluster: LocalCluster, maker: bytes) -> None:
     """The map says that a snapshot is being made, by a node that knows nothing of it."""
     cut = max(cluster.batches(number).node.store.replicas.clock for number in range(2))
-    snapshot = edits.pb.MapSnapshot(name="s", cut=cut, created_ns=1, maker=maker)
+    snapshot = snapshot_mutations.pb.MapSnapshot(name="s", cut=cut, created_ns=1, maker=maker)
     version = cluster.nodes[0].membership.view.version  # type: ignore[union-attr]
-    change_map(endpoints(cluster), edits.begin_snapshot(cluster.map.bucket[0].uuid, snapshot, version))
+    change_map(endpoints(cluster), snapshot_mutations.begin_snapshot(cluster.map.bucket[0].uuid, snapshot, version))
 
 
 @pytest.mark.slow

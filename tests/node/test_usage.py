@@ -10,7 +10,7 @@ import pytest
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc as rpc
-from storage_node.cluster.repair import usage as summing
+from storage_node.cluster.repair import usage
 from storage_node.store.format import Version
 from storage_node.store.store import Store
 from storage_node.store.summary import MAX_FOLDERS, Tally
@@ -36,7 +36,7 @@ def put(store: Store, name: str, size: int, version: Version) -> None:
 def test_the_newest_version_counts_once_wherever_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    monkeypatch.setattr(summing, "PAGE_NAMES", page)
+    monkeypatch.setattr(usage, "PAGE_NAMES", page)
     with cluster_of(tmp_path, 3, copies=1) as cluster:  # whose repair moves to their owners what is put here and there
         stores = [cluster.batches(number).node.store for number in range(3)]
         sizes: dict[str, int] = {}

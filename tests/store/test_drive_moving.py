@@ -59,8 +59,8 @@ def test_all_that_an_object_is_survives_the_move(store: Store, roots: list[Path]
         put(store, f"gone/{number}", b"x")
         store.delete(BUCKET, f"gone/{number}", given, keep_tombstone=True)
     before = {name: store.head(BUCKET, name) for name in names(store)}
-    graves = list(store.replicas.tombstones(BUCKET))
-    assert len(graves) == 20
+    tombstones = list(store.replicas.tombstones(BUCKET))
+    assert len(tombstones) == 20
     store.pool.add_drive(tmp_path / "c")
     store.pool.retire_drive(store.record.current.drives[0])
     move_all(store)
@@ -76,7 +76,7 @@ def test_all_that_an_object_is_survives_the_move(store: Store, roots: list[Path]
             record.checksum,
             record.metadata,
         )
-    assert list(store.replicas.tombstones(BUCKET)) == graves
+    assert list(store.replicas.tombstones(BUCKET)) == tombstones
     at = 2 * BLOCK_BYTES - 5
     assert read(store, "copy/1", start=at, length=20, verify=True) == large[at : at + 20]
     drive, record = store.locate(BUCKET, "copy/3")

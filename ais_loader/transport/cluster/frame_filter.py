@@ -22,12 +22,12 @@ _ASK_HOLDERS = (pb.UNAVAILABLE, pb.TIMEOUT)
 class FrameFilter:
     """Of one batch. With `verify` each payload is compared with its checksum."""
 
-    def __init__(self, reorder: Reorder, asking: Routing, *, verify: bool) -> None:
+    def __init__(self, reorder: Reorder, routing: Routing, *, verify: bool) -> None:
         self._reorder = reorder
-        self._asking = asking
+        self._routing = routing
         self._verifies = verify
 
-    def sift(self, lane: Lane, came: Frame) -> tuple[Frame, Mask] | None:
+    def filter(self, lane: Lane, came: Frame) -> tuple[Frame, Mask] | None:
         """Put what is wanted of a frame into the batch; that part, and which of its entries to ask of another node.
 
         None where nothing is wanted. Raises LoaderError for a frame that does not belong to what was asked.
@@ -44,7 +44,7 @@ class FrameFilter:
                 again |= contested & elsewhere & ~failed_as(frame, errors.ObjectDeleted.kind)
             self._reorder.push(lane.number, frame, again)
         except FrameError as wrong:
-            name = self._asking.name(lane.node)
+            name = self._routing.name(lane.node)
             raise errors.LoaderError(f"{name}: the node's answer does not add up: {wrong}") from wrong
         return frame, again & ~contested  # another has been asked for those already
 
@@ -70,7 +70,7 @@ class FrameFilter:
             raise FrameError(f"entry {int(frame.index.max())} of {len(lane.share.positions)}")
         positions = [lane.share.positions[at] for at in frame.index[where].tolist()]
         tried = lane.share.tried | {lane.node}
-        if hopeless := self._asking.hopeless(positions, tried):
+        if hopeless := self._routing.hopeless(positions, tried):
             again[where[[at in hopeless for at in positions]]] = False
             again |= lane.comparing(frame)
         return again

@@ -118,7 +118,7 @@ class Members:
             return found  # while objects move, only their order says where they are
         loads = self.loads.of(set(chain.from_iterable(found)))
         for node in self._suspects.among(set(loads)):
-            loads[node] = replace(loads[node], doubtful=True)
+            loads[node] = replace(loads[node], suspected=True)
         return choose(found, loads, key)
 
     def suspect(self, node: bytes) -> None:

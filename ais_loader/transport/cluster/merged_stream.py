@@ -57,10 +57,10 @@ class MergedStream:
         self._members = members
         self._policy = policy
         self._columns = Columns(request)
-        self._asking = Routing(members, self._columns, targets)
+        self._routing = Routing(members, self._columns, targets)
         self._pid = os.getpid()
         self._reorder = Reorder(self._columns.count, request.first_index, ordered=request.ordered)
-        self._sifting = FrameFilter(self._reorder, self._asking, verify=policy.verify_payload)
+        self._filter = FrameFilter(self._reorder, self._routing, verify=policy.verify_payload)
         self._arrivals: Arrivals = queue.SimpleQueue()
         self._lanes: dict[int, Lane] = {}
         self._later: list[tuple[float, Share]] = []
@@ -194,7 +194,7 @@ class MergedStream:
         lane.hedges += 1
         share, positions = lane.share, self._reorder.hedgeable(lane.number).tolist()
         avoid = share.tried | {lane.node}
-        for node, wanted in self._asking.hedges(share, positions, avoid).items():
+        for node, wanted in self._routing.hedges(share, positions, avoid).items():
             if granted := wanted[: self._hedging.budget.take(len(wanted))]:
                 self.hedged += len(granted)
                 self._begin(node, Share(granted, avoid, direct=share.direct, hedge=True))
@@ -211,7 +211,7 @@ class MergedStream:
     def _silence(self, lane: Lane) -> errors.SilenceTimeout:
         received = int(np.count_nonzero(self._reorder.received))
         return errors.SilenceTimeout(
-            f"{self._asking.name(lane.node)}: nothing arrived for {self._policy.timeout_s:g} s, after {received:,} of "
+            f"{self._routing.name(lane.node)}: nothing arrived for {self._policy.timeout_s:g} s, after {received:,} of "
             f"{self._columns.count:,} entries; is the node alive? Retry, or raise timeout_s"
         )
 
@@ -227,7 +227,7 @@ class MergedStream:
         if event.reject is not None:
             self._members.loads.rejected(lane.node, event.reject.retry_after_ms / 1000)
             self._members.loads.said(lane.node, event.reject.wait_us * 1e-6)
-            busy = errors.Overloaded(f"{self._asking.name(lane.node)} is too busy: {event.reject.reason}")
+            busy = errors.Overloaded(f"{self._routing.name(lane.node)} is too busy: {event.reject.reason}")
             self._failed(lane, busy, event.reject.retry_after_ms / 1000)
         else:
             if waited_s:
@@ -251,11 +251,11 @@ class MergedStream:
         self._end(lane)
 
     def _take(self, lane: Lane, came: Frame) -> None:
-        sifted = self._sifting.sift(lane, came)
+        filtered = self._filter.filter(lane, came)
         lane.take(came)
-        if sifted is None:
+        if filtered is None:
             return
-        frame, again = sifted
+        frame, again = filtered
         if (waiting := again & lane.comparing(frame)).any():
             self._wait_for(lane.share, lane.node, frame, waiting)
             again = again & ~waiting
@@ -270,7 +270,7 @@ class MergedStream:
 
     def _wait_for(self, share: Share, node: bytes, frame: Frame, which: Mask) -> None:
         """Ask the next holders of these entries, and this one again if need be."""
-        self._members.loads.doubt(node)
+        self._members.loads.suspect(node)
         fault = frame.errors[int(frame.index[int(which.argmax())])]
         self._assign(
             replace(
@@ -289,7 +289,7 @@ class MergedStream:
 
     def _assign(self, share: Share) -> None:
         """Ask the best holders that have not been tried; what has none waits, or fails."""
-        groups, nobody = self._asking.groups(share)
+        groups, nobody = self._routing.groups(share)
         for node, positions in groups.items():
             self._begin(node, replace(share, positions=positions))
         if nobody:
@@ -344,17 +344,17 @@ class MergedStream:
             share.tried = share.tried | {lane.node}
             if isinstance(error, errors.SilenceTimeout) and not share.direct:
                 share.direct, share.tried = True, frozenset()  # it may have waited for one node: others have theirs
-        if at_least_s and not self._asking.has_others(share):
+        if at_least_s and not self._routing.has_others(share):
             self._try_later(share, at_least_s)
             return
         self._assign(share)
 
     def _try_later(self, share: Share, at_least_s: float = 0.0) -> None:
         """Everybody who may have these entries has been asked: begin again after a pause, or let them fail."""
-        if share.error is None and self._asking.once_more(share):
+        if share.error is None and self._routing.once_more(share):
             return self._assign(share)
         now, error = time.monotonic(), share.error
-        if share.missing is not None and (error is None or not self._asking.objects_go):
+        if share.missing is not None and (error is None or not self._routing.objects_go):
             self._reorder.fail(share.positions, *share.missing)
             return
         error, since = error or errors.NodeUnavailable("the map has no node for it"), share.failing_since_s or now

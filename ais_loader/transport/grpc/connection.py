@@ -70,7 +70,7 @@ class Connection:
         self._open_session = self.channel.stream_stream(_SESSION)
         self._session: Session | None = None  # guarded by lock
         self._pool = StreamPool(partial(open_stream, self.channel, _SESSION))
-        self.exchange = SingleGet(self._pool, verify_payload)
+        self.single_get = SingleGet(self._pool, verify_payload)
         self._own_channel: grpc.Channel | None = None  # guarded by lock
         self._own_pool: StreamPool | None = None  # guarded by lock
         _OPEN.add(self)

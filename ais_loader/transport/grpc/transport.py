@@ -259,7 +259,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         request = batch_pb.BatchRequest(
             bucket=(bucket,), name=(name,), fail_fast=True, ordered=True, local=local, tenant=self._tenant
         )
-        return self._here().exchange.get(request, timeout_s)
+        return self._here().single_get.get(request, timeout_s)
 
     def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
         translate: Callable[[Exception], errors.LoaderError] = self._here().translate

@@ -30,7 +30,7 @@ _DEFAULT_ENTRY_S = 1e-4
 _SAMPLES = 3
 """How long an entry takes is the middle one of as many batches: one that had to connect first says nothing."""
 _FORGET_S, _FORGET_SAID_S = 5.0, 1.0
-_DOUBT_S = 2.0
+_SUSPICION_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Load:
 
     backlog_s: float = 0.0
     entry_s: float = _DEFAULT_ENTRY_S
-    doubtful: bool = False
+    suspected: bool = False
     """Nothing is moved to it."""
 
 
@@ -58,7 +58,7 @@ def choose(
     for node in set(chain.from_iterable(holders)):
         load_s[node] = loads[node].backlog_s + counts[node] * loads[node].entry_s
     free = [node for node in load_s if node not in stay]
-    targets = [node for node in free if not loads[node].doubtful]
+    targets = [node for node in free if not loads[node].suspected]
     if not targets or max(load_s[node] for node in free) <= _most(min(load_s[node] for node in targets)):
         return holders
     chosen = list(holders)
@@ -91,13 +91,21 @@ def _most(other_s: float) -> float:
 class _Node:
     """What is known of one."""
 
-    __slots__ = ("busy_until_s", "doubted_until_s", "measured_at_s", "open_entries", "said_at_s", "said_s", "samples_s")
+    __slots__ = (
+        "busy_until_s",
+        "measured_at_s",
+        "open_entries",
+        "said_at_s",
+        "said_s",
+        "samples_s",
+        "suspected_until_s",
+    )
 
     def __init__(self) -> None:
         self.open_entries = 0
         self.samples_s: deque[float] = deque(maxlen=_SAMPLES)
         self.measured_at_s = self.said_at_s = 0.0
-        self.busy_until_s = self.doubted_until_s = self.said_s = 0.0
+        self.busy_until_s = self.suspected_until_s = self.said_s = 0.0
 
 
 class NodeLoads(Generic[K]):
@@ -139,10 +147,10 @@ class NodeLoads(Generic[K]):
                 it = self._node(node)
                 it.said_s, it.said_at_s = wait_s, time.monotonic()
 
-    def doubt(self, node: K) -> None:
+    def suspect(self, node: K) -> None:
         """It has said that its copies may be old."""
         with self._lock:
-            self._node(node).doubted_until_s = time.monotonic() + _DOUBT_S
+            self._node(node).suspected_until_s = time.monotonic() + _SUSPICION_S
 
     def _node(self, node: K) -> _Node:
         return self._nodes.setdefault(node, _Node())
@@ -165,4 +173,4 @@ class NodeLoads(Generic[K]):
         entry_s = typical_s + (own_s - typical_s) * 0.5 ** ((now - it.measured_at_s) / _FORGET_S)
         said_s = it.said_s * 0.5 ** ((now - it.said_at_s) / _FORGET_SAID_S)
         backlog_s = it.open_entries * entry_s + max(0.0, it.busy_until_s - now) + said_s
-        return Load(backlog_s, max(entry_s, 1e-9), now < it.doubted_until_s)
+        return Load(backlog_s, max(entry_s, 1e-9), now < it.suspected_until_s)

@@ -107,7 +107,7 @@ class ReplicaRouting:
         known = self._loads.of(node.endpoint for node in nodes)
         loads = {at: known[node.endpoint] for at, node in enumerate(nodes)} | {self.here: Load()}
         for at in failing:
-            loads[at] = replace(loads[at], doubtful=True)
+            loads[at] = replace(loads[at], suspected=True)
         names = self._request.name
         chosen = choose(placed, loads, lambda row: object_hash(b"", names[positions[row]]), {self.here})
         return [list(holders) for holders in chosen]

@@ -27,7 +27,7 @@ from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import NodesSilent
-from storage_node.cluster.map import mutations as edits
+from storage_node.cluster.map import mutations
 from storage_node.cluster.map.membership import Membership
 from storage_node.store.names import SNAPSHOT_MARK, check_bucket_name
 
@@ -58,7 +58,7 @@ class ClusterBuckets:
         check_bucket_name(name)
         if exist_ok and name in view.buckets:
             return described(view.buckets[name])
-        make = edits.create_bucket(name, request.copies or 1, request.min_copies or 1, reframe=request.reframe)
+        make = mutations.create_bucket(name, request.copies or 1, request.min_copies or 1, reframe=request.reframe)
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
             if _find(map_, name) is None:
@@ -75,10 +75,10 @@ class ClusterBuckets:
     async def set(self, view: ClusterView, request: pb.SetBucketRequest) -> pb.Bucket:
         """Raises BucketNotFound, InvalidRequest, ChangeFailed."""
         name = request.name
-        meant = view.buckets.get(name) or _find(await _change(view, edits.unchanged), name)
+        meant = view.buckets.get(name) or _find(await _change(view, mutations.unchanged), name)
         if meant is None:
             raise _not_to_change(name, view)
-        change = edits.set_bucket(name, *asked_for(request))
+        change = mutations.set_bucket(name, *asked_for(request))
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
             found = _find(map_, name)
@@ -96,14 +96,14 @@ class ClusterBuckets:
 
         Raises BucketNotFound, BucketNotEmpty, NodesSilent, ChangeFailed.
         """
-        meant = view.buckets.get(name) or _find(await _change(view, edits.unchanged), name)
+        meant = view.buckets.get(name) or _find(await _change(view, mutations.unchanged), name)
         if meant is None:
             raise _not_to_change(name, view)
         async with _Listing(view, name) as listing:
             if not force:
                 await listing.require_empty()
             deleted = await listing.count() if force else 0
-        remove = edits.delete_bucket(name)
+        remove = mutations.delete_bucket(name)
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
             found = _find(map_, name)

@@ -211,8 +211,8 @@ class Reconciler:
             owned = await self._node.read(owned_by, view, bucket, names, here)
             mine = await self._node.read(self._states, bucket.name, names)
             found = compare(theirs, mine, owned)
-            for name, state in found.bury.items():
-                await self._node.read(self._bury, bucket.name, name, state.version)
+            for name, state in found.tombstones.items():
+                await self._node.read(self._write_tombstone, bucket.name, name, state.version)
             wanted: dict[str, Version] = {}
             for name, state in found.fetch.items():
                 if mine[name] is None:
@@ -227,7 +227,7 @@ class Reconciler:
             if wanted:
                 self._store.replicas.doubts.doubt_names(bucket.uuid, wanted)
 
-    def _bury(self, bucket: str, name: str, version: Version) -> None:
+    def _write_tombstone(self, bucket: str, name: str, version: Version) -> None:
         self._store.delete(bucket, name, version, keep_tombstone=True)
 
     def _states(self, bucket: str, names: Sequence[str]) -> dict[str, State | None]:

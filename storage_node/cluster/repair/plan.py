@@ -153,7 +153,7 @@ class Comparison:
 
     fetch: dict[str, State] = field(default_factory=dict)
     """Objects that this node lacks or has older."""
-    bury: dict[str, State] = field(default_factory=dict)
+    tombstones: dict[str, State] = field(default_factory=dict)
     """Tombstones likewise."""
 
 
@@ -171,7 +171,7 @@ def compare(
         if here is UNKNOWN or (here is None and name not in owned):
             continue
         if here is None or here.version < state.version:
-            (found.bury if state.is_tombstone else found.fetch)[name] = state
+            (found.tombstones if state.is_tombstone else found.fetch)[name] = state
     return found
 
 

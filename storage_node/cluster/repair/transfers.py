@@ -118,15 +118,15 @@ class Transfers:
 
     async def _push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
         found = await self._node.read(self._records, bucket.name, bucket.uuid, list(names))
-        graves = [(name, record) for name, record in found if record.is_tombstone]
+        tombstones = [(name, record) for name, record in found if record.is_tombstone]
         objects = [(name, record) for name, record in found if not record.is_tombstone]
         small = [name for name, record in objects if record.size_bytes <= SMALL_BYTES]
         large = [name for name, record in objects if record.size_bytes > SMALL_BYTES]
         sizes = [record.size_bytes for _, record in objects if record.size_bytes <= SMALL_BYTES]
         done = 0
-        for at in range(0, len(graves), _TOMBSTONES_AT_ONCE):
-            part = graves[at : at + _TOMBSTONES_AT_ONCE]
-            await _all(*(self._bury(endpoint, bucket, name, record) for name, record in part))
+        for at in range(0, len(tombstones), _TOMBSTONES_AT_ONCE):
+            part = tombstones[at : at + _TOMBSTONES_AT_ONCE]
+            await _all(*(self._push_tombstone(endpoint, bucket, name, record) for name, record in part))
             done += len(part)
             self._counts.tombstones_pushed += len(part)
         for group in batches(small, sizes, most_names=GROUP_NAMES, most_bytes=GROUP_BYTES):
@@ -145,7 +145,7 @@ class Transfers:
             if record is not None and ((newer := wanted(bucket_uuid, name)) is None or newer <= record.version)
         ]
 
-    async def _bury(self, endpoint: str, bucket: cluster_pb.MapBucket, name: str, record: Record) -> None:
+    async def _push_tombstone(self, endpoint: str, bucket: cluster_pb.MapBucket, name: str, record: Record) -> None:
         request = wire.BuryRequest(bucket=bucket_ref(bucket), name=name, version=to_wire(record.version), is_copy=True)
         with reporting(self._channels, endpoint):
             await ais_replica_pb2_grpc.ReplicaStub(self._channels.to(endpoint)).Bury(request, timeout=STEP_TIMEOUT_S)

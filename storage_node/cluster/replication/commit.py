@@ -106,7 +106,7 @@ class CommitProtocol:
         self._clock_skips = clock_skips
         self.names = NameLocks()
         """Held by whoever changes one of them."""
-        self.gate = CommitBarrier()
+        self.barrier = CommitBarrier()
         self._running: set[asyncio.Future[Any]] = set()
 
     async def settle(self) -> None:
@@ -139,7 +139,7 @@ class CommitProtocol:
                     entry.settled = entry.shortage() or outdated(self._nodes, entry)
                 await self._decide([entry for entry in entries if entry.settled is None])
                 going = [entry for entry in entries if entry.settled is None]
-                async with self.gate.passing(entry.replica_set.bucket.uuid for entry in going):
+                async with self.barrier.passing(entry.replica_set.bucket.uuid for entry in going):
                     done = iter(await self._commit_all(going, copies) if going else [])
                 ended = {id(entry) for entry in going}
                 return [next(done) if id(entry) in ended else entry.settled or entry.unfinished(0) for entry in entries]
@@ -160,8 +160,8 @@ class CommitProtocol:
             for (entry, _), decided in zip(mine, await decide(self._nodes, replica_set, wanted), strict=True):
                 if isinstance(decided, LoaderError):
                     entry.settled = decided
-                elif decided.landed is not None:
-                    entry.settled = info_of(replica_set.bucket.name, entry.name, decided.landed)
+                elif decided.committed_earlier is not None:
+                    entry.settled = info_of(replica_set.bucket.name, entry.name, decided.committed_earlier)
                 elif replica_set.position not in entry.taking:
                     entry.settled = entry.without_its_first_owner()
                 else:

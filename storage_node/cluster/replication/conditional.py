@@ -4,7 +4,7 @@ write of the name that it coordinates goes on.
 It decides by the newest map, which it must know as its own: a node that is not the first owner says who is. What there
 is, is the newest that it or another owner has. A node that is up to date has all that was acknowledged, so its own
 answer would do; the others are asked because another node may have coordinated a write that this one took no part in.
-While nodes join or leave, or while this node's own copy is in doubt, that is not enough, and it asks all nodes of the
+While nodes join or leave, or while this node's own copy may be stale, that is not enough, and it asks all nodes of the
 map: each has to answer, and by this map, so that no former first owner goes on deciding by an older one.
 
 See docs/cluster.md for what is guaranteed. Belongs to the node's event loop.
@@ -50,16 +50,16 @@ class CurrentVersion:
 
 @dataclass(frozen=True, slots=True)
 class ConditionOutcome:
-    """A condition that holds, or what an earlier try of the same write has stored (`landed`)."""
+    """A condition that holds, or what an earlier try of the same write has stored."""
 
     there: CurrentVersion
-    landed: Record | None = None
+    committed_earlier: Record | None = None
 
 
 async def decide(
     nodes: ReplicaClient, replica_set: ReplicaSet, wanted: Sequence[tuple[str, Condition]]
 ) -> list[ConditionOutcome | LoaderError]:
-    """Whether these conditions hold of these names; in order. The caller holds the names, and the map in use."""
+    """Whether these conditions hold of these names; in order. The caller holds the names, and a lease on the map."""
     faults = [misplaced(nodes, replica_set, name) for name, _ in wanted]
     names = [name for (name, _), fault in zip(wanted, faults, strict=True) if fault is None]
     found = iter(await _current_versions(nodes, replica_set, names) if names else [])
@@ -73,13 +73,13 @@ async def decide(
         if fault is None:
             decided.append(ConditionOutcome(there))
             continue
-        landed = nodes.node.store.landed(replica_set.bucket.uuid, name, condition.write_id, there.here)
-        if landed is None:
+        committed = nodes.node.store.landed(replica_set.bucket.uuid, name, condition.write_id, there.here)
+        if committed is None:
             decided.append(fault)
-        elif landed.version == there.version:
+        elif committed.version == there.version:
             decided.append(ConditionOutcome(there))  # its own earlier try, which may not be on enough nodes: once more
         else:
-            decided.append(ConditionOutcome(there, landed))
+            decided.append(ConditionOutcome(there, committed))
     return decided
 
 

@@ -63,7 +63,7 @@ class WriteCoordinator:
 
     @property
     def commit_barrier(self) -> CommitBarrier:
-        return self._commits.gate
+        return self._commits.barrier
 
     async def settle(self) -> None:
         """Wait until commits and deletions that have begun are done; each has a deadline."""
@@ -159,7 +159,11 @@ class WriteCoordinator:
         decided = (await decide(self._nodes, replica_set, [(header.name, condition)]))[0]
         if isinstance(decided, LoaderError):
             raise decided
-        return info_of(replica_set.bucket.name, header.name, decided.landed) if decided.landed is not None else None
+        return (
+            info_of(replica_set.bucket.name, header.name, decided.committed_earlier)
+            if decided.committed_earlier is not None
+            else None
+        )
 
     async def _open(
         self, staged: PendingWrite, header: pb.PutHeader, copies: list[ReplicaStream], held: HeldWrite | None
@@ -331,7 +335,7 @@ class WriteCoordinator:
             having = [node for node, state in found.items() if node in asked.taking or state.HasField("version")]
             rest = [node for node in found if node not in having]
             seen = [from_wire(state.version) for state in states] + ([not_above] if not_above is not None else [])
-            await self._bury(asked, having, rest, seen, clock, not_above)
+            await self._leave_tombstones(asked, having, rest, seen, clock, not_above)
         if absent:
             raise ObjectNotFound(not_found_message(replica_set.bucket.name, name))
 
@@ -339,7 +343,7 @@ class WriteCoordinator:
         """As `delete` of each; None, or why it is not deleted, in order."""
         return await self._deletions.delete(replica_set, names)
 
-    async def _bury(
+    async def _leave_tombstones(
         self,
         asked: ReplicaSelection,
         nodes: Sequence[int],
@@ -355,49 +359,51 @@ class WriteCoordinator:
         replica_set = asked.replica_set
         store = self._node.store
 
-        async def bury(node: int, version: wire.ObjectVersion, limit: wire.ObjectVersion | None = None) -> int | None:
-            result = await outcome(self._nodes.bury(replica_set, node, asked.name, version, limit))
+        async def write_on(
+            node: int, version: wire.ObjectVersion, limit: wire.ObjectVersion | None = None
+        ) -> int | None:
+            result = await outcome(self._nodes.write_tombstone(replica_set, node, asked.name, version, limit))
             if isinstance(result, ReplicaLost):
                 asked.lose(result)
                 return None
             return node
 
-        async def bury_all() -> tuple[list[int], bool]:
-            async with self._commits.gate.passing([replica_set.bucket.uuid]):
+        async def choose_and_write() -> tuple[list[int], bool]:
+            async with self._commits.barrier.passing([replica_set.bucket.uuid]):
                 above = max(store.replicas.clock, clock) + self._clock_skips.skip_for([asked])
                 chosen = await self._node.read(
                     store.replicas.next_version, replica_set.number, replica_set.epoch, seen, above
                 )
-                return await bury_with(chosen)
+                return await write_all(chosen)
 
-        async def bury_with(chosen: Version) -> tuple[list[int], bool]:
+        async def write_all(chosen: Version) -> tuple[list[int], bool]:
             version = to_wire(chosen)
             by_map = map_version(self._nodes)
             told = [*nodes, *rest]
-            telling = (invalidate_one(self._nodes, replica_set, node, {asked.name: chosen}) for node in rest)
+            invalidating = (invalidate_one(self._nodes, replica_set, node, {asked.name: chosen}) for node in rest)
             first: list[int] = []
             if not_above is not None:
                 here = replica_set.position
-                if here not in asked.taking or await bury(here, version, to_wire(not_above)) is None:
+                if here not in asked.taking or await write_on(here, version, to_wire(not_above)) is None:
                     raise asked.without_its_first_owner()
                 first = [here]
             left = [node for node in nodes if node not in first]
-            absent = invalidate_nonparticipants(self._nodes, [asked], [chosen], [told])
-            found = await asyncio.gather(*(bury(node, version) for node in left), absent, *telling)
-            buried = first + [node for node in found if node is not None]
-            there = [*buried, *rest]
+            others = invalidate_nonparticipants(self._nodes, [asked], [chosen], [told])
+            found = await asyncio.gather(*(write_on(node, version) for node in left), others, *invalidating)
+            deleted_on = first + [node for node in found if node is not None]
+            there = [*deleted_on, *rest]
             lost = ReplicaSelection(replica_set, asked.name, asked.ranking, taking=told)
-            if not buried:
-                return buried, True
-            return buried, await invalidate_after_commits(self._nodes, [lost], [chosen], [there], by_map=by_map)
+            if not deleted_on:
+                return deleted_on, True
+            return deleted_on, await invalidate_after_commits(self._nodes, [lost], [chosen], [there], by_map=by_map)
 
         lease = self._membership.lease
         lease.hold(replica_set.epoch)
-        burying = asyncio.ensure_future(bury_all())
-        burying.add_done_callback(lambda _: lease.end(replica_set.epoch))
-        self._commits.track(burying)
-        buried, told = await asyncio.shield(burying)
-        count = sum(node in asked.taking for node in buried)
+        writing = asyncio.ensure_future(choose_and_write())
+        writing.add_done_callback(lambda _: lease.end(replica_set.epoch))
+        self._commits.track(writing)
+        deleted_on, told = await asyncio.shield(writing)
+        count = sum(node in asked.taking for node in deleted_on)
         if count < replica_set.min_copies or not told:
             raise asked.unfinished(count)
 

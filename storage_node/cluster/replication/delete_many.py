@@ -41,7 +41,7 @@ class _Deletion(ReplicaSelection):
     found: dict[int, wire.ObjectState] = field(default_factory=dict)
     """What each node has of it that was asked and answered."""
     clock: int = 0
-    buried: list[int] = field(default_factory=list)
+    deleted_on: list[int] = field(default_factory=list)
     """The nodes that have its tombstone now."""
 
     @property
@@ -102,13 +102,13 @@ class Deletions:
             entry.name for entry in going if not entry.existed and replica_set.nobody_has(entry.name, entry.found)
         }
         # A node that could not be asked may have the object: it finds the tombstone when it comes back.
-        bury = [
+        to_delete = [
             entry
             for entry in going
             if entry.name not in absent or not all(node in entry.found for node in entry.owners)
         ]
-        if bury:
-            results.update(await self._bury(replica_set, bury))
+        if to_delete:
+            results.update(await self._leave_tombstones(replica_set, to_delete))
         for entry in going:
             if results[entry.name] is None and entry.name in absent:
                 results[entry.name] = ObjectNotFound(not_found_message(replica_set.bucket.name, entry.name))
@@ -142,30 +142,32 @@ class Deletions:
                 if taking:
                     entry.taking.append(node)
 
-    async def _bury(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> dict[str, LoaderError | None]:
+    async def _leave_tombstones(
+        self, replica_set: ReplicaSet, entries: Sequence[_Deletion]
+    ) -> dict[str, LoaderError | None]:
         membership = self._nodes.node.membership
         if membership is not None:
             membership.lease.hold(replica_set.epoch)
-        burying = asyncio.ensure_future(self._choose_and_bury(replica_set, entries))
+        writing = asyncio.ensure_future(self._choose_and_write(replica_set, entries))
         if membership is not None:
-            burying.add_done_callback(lambda _: membership.lease.end(replica_set.epoch))
-        self._commits.track(burying)
+            writing.add_done_callback(lambda _: membership.lease.end(replica_set.epoch))
+        self._commits.track(writing)
         try:
-            told = await asyncio.shield(burying)
+            told = await asyncio.shield(writing)
         except LoaderError as error:
             return {entry.name: error for entry in entries}
         results: dict[str, LoaderError | None] = {}
         for entry in entries:
-            count = sum(node in entry.taking for node in entry.buried)
+            count = sum(node in entry.taking for node in entry.deleted_on)
             results[entry.name] = None if told and count >= replica_set.min_copies else entry.unfinished(count)
         return results
 
-    async def _choose_and_bury(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> bool:
+    async def _choose_and_write(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> bool:
         """Whether all have been told whom it concerns. Raises LoaderError, and nothing has been changed."""
-        async with self._commits.gate.passing([replica_set.bucket.uuid]):
+        async with self._commits.barrier.passing([replica_set.bucket.uuid]):
             skip = self._clock_skips.skip_for(entries)
             versions = await self._nodes.node.read(self._choose, replica_set, entries, skip)
-            return await self._bury_all(replica_set, entries, versions)
+            return await self._write_all(replica_set, entries, versions)
 
     def _choose(self, replica_set: ReplicaSet, entries: Sequence[_Deletion], skip: int) -> list[Version]:
         store = self._nodes.node.store
@@ -174,49 +176,51 @@ class Deletions:
             store.replicas.next_version(replica_set.number, replica_set.epoch, entry.seen, clock) for entry in entries
         ]
 
-    async def _bury_all(
+    async def _write_all(
         self, replica_set: ReplicaSet, entries: Sequence[_Deletion], versions: Sequence[Version]
     ) -> bool:
         """Whether all have been told whom it concerns."""
         by_map = map_version(self._nodes)
-        graves: dict[int, list[int]] = {}
+        tombstones: dict[int, list[int]] = {}
         missed: dict[int, dict[str, Version]] = {}
         for row, entry in enumerate(entries):
             for node in entry.having:
-                graves.setdefault(node, []).append(row)
+                tombstones.setdefault(node, []).append(row)
             for node in entry.rest:
                 missed.setdefault(node, {})[entry.name] = versions[row]
 
-        async def bury(node: int, rows: Sequence[int]) -> None:
-            found = await outcome(self._bury_on(replica_set, node, {entries[row].name: versions[row] for row in rows}))
+        async def write_on(node: int, rows: Sequence[int]) -> None:
+            found = await outcome(self._write_on(replica_set, node, {entries[row].name: versions[row] for row in rows}))
             for row, problem in zip(rows, found if isinstance(found, list) else [found] * len(rows), strict=True):
                 if problem is None:
-                    entries[row].buried.append(node)
+                    entries[row].deleted_on.append(node)
                 else:
                     entries[row].lose(problem)
 
         await asyncio.gather(
             invalidate_nonparticipants(self._nodes, entries, versions, [list(entry.found) for entry in entries]),
             *(invalidate_one(self._nodes, replica_set, node, names) for node, names in missed.items()),
-            *(bury(node, rows) for node, rows in graves.items()),
+            *(write_on(node, rows) for node, rows in tombstones.items()),
         )
         lost = [
             ReplicaSelection(replica_set, entry.name, entry.ranking, taking=[*entry.having, *entry.rest])
             for entry in entries
         ]
-        there = [[*entry.buried, *entry.rest] if entry.buried else [] for entry in entries]
+        there = [[*entry.deleted_on, *entry.rest] if entry.deleted_on else [] for entry in entries]
         return not any(there) or await invalidate_after_commits(self._nodes, lost, versions, there, by_map=by_map)
 
-    async def _bury_on(
-        self, replica_set: ReplicaSet, node: int, graves: Mapping[str, Version]
+    async def _write_on(
+        self, replica_set: ReplicaSet, node: int, tombstones: Mapping[str, Version]
     ) -> list[ReplicaLost | None]:
         """Have one node keep tombstones; of each, None or why it has none. Raises ReplicaLost."""
         bucket = wire.BucketRef(name=replica_set.bucket.name, uuid=replica_set.bucket.uuid)
-        request = contents.BuryManyRequest(bucket=bucket, name=list(graves), version=map(to_wire, graves.values()))
+        request = contents.BuryManyRequest(
+            bucket=bucket, name=list(tombstones), version=map(to_wire, tombstones.values())
+        )
         endpoint = replica_set.endpoint(node)
         if node == replica_set.position:
             try:
-                answer = await self._nodes.node.read(bury_many, self._nodes.node.store, request)
+                answer = await self._nodes.node.read(write_tombstones, self._nodes.node.store, request)
             except LoaderError as error:
                 raise ReplicaLost(f"this node: {error}", error) from error
         else:
@@ -224,17 +228,17 @@ class Deletions:
             with reporting(self._nodes.channels, endpoint):
                 answer = await stub.BuryMany(request, timeout=STEP_TIMEOUT_S)
             self._nodes.heard_of_map(endpoint, answer.map_version)
-        results: list[ReplicaLost | None] = [None] * len(graves)
+        results: list[ReplicaLost | None] = [None] * len(tombstones)
         for failure in answer.failure:
             results[failure.position] = refused(endpoint, failure.error)
         return results
 
 
-def bury_many(store: Store, request: contents.BuryManyRequest) -> contents.BuryManyResponse:
+def write_tombstones(store: Store, request: contents.BuryManyRequest) -> contents.BuryManyResponse:
     """This node's part. Raises LoaderError."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
-    graves = list(zip(request.name, map(from_wire, request.version), strict=True))
-    return contents.BuryManyResponse(failure=failures(store.entomb_many(request.bucket.name, graves)))
+    tombstones = list(zip(request.name, map(from_wire, request.version), strict=True))
+    return contents.BuryManyResponse(failure=failures(store.entomb_many(request.bucket.name, tombstones)))
 
 
 def failures(results: Sequence[object]) -> list[contents.DeleteFailure]:

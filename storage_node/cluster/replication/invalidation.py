@@ -106,7 +106,7 @@ class InvalidationOutbox:
             line.since_s = time.monotonic()
         line.keep(bucket, versions)
         if line.task is None:
-            line.task = asyncio.create_task(self._deliver(endpoint, line), name=f"telling {endpoint}")
+            line.task = asyncio.create_task(self._deliver(endpoint, line), name=f"invalidations for {endpoint}")
         began_s = time.monotonic()
         while not line.knows(bucket, versions) and (left_s := line.patient_until_s(began_s) - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):

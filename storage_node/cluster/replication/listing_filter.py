@@ -31,11 +31,11 @@ async def not_deleted(nodes: ReplicaClient, replica_set: ReplicaSet, found: List
     answers = await asyncio.gather(
         *(outcome(nodes.newest(replica_set, node, names, allow_unknown=True)) for node, names in asked.items())
     )
-    graves: dict[str, Version] = {}
+    tombstones: dict[str, Version] = {}
     for answer, names in zip(answers, asked.values(), strict=True):
         if isinstance(answer, ReplicaLost):
             continue  # another owner knows, or nobody
         for name, state in zip(names, answer.object, strict=True):
             if state.is_tombstone:
-                graves[name] = max(from_wire(state.version), graves.get(name, Version(0, 0)))
-    return [(name, record) for name, record in found if name not in graves or graves[name] < record.version]
+                tombstones[name] = max(from_wire(state.version), tombstones.get(name, Version(0, 0)))
+    return [(name, record) for name, record in found if name not in tombstones or tombstones[name] < record.version]

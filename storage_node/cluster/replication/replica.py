@@ -192,7 +192,9 @@ def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> w
     return wire.NewestResponse(object=states, clock=store.replicas.clock, map_version=map_version)
 
 
-def bury(store: Store, request: wire.BuryRequest, known_map: Callable[[], int] = lambda: 0) -> wire.BuryResponse:
+def write_tombstone(
+    store: Store, request: wire.BuryRequest, known_map: Callable[[], int] = lambda: 0
+) -> wire.BuryResponse:
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     not_above = from_wire(request.not_above) if request.HasField("not_above") else None
     condition = Condition(not_above=not_above, after_cuts=not request.is_copy)

@@ -113,7 +113,7 @@ class ReplicaClient:
         self.channels.answered(endpoint)
         return found
 
-    async def bury(
+    async def write_tombstone(
         self,
         replica_set: ReplicaSet,
         node: int,
@@ -124,7 +124,7 @@ class ReplicaClient:
         """Have the node keep a tombstone, if it has nothing newer than `not_above`. Raises ReplicaLost."""
         request = wire.BuryRequest(bucket=_ref(replica_set), name=name, version=version, not_above=not_above)
         if node == replica_set.position:
-            return await self._here(replica.bury, request)
+            return await self._here(replica.write_tombstone, request)
         endpoint = replica_set.endpoint(node)
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):

@@ -30,7 +30,7 @@ from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import ChangeFailed, Contended
 from storage_node.cluster.errors import TooFewCopies
-from storage_node.cluster.map import snapshot_mutations as edits
+from storage_node.cluster.map import snapshot_mutations
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.mutations import unchanged
 from storage_node.cluster.repair.peers import reach
@@ -74,7 +74,7 @@ class SnapshotCoordinator:
     async def delete(self, bucket_name: str, name: str) -> None:
         """Raises BucketNotFound, SnapshotNotFound, ChangeFailed."""
         bucket = await self._bucket(bucket_name, to_change=True)
-        await self._change(edits.delete_snapshot(bucket.uuid, name))
+        await self._change(snapshot_mutations.delete_snapshot(bucket.uuid, name))
 
     async def create(self, bucket_name: str, name: str) -> cluster_pb.MapSnapshot:
         """Raises InvalidName, BucketNotFound, SnapshotExists, SnapshotReadOnly, Unsupported while nodes or drives come
@@ -98,7 +98,7 @@ class SnapshotCoordinator:
                 name=name, cut=making.cut, created_ns=making.created_ns, objects=counted[0], size_bytes=counted[1]
             )
             nodes = frozenset(node.uuid for node in view.nodes)
-            await self._change(edits.finish_snapshot(bucket.uuid, made, nodes))
+            await self._change(snapshot_mutations.finish_snapshot(bucket.uuid, made, nodes))
         except BaseException:
             await self._abandon(bucket.uuid, making)
             raise
@@ -116,8 +116,8 @@ class SnapshotCoordinator:
             view = self._membership.view
             if view is None:
                 raise _left()
-            edits.require_settled(view.map, bucket)
-            edits.require_new(bucket, name)
+            snapshot_mutations.require_settled(view.map, bucket)
+            snapshot_mutations.require_new(bucket, name)
             try:
                 return view, bucket, await self._cut(view, bucket, name)
             except _Overtaken as error:
@@ -162,10 +162,10 @@ class SnapshotCoordinator:
                 maker=self._membership.node_uuid,
             )
             self.making.add((bucket.uuid, name, making.created_ns))
-            change = edits.begin_snapshot(bucket.uuid, making, view.version)
+            change = snapshot_mutations.begin_snapshot(bucket.uuid, making, view.version)
             try:
                 await change_map_async(endpoints, change, timeout_s=CUT_TIMEOUT_S)
-            except (Contended, edits.MapChanged) as error:
+            except (Contended, snapshot_mutations.MapChanged) as error:
                 raise _Overtaken(str(error)) from error
             armed = pb.ArmedRequest(bucket=ref, attempt=attempt, cut=making.cut)
             ready = await self._ask_all(endpoints, "Armed", armed, STEP_TIMEOUT_S)
@@ -202,8 +202,8 @@ class SnapshotCoordinator:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _abandon(self, bucket_uuid: bytes, making: cluster_pb.MapSnapshot) -> None:
-        with contextlib.suppress(LoaderError, ValueError):  # otherwise whoever finds it, see `snapshot_care`
-            await asyncio.shield(self._change(edits.abandon_snapshot(bucket_uuid, making)))
+        with contextlib.suppress(LoaderError, ValueError):  # otherwise whoever finds it, see `sweep`
+            await asyncio.shield(self._change(snapshot_mutations.abandon_snapshot(bucket_uuid, making)))
 
     # -- the same for all
 

@@ -1,4 +1,4 @@
-"""Look-up of a batch: what the catalogs say is stored under each name, entered into the columns of its table.
+"""Batch look-up: what the catalogs say is stored under each name, entered into the columns of the batch's table.
 
 It is done at the start, and once more for an entry whose file has vanished when it comes to be read.
 """

@@ -1,4 +1,4 @@
-"""Columns of a batch: what its look-up has found, from which frames are planned and read, and what is wrong with it.
+"""Batch table: columns of what the look-up has found, from which frames are planned and read, and of what is wrong.
 
 What fails ends in its entry's status and fault, in its place, while the others go on.
 """

@@ -1,4 +1,4 @@
-"""Reading of single entries of a batch: those of a frame in which something goes wrong, and large ones in pieces.
+"""Entry reader: single entries of a batch, those of a frame in which something goes wrong, and large ones in pieces.
 
 What is true of the bytes is known only when they are read. An entry whose file has vanished is looked up again; what
 cannot be had ends in the entry's status.

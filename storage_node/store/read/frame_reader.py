@@ -1,4 +1,4 @@
-"""Reading of frames: the common one in one native call, any other entry by entry; or a whole batch at once."""
+"""Frame reader: the common frame in one native call, any other entry by entry; or a whole batch at once."""
 
 from __future__ import annotations
 

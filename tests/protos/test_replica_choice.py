@@ -32,14 +32,14 @@ def test_nothing_moves_while_no_node_is_behind() -> None:
     backlogs=st.lists(st.floats(0, 2), min_size=4, max_size=4),
     costs=st.lists(st.floats(1e-5, 1e-2), min_size=4, max_size=4),
     n=st.integers(0, 200),
-    doubtful=st.sets(st.integers(0, 3)),
+    suspected=st.sets(st.integers(0, 3)),
     stay=st.sets(st.integers(0, 3)),
 )
 def test_the_overflow_goes_to_other_holders_until_nobody_is_clearly_behind_them(
-    backlogs: list[float], costs: list[float], n: int, doubtful: set[int], stay: set[int]
+    backlogs: list[float], costs: list[float], n: int, suspected: set[int], stay: set[int]
 ) -> None:
     holders = rows(n, nodes=4, copies=3)
-    loads = {node: Load(backlogs[node], costs[node], node in doubtful) for node in range(4)}
+    loads = {node: Load(backlogs[node], costs[node], node in suspected) for node in range(4)}
     chosen = choose(holders, loads, key, stay)
     assert [sorted(row) for row in chosen] == [sorted(row) for row in holders]
     before, after = Counter(row[0] for row in holders), Counter(row[0] for row in chosen)
@@ -51,11 +51,11 @@ def test_the_overflow_goes_to_other_holders_until_nobody_is_clearly_behind_them(
         if was[0] == now[0]:
             assert was == now
             continue
-        assert now[0] not in doubtful and not {was[0], now[0]} & stay
+        assert now[0] not in suspected and not {was[0], now[0]} & stay
         # Whoever takes something over is not made the last to be done by it.
         assert load_s(now[0], after) <= max(load_s(node, before) for node in range(4)) + 1e-9
     if before != after:
-        least_s = min(load_s(node, before) for node in range(4) if node not in doubtful | stay)
+        least_s = min(load_s(node, before) for node in range(4) if node not in suspected | stay)
         assert any(load_s(node, before) > CLEARLY * least_s + SLACK_S for node in range(4) if node not in stay)
 
 
@@ -109,11 +109,11 @@ def test_a_node_that_answers_slowly_is_given_less_and_after_a_while_another_chan
     assert loads.of("a")["a"].entry_s == pytest.approx(0.001, rel=0.1)
     loads.rejected("c", 3.0)
     loads.said("b", 0.5)
-    loads.doubt("a")
+    loads.suspect("a")
     found = loads.of("abc")
-    assert found["c"].backlog_s == 3.0 and found["b"].backlog_s > 0.5 and found["a"].doubtful
+    assert found["c"].backlog_s == 3.0 and found["b"].backlog_s > 0.5 and found["a"].suspected
     now += 60.0
-    assert loads.of("c")["c"].backlog_s == 0.0 and not loads.of("a")["a"].doubtful
+    assert loads.of("c")["c"].backlog_s == 0.0 and not loads.of("a")["a"].suspected
 
 
 # -- hedging
