@@ -37,17 +37,13 @@ class RecordKeeper:
         self._options = options
         self.lock = threading.Lock()
         """Held by whoever changes the record, from looking at what it says to the end of the commit."""
-        self._current = record  # guarded by lock for changes
+        self.current = record  # guarded by lock for changes
+        """The record that counts; replaced as a whole."""
         self._read_at_s = time.monotonic()
         self._marks: list[object] = []
         """Of a reader: those of its drives when the record was read last."""
         self.deleted_buckets: set[bytes] = set()  # guarded by lock
         """Since the store was opened: a drive that comes refuses uploads into them, as the others do."""
-
-    @property
-    def current(self) -> ClusterRecord:
-        """The record that counts; replaced as a whole."""
-        return self._current
 
     # -- reading what a writer has changed
 
@@ -59,7 +55,7 @@ class RecordKeeper:
         with contextlib.suppress(StoreFormatError):  # no drive can be read now: what is known stays true of the past
             newest = newest_record({drive.root: drive.identity for drive in self._drives.live()})
             with self.lock:
-                if newest.order > self._current.order:
+                if newest.order > self.current.order:
                     self._follow(newest)
         self._read_at_s, self._marks = now_s, marks
 
@@ -74,7 +70,7 @@ class RecordKeeper:
         """Commit a changed record. For the doctor; raises StoreReadOnly, Closed, DriveFull, DriveFailed."""
         self._drives.require_writable()
         with self.lock:
-            self.commit(change(self._current))
+            self.commit(change(self.current))
 
     def commit(self, record: ClusterRecord, also: Sequence[Drive] = (), *, whoever: bool = False) -> None:
         """Put the record on every drive; the caller holds `lock`.
@@ -83,7 +79,7 @@ class RecordKeeper:
         have it. `also`: drives that are new in it. Raises DriveFailed, DriveFull.
         """
         live = [*also, *self._drives.live()]
-        sets = () if whoever else (self._current.drives, record.drives)
+        sets = () if whoever else (self.current.drives, record.drives)
 
         def is_enough(drives: Sequence[Drive]) -> bool:
             there = {drive.identity.drive_uuid for drive in drives}
@@ -91,7 +87,7 @@ class RecordKeeper:
 
         if not is_enough(live):
             raise DriveFailed(
-                f"only {len(live)} of {len(self._current.drives)} drives can be written; a change of buckets or drives "
+                f"only {len(live)} of {len(self.current.drives)} drives can be written; a change of buckets or drives "
                 "needs a majority"
             )
         written: list[Drive] = []
@@ -106,17 +102,17 @@ class RecordKeeper:
         failed = {drive.identity.drive_uuid for drive in live if drive not in written}
         if problem is not None and (not is_enough(written) or failed & {drive.identity.drive_uuid for drive in also}):
             # The number is spent: a drive that has this record must never hold it for the one that comes next.
-            self._current = replace(self._current, revision=record.revision)
+            self.current = replace(self.current, revision=record.revision)
             raise problem
         self._follow(record, also)
 
     def note_trimming(self, bucket_uuid: str) -> None:
         """Versions of this bucket may be retained that no snapshot sees, which the next commit says; holds `lock`."""
-        self._current = self._current.with_trimming(bucket_uuid)
+        self.current = self.current.with_trimming(bucket_uuid)
 
     def _follow(self, record: ClusterRecord, also: Sequence[Drive] = ()) -> None:
         """The record that counts from now on; the caller holds `lock`."""
-        before, self._current = self._current, record
+        before, self.current = self.current, record
         if (before.drives, before.active, before.former) == (record.drives, record.active, record.former):
             return
         if not self._drives.writable:

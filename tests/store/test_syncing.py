@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store.files.folders import ObjectFolders
 from storage_node.store.files.group_sync import SYNCS_AT_ONCE, Syncs
+from storage_node.store.files.object_files import ObjectFolders
 
 
 @pytest.fixture

@@ -17,7 +17,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from ais_loader.errors import LoaderError, StoreFormatError, StoreNotFound, VersionConflict, WriteTooLate
+from ais_loader.errors import (
+    Closed,
+    DriveFailed,
+    LoaderError,
+    StoreFormatError,
+    StoreNotFound,
+    StoreReadOnly,
+    VersionConflict,
+    WriteTooLate,
+)
 from storage_node.store import format as fmt
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.open_archives import Shards
@@ -27,7 +36,6 @@ from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.catalog import REBUILD_HINT, Catalog
 from storage_node.store.drive.entry_cache import RecordCache
 from storage_node.store.drive.garbage import GRACE_S, Garbage
-from storage_node.store.drive.handle_guard import DriveUse
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
@@ -394,3 +402,30 @@ class Drive:
             self._use.closed = True
             self.catalog.close()
             self.files.close()
+
+
+class DriveUse:
+    """Handle guard: refuses use after close, after a fork, and writes where the drive is open for reading.
+
+    Refers to nothing, so that a drive goes with the last one who uses it.
+    """
+
+    def __init__(self, root: Path, *, writable: bool) -> None:
+        self.root = root
+        self.writable = writable
+        self.pid = os.getpid()
+        self.closed = False
+        self.given_up: str | None = None
+
+    def require_writable(self) -> None:
+        if not self.writable:
+            raise StoreReadOnly(f'{self.root} is open for reading only; connect with mode="a" to write')
+        self.require_open()
+
+    def require_open(self) -> None:
+        if self.given_up is not None:
+            raise DriveFailed(self.given_up)
+        if self.closed:
+            raise Closed(f"{self.root}: the store has been closed")
+        if self.pid != os.getpid():
+            raise Closed(f"{self.root}: the store was opened before a fork; open it again in the child")

@@ -100,7 +100,8 @@ class DriveSet:
 
     def at(self, slot: int) -> Drive:
         """Raises DriveFailed for a drive that is missing, disabled, or not of the store any more, Closed."""
-        self.require_open()
+        if self.closed:
+            self.require_open()
         found = self.slots[slot]
         drive = found.drive
         if drive is None:
