@@ -168,7 +168,7 @@ class NodeCollector:
             yield "ais_loader_map_nodes", (name.lower(),), states.count(state)
 
     def _repairs(self) -> Iterator[Sample]:
-        counts, doubts = self._repair, self._node.store.replicas.doubts
+        counts, stale = self._repair, self._node.store.replicas.stale
         yield "ais_loader_repair_passes_total", (), counts.passes
         objects = {
             "pushed": counts.objects_pushed,
@@ -183,9 +183,9 @@ class NodeCollector:
         tombstones = {"pushed": counts.tombstones_pushed, "forgotten": counts.tombstones_forgotten}
         for what, number in tombstones.items():
             yield "ais_loader_repair_tombstones_total", (what,), number
-        yield "ais_loader_repair_doubtful_names", (), doubts.count()
-        yield "ais_loader_repair_doubtful_buckets", ("copies",), len(doubts.buckets())
-        yield "ais_loader_repair_doubtful_buckets", ("gaps",), len(doubts.buckets_with_gaps())
+        yield "ais_loader_repair_doubtful_names", (), stale.count()
+        yield "ais_loader_repair_doubtful_buckets", ("copies",), len(stale.buckets())
+        yield "ais_loader_repair_doubtful_buckets", ("gaps",), len(stale.buckets_with_gaps())
         yield "ais_loader_repair_silent_peers", (), len(counts.silent)
 
     def _promotions(self) -> Iterator[Sample]:

@@ -35,7 +35,7 @@ from storage_node.promote.walk import Wanted
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.compose import compose_object
 from storage_node.store.drive.preconditions import parse_condition
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.member_listing import list_members
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.native_reader import IMPLEMENTATION
@@ -378,7 +378,7 @@ def _commit_group(store: Store, group: list[Any]) -> Iterator[ObjectInfo | error
             yield _object_info(spec.bucket, spec.name, result)
 
 
-def _object_info(bucket: str, name: str, record: Record) -> ObjectInfo:
+def _object_info(bucket: str, name: str, record: CatalogEntry) -> ObjectInfo:
     return ObjectInfo(bucket, name, *stored_of(record))
 
 

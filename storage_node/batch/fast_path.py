@@ -45,7 +45,7 @@ def answer_inline(
     ):
         return None
     bucket = store.record.current.buckets.get(request.bucket[0])
-    if bucket is None or store.replicas.doubts.any:  # a copy here may be stale
+    if bucket is None or store.replicas.stale.any:  # a copy here may be stale
         return None
     if membership is not None and not _may_answer(membership, request):
         return None

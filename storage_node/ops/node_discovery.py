@@ -21,7 +21,7 @@ from storage_node.store import store_record as records
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.store import Store
-from storage_node.store.store_record import ClusterRecord
+from storage_node.store.store_record import StoreRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def group_drives(known: Mapping[Path, DriveIdentity]) -> list[NodeDrives]:
 
 def _given_up(known: Mapping[Path, DriveIdentity]) -> list[Path]:
     """Drives of which another drive of their node knows that they are not the node's any more."""
-    newest: dict[str, ClusterRecord] = {}
+    newest: dict[str, StoreRecord] = {}
     for drive, identity in known.items():
         with contextlib.suppress(StoreFormatError, OSError):
             record, before = records.read(drive), newest.get(identity.store_uuid)

@@ -22,7 +22,7 @@ from storage_node.promote.job import (
 from storage_node.promote.source import SourceFile, Stamp, remove
 from storage_node.promote.walk import Folder, Found, FoundFile, NotFit, Walk, Wanted, groups
 from storage_node.store.failpoints import failpoint
-from storage_node.store.stale_replicas import CopyInDoubt
+from storage_node.store.stale_replicas import ReplicaStale
 from storage_node.store.store import Store
 from storage_node.store.upload import Upload
 
@@ -31,7 +31,7 @@ def find(store: Store, bucket: str, name: str) -> Stored | None:
     """The object of this name; None also where nobody can say. Raises LoaderError."""
     try:
         return stored_of(store.head(bucket, name))
-    except (ObjectNotFound, CopyInDoubt):
+    except (ObjectNotFound, ReplicaStale):
         return None
 
 
@@ -41,7 +41,7 @@ def find_many(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | 
     found: list[Stored | None] = []
     for name, record in zip(names, store.replicas.newest(bucket, names), strict=True):
         gone = record is None or record.is_tombstone
-        doubtful = not gone and store.replicas.doubts.any and store.replicas.in_doubt(bucket_uuid, name, record)
+        doubtful = not gone and store.replicas.stale.any and store.replicas.is_stale(bucket_uuid, name, record)
         found.append(None if record is None or gone or doubtful else stored_of(record))
     return found
 

@@ -9,7 +9,7 @@ import grpc
 from ais_loader import errors
 from ais_loader.wire.reserved import ERROR_KIND_KEY
 from storage_node.cluster.errors import TooFewCopies
-from storage_node.store.stale_replicas import CopyInDoubt
+from storage_node.store.stale_replicas import ReplicaStale
 
 MAX_DETAILS = 600
 """Characters of an error's message. They travel percent-encoded in the trailer, and one of more than 8 KiB is lost."""
@@ -43,7 +43,7 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     errors.ArchiveUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ArchiveTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
     errors.LibraryMissing: grpc.StatusCode.FAILED_PRECONDITION,
-    CopyInDoubt: grpc.StatusCode.UNAVAILABLE,
+    ReplicaStale: grpc.StatusCode.UNAVAILABLE,
     errors.StaleMap: grpc.StatusCode.ABORTED,
 }
 """By exact class; of any other it is INTERNAL. Clients go by the kind, which stands in the trailer."""

@@ -23,7 +23,7 @@ from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
 from storage_node.services.reframing import Reframing
 from storage_node.store.drive.preconditions import condition_of, parse_condition
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.member_listing import list_members
 from storage_node.store.read.native_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import MemberReader, ObjectReader, open_member, open_object
@@ -237,12 +237,12 @@ class ObjectsService:
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
         page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
 
-        def page(after: str) -> list[tuple[str, Record]]:
+        def page(after: str) -> list[tuple[str, CatalogEntry]]:
             # One more than asked tells whether another page is worth a request.
             return list(self._store.replicas.trusted_objects(request.bucket, request.prefix, after, page_size + 1))
 
         after, more = request.start_after, True
-        shown: list[tuple[str, Record]] = []
+        shown: list[tuple[str, CatalogEntry]] = []
         try:
             while more and not shown:  # a page with nothing on it would not say where the next one begins
                 found = await self._node.read(page, after)
@@ -287,7 +287,7 @@ class _Put:
         self.header = pb.PutHeader()
         self.upload: Upload | None = None
 
-    def take(self, request: pb.PutRequest) -> Record | None:
+    def take(self, request: pb.PutRequest) -> CatalogEntry | None:
         """The committed object's record when this was the last message, or not the first try. Raises LoaderError."""
         part = request.WhichOneof("part")
         if part == "header":

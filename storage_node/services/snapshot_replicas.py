@@ -19,7 +19,7 @@ from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.names import check_object_name
 from storage_node.store.retained_replicas import KeptVersion, Seen, seen, seen_after
 from storage_node.store.store import Store
@@ -140,7 +140,7 @@ def _begin(store: Store, header: pb.KeepHeader) -> KeptVersion:
     require_bucket(store, header.bucket.name, header.bucket.uuid)
     check_object_name(header.name)
     version = from_wire(header.version)
-    record = Record(
+    record = CatalogEntry(
         version.epoch,
         version.counter,
         version.node,

@@ -19,7 +19,7 @@ from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, check_bucket_name, unfinished_name
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.record_keeper import RecordKeeper
-from storage_node.store.stale_replicas import CopyInDoubt
+from storage_node.store.stale_replicas import ReplicaStale
 from storage_node.store.store_record import BucketRecord
 
 _PURGE_AT_ONCE = 1000
@@ -35,19 +35,19 @@ class Buckets:
     # -- looking up
 
     def get(self, name: str) -> BucketRecord:
-        """Raises BucketNotFound, and CopyInDoubt of a snapshot that is being made."""
+        """Raises BucketNotFound, and ReplicaStale of a snapshot that is being made."""
         found = self.find(name)
         if found is None:
             raise self.missing(name)
         return found
 
-    def missing(self, name: str) -> BucketNotFound | CopyInDoubt:
+    def missing(self, name: str) -> BucketNotFound | ReplicaStale:
         """What to say of a name that is that of no bucket, and of no snapshot of one."""
         of, mark, snapshot = name.partition(SNAPSHOT_MARK)
         record = self._record.current
         if mark and of in record.buckets:
             if unfinished_name(snapshot) in record.snapshots.get(record.buckets[of].uuid, {}):
-                return CopyInDoubt(f"snapshot {snapshot!r} of bucket {of!r} is being made, as far as this node knows")
+                return ReplicaStale(f"snapshot {snapshot!r} of bucket {of!r} is being made, as far as this node knows")
             return SnapshotNotFound(f"bucket {of!r} has no snapshot {snapshot!r}")
         return BucketNotFound(f"bucket {of!r} does not exist; create_bucket makes it")
 

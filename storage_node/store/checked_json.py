@@ -10,15 +10,15 @@ from ais_loader.errors import StoreFormatError
 from storage_node.store.checksum import crc32c
 
 
-def seal(kind: str, version: int, fields: dict[str, Any]) -> bytes:
+def encode_checked(kind: str, version: int, fields: dict[str, Any]) -> bytes:
     """`kind` is the key under which the fields stand."""
     body = json.dumps(fields, sort_keys=True)
     return json.dumps({"format": version, "checksum": crc32c(body.encode()), kind: body}).encode()
 
 
-def unseal(kind: str, version: int, data: bytes, source: Path) -> dict[str, Any]:
+def decode_checked(kind: str, version: int, data: bytes, source: Path) -> dict[str, Any]:
     """Raises StoreFormatError for another version or a damaged file; ValueError, KeyError, TypeError, AttributeError
-    for what `seal` never wrote."""
+    for what `encode_checked` never wrote."""
     outer = json.loads(data)
     if outer["format"] != version:
         raise StoreFormatError(f"{source}: format {outer['format']}; this version reads format {version}")

@@ -14,7 +14,7 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 from storage_node.store.drive.preconditions import condition_of
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.read.object_reader import ObjectReader, open_object
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
@@ -34,7 +34,7 @@ def check_parts(request: pb.ComposeRequest) -> None:
 
 def compose_object(
     store: Store, request: pb.ComposeRequest, moved: Callable[[int], None] = lambda moved_bytes: None
-) -> Record:
+) -> CatalogEntry:
     """Store what the request describes. `moved` hears of the bytes written so far.
 
     Raises InvalidRequest, CorruptObject of a source, what `open_object` raises of it, what `stage_object` and
@@ -62,7 +62,7 @@ def compose_object(
     return upload.commit()
 
 
-def landed(store: Store, header: objects.PutHeader) -> Record | None:
+def landed(store: Store, header: objects.PutHeader) -> CatalogEntry | None:
     """What an earlier try of this write, by its id, has stored. Raises what `Store.newest_entry` raises.
 
     Of an object made of its own former version a second try cannot even be read.

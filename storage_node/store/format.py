@@ -24,7 +24,7 @@ BLOCKS_PREFIX = b"b"
 RETAINED_PREFIX = b"s"
 MARK_PREFIX = b"k"
 COUNTER_KEY = b"m:counter"
-SESSION_KEY = b"m:session"
+OPEN_MARK_KEY = b"m:session"
 """Which start of which machine the writer lives in; gone after an orderly close."""
 
 WRITE_ID_KEY = "\0write"
@@ -55,7 +55,7 @@ class Version:
         return f"{self.epoch}.{self.counter}.{self.node}"
 
 
-class Record(NamedTuple):
+class CatalogEntry(NamedTuple):
     """What the catalog knows of one object, or of its deletion. A tuple, because batches decode thousands of them."""
 
     epoch: int
@@ -108,9 +108,9 @@ def bucket_of_key(key: bytes) -> bytes:
     return key[1:17]
 
 
-def tombstone(version: Version, modified_ns: int) -> Record:
+def tombstone(version: Version, modified_ns: int) -> CatalogEntry:
     """The entry of a deleted object: what copies on other nodes are compared with."""
-    return Record(version.epoch, version.counter, version.node, 0, 0, modified_ns, 0, b"", b"")
+    return CatalogEntry(version.epoch, version.counter, version.node, 0, 0, modified_ns, 0, b"", b"")
 
 
 def generation_key(prefix: bytes, generation: int) -> bytes:
@@ -163,13 +163,13 @@ def generation_of_path(path: bytes) -> int:
         raise StoreFormatError(f"{path!r} is not the name of an object file") from None
 
 
-def encode_record(record: Record) -> bytes:
+def encode_entry(record: CatalogEntry) -> bytes:
     kind = _OBJECT_KIND if record.path else _TOMBSTONE_KIND
     head = _VALUE.pack(FORMAT_VERSION, kind, 0, *record[:7], len(record.path))
     return head + record.path + record.raw_metadata
 
 
-def decode_record(value: bytes) -> Record:
+def decode_entry(value: bytes) -> CatalogEntry:
     """Raises StoreFormatError on a value that this version did not write."""
     try:
         fields = _VALUE.unpack_from(value)
@@ -182,7 +182,7 @@ def decode_record(value: bytes) -> Record:
             f"catalog value of format {fields[0]}, kind {fields[1]}, {len(value)} bytes; "
             f"this version reads format {FORMAT_VERSION}"
         )
-    return Record._make((*fields[3:10], value[_VALUE.size : end], value[end:]))
+    return CatalogEntry._make((*fields[3:10], value[_VALUE.size : end], value[end:]))
 
 
 def is_tombstone(value: bytes) -> bool:

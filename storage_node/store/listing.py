@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 from ais_loader.errors import LoaderError
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.names import PARTS_PREFIX
 from storage_node.store.pool.drive_set import DriveSet
 
-Named = tuple[str, Record]
+Named = tuple[str, CatalogEntry]
 
 
 def merged(

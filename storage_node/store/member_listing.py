@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from storage_node.store.archives.member import Member
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.read.object_reader import open_current
 from storage_node.store.store import Store
 
@@ -29,7 +29,7 @@ def list_members(
     Makes the index if there is none. Raises ArchiveError, and what `open_object` raises.
     """
 
-    def page(drive: Drive, record: Record) -> MemberPage:
+    def page(drive: Drive, record: CatalogEntry) -> MemberPage:
         index = drive.shards.open(record, name).archive.index
         found: list[Member] = []
         for at, member in enumerate(itertools.islice(index, first, None), first):

@@ -19,7 +19,7 @@ from storage_node.store.drive.drive import READER_STALENESS_S, Drive
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.pool.open import DriveOptions, newest_record, open_beside
-from storage_node.store.store_record import ClusterRecord
+from storage_node.store.store_record import StoreRecord
 
 
 class RecordKeeper:
@@ -29,9 +29,7 @@ class RecordKeeper:
     `lock`; the placement lock of the drive set, alone; the stripes of the drives.
     """
 
-    def __init__(
-        self, record: ClusterRecord, drives: DriveSet, *, roots: Sequence[Path], options: DriveOptions
-    ) -> None:
+    def __init__(self, record: StoreRecord, drives: DriveSet, *, roots: Sequence[Path], options: DriveOptions) -> None:
         self._drives = drives
         self._roots = list(roots)
         self._options = options
@@ -66,13 +64,13 @@ class RecordKeeper:
 
     # -- changing
 
-    def change(self, change: Callable[[ClusterRecord], ClusterRecord]) -> None:
+    def change(self, change: Callable[[StoreRecord], StoreRecord]) -> None:
         """Commit a changed record. For the doctor; raises StoreReadOnly, Closed, DriveFull, DriveFailed."""
         self._drives.require_writable()
         with self.lock:
             self.commit(change(self.current))
 
-    def commit(self, record: ClusterRecord, also: Sequence[Drive] = (), *, whoever: bool = False) -> None:
+    def commit(self, record: StoreRecord, also: Sequence[Drive] = (), *, whoever: bool = False) -> None:
         """Put the record on every drive; the caller holds `lock`.
 
         It counts once a majority has it, of the drives before and after; with `whoever`, once all that can be written
@@ -110,7 +108,7 @@ class RecordKeeper:
         """Versions of this bucket may be retained that no snapshot sees, which the next commit says; holds `lock`."""
         self.current = self.current.with_trimming(bucket_uuid)
 
-    def _follow(self, record: ClusterRecord, also: Sequence[Drive] = ()) -> None:
+    def _follow(self, record: StoreRecord, also: Sequence[Drive] = ()) -> None:
         """The record that counts from now on; the caller holds `lock`."""
         before, self.current = self.current, record
         if (before.drives, before.active, before.former) == (record.drives, record.active, record.former):
@@ -124,7 +122,7 @@ class RecordKeeper:
     def end(self) -> list[Drive]:
         """Nothing is begun any more on the store; returns the drives that are open."""
         self._drives.closed = True
-        if self._drives.gate.is_inherited:
+        if self._drives.placement_lock.is_inherited:
             return self._drives.live()  # a lock may be held for ever by a thread that the fork left behind
         with self.lock:
             return self._drives.live()

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from ais_loader.errors import DriveFailed, DriveFull, InvalidRequest, LoaderError, ObjectDeleted, ObjectNotFound
 from storage_node.store.buckets import Buckets
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.pool.writes import PlacedChanges
 from storage_node.store.record_keeper import RecordKeeper
-from storage_node.store.stale_replicas import CopyInDoubt, Doubts
+from storage_node.store.stale_replicas import ReplicaStale, StaleReplicas
 
 
 class StoredVersion(NamedTuple):
@@ -41,18 +41,20 @@ class ReplicaState:
         self._drives = drives
         self._buckets = buckets
         self._changes = changes
-        self.doubts = Doubts()
+        self.stale = StaleReplicas()
         """Copies that are not to be read from."""
         self.is_owner: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
         """Whether what this store knows of an object, by bucket uuid and name, is what counts. Set by the cluster."""
         self.is_holder: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
         """Whether readers of a snapshot ask this store for an object. Of others it may have what is out of date."""
 
-    def newest_entry(self, bucket_uuid: bytes, name: str) -> Record | None:
+    def newest_entry(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
         """What there is of a name on any drive, tombstones too. Raises DriveFailed, StoreFormatError, Closed."""
         return self._drives.newest(bucket_uuid, name).record
 
-    def scan(self, bucket: str, prefix: str, start_after: str, *, tombstones: bool) -> Iterator[tuple[str, Record]]:
+    def scan(
+        self, bucket: str, prefix: str, start_after: str, *, tombstones: bool
+    ) -> Iterator[tuple[str, CatalogEntry]]:
         """All drives' entries in name order; of a snapshot those of which this store is a holder.
 
         Raises BucketNotFound, InvalidRequest, and as `merged`.
@@ -66,15 +68,15 @@ class ReplicaState:
         found = merged(self._drives, of.uuid_bytes, prefix, start_after, tombstones=tombstones, cut=of.cut)
         return found if of.cut is None else (pair for pair in found if self.is_holder(of.uuid_bytes, pair[0]))
 
-    def in_doubt(self, bucket_uuid: bytes, name: str, found: Record | None) -> bool:
+    def is_stale(self, bucket_uuid: bytes, name: str, found: CatalogEntry | None) -> bool:
         """Whether a reader may not believe what was found of this name. Raises DriveFailed, StoreFormatError.
 
         Not to be asked of snapshots: whatever was written since they were made, they see what they saw.
         """
-        if self.doubts.whole(bucket_uuid):
+        if self.stale.whole(bucket_uuid):
             return True
-        wanted = self.doubts.wanted(bucket_uuid, name)
-        if wanted is None and (found is not None or not self.doubts.gaps(bucket_uuid)):
+        wanted = self.stale.wanted(bucket_uuid, name)
+        if wanted is None and (found is not None or not self.stale.gaps(bucket_uuid)):
             return False
         if found is None:
             found = self.newest_entry(bucket_uuid, name)
@@ -82,20 +84,20 @@ class ReplicaState:
             return found is None  # a tombstone is an answer
         if found is None or found.version < wanted:
             return True
-        self.doubts.trust_name(bucket_uuid, name, found.version)
+        self.stale.trust_name(bucket_uuid, name, found.version)
         return False
 
     def trusted_objects(
         self, bucket: str, prefix: str, start_after: str, page_size: int
-    ) -> Iterator[tuple[str, Record]]:
-        """As `Store.objects`, without those in doubt: another node lists them. Raises CopyInDoubt where all are."""
+    ) -> Iterator[tuple[str, CatalogEntry]]:
+        """As `Store.objects`, without those in doubt: another node lists them. Raises ReplicaStale where all are."""
         of = self._buckets.get(bucket)
         bucket_uuid = of.uuid_bytes
         found = self.scan(bucket, prefix, start_after, tombstones=False)
-        if self.doubts.any and of.cut is None:
-            if self.doubts.whole(bucket_uuid) or self.doubts.gaps(bucket_uuid):
-                raise CopyInDoubt(f"bucket {bucket!r}: copies here may be old, and are being compared with others")
-            found = (pair for pair in found if not self.in_doubt(bucket_uuid, *pair))
+        if self.stale.any and of.cut is None:
+            if self.stale.whole(bucket_uuid) or self.stale.gaps(bucket_uuid):
+                raise ReplicaStale(f"bucket {bucket!r}: copies here may be old, and are being compared with others")
+            found = (pair for pair in found if not self.is_stale(bucket_uuid, *pair))
         return itertools.islice(found, page_size)
 
     def versions(
@@ -128,7 +130,7 @@ class ReplicaState:
                     return ObjectDeleted(f"{message}: deleted with version {found.version}")
         return ObjectNotFound(message)
 
-    def newest(self, bucket: str, names: Sequence[str]) -> list[Record | None]:
+    def newest(self, bucket: str, names: Sequence[str]) -> list[CatalogEntry | None]:
         """Of each name, tombstones too. Raises InvalidName, BucketNotFound, DriveFailed, StoreFormatError."""
         for name in names:
             check_object_name(name)
@@ -138,7 +140,7 @@ class ReplicaState:
     @property
     def clock(self) -> int:
         """No version with a higher counter was given here, or heard of. Raises StoreReadOnly, Closed."""
-        return max((drive.counters.highest for drive in self._drives.live()), default=0)
+        return max((drive.numbers.highest for drive in self._drives.live()), default=0)
 
     def next_version(self, node: int, epoch: int, seen: Iterable[Version], clock: int = 0) -> Version:
         """A version for a write that this store's node coordinates; never given twice, over any crash of it.
@@ -155,13 +157,13 @@ class ReplicaState:
         # All drives hear of it: with one of them left, the number still cannot come back. Those that cannot write are
         # done without, as those that are away: a node with one bad drive goes on writing to the others.
         for drive in drives:
-            drive.counters.advance(floor)
+            drive.numbers.advance(floor)
         counter = 0
         problem: DriveFailed | DriveFull | None = None
         for drive in drives:
             try:
-                drive.counters.advance(counter - 1)
-                taken = drive.counters.take()
+                drive.numbers.advance(counter - 1)
+                taken = drive.numbers.take()
             except (DriveFailed, DriveFull) as error:
                 problem = error
             else:

@@ -22,7 +22,7 @@ from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.retained_versions import Ended, Retained, find_seen, scan_seen
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.files.staged_file import StagedFile
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.names import PARTS_PREFIX
 from storage_node.store.store import Store
 
@@ -30,7 +30,7 @@ from storage_node.store.store import Store
 class Seen(NamedTuple):
     """What a cut sees of a name."""
 
-    record: Record
+    record: CatalogEntry
     """Of an object or a tombstone."""
     ended: int
     """When it was replaced or deleted here; 0 as long as it is what counts."""
@@ -56,10 +56,12 @@ def seen(store: Store, bucket_uuid: bytes, names: Sequence[str], cut: int) -> li
     return found
 
 
-def seen_after(store: Store, bucket_uuid: bytes, start_after: str, cut: int, limit: int) -> list[tuple[str, Record]]:
+def seen_after(
+    store: Store, bucket_uuid: bytes, start_after: str, cut: int, limit: int
+) -> list[tuple[str, CatalogEntry]]:
     """The next names of which the cut sees something, tombstones too. Raises as `seen`, and for a missing drive."""
     drives = [store.drive_set.at(slot) for slot in store.drive_set.placement.slots]
-    scans: list[Iterator[tuple[str, Record]]] = [
+    scans: list[Iterator[tuple[str, CatalogEntry]]] = [
         scan_seen(drive.catalog, bucket_uuid, "", start_after, cut) for drive in drives
     ]
     merged = heapq.merge(*scans, key=lambda pair: pair[0].encode())
@@ -72,7 +74,7 @@ class RetainedHere(NamedTuple):
     drive: Drive
     key: bytes
     name: str
-    record: Record
+    record: CatalogEntry
     seen_by: range
     """The cuts that see it, if they are those of snapshots."""
 
@@ -81,7 +83,7 @@ def retained_after(drive: Drive, bucket_uuid: bytes, after: bytes, limit: int) -
     """The next ones after this key, in the order of names. Raises DriveFailed, StoreFormatError, Closed."""
     found: list[RetainedHere] = []
     for key, value in itertools.islice(drive.catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid, after or None), limit):
-        record = fmt.decode_record(value)
+        record = fmt.decode_entry(value)
         seen_by = range(record.counter, fmt.ended_of_retained(key))
         found.append(RetainedHere(drive, key, fmt.name_of_retained(key), record, seen_by))
     return found
@@ -91,10 +93,10 @@ def release(gone: Sequence[RetainedHere]) -> None:
     """Let go of versions that other nodes retain. Raises LoaderError."""
     for one in gone:
         changes = one.drive.changes
-        dead: list[Record] = []
+        dead: list[CatalogEntry] = []
         with changes.stripes.of([fmt.object_key_of(one.key)]):
             now = one.drive.catalog.get(one.key)
-            if now is None or fmt.decode_record(now) != one.record:
+            if now is None or fmt.decode_entry(now) != one.record:
                 continue
             batch = WriteBatch(raw_mode=True)
             batch.delete(one.key)
@@ -104,7 +106,7 @@ def release(gone: Sequence[RetainedHere]) -> None:
                 batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, generation), one.record.path)
                 dead.append(one.record)
             one.drive.catalog.write(batch, sync=False)
-        changes.bury(Ended(dead, []))
+        changes.defer_unlink(Ended(dead, []))
 
 
 @dataclass(slots=True)
@@ -114,7 +116,7 @@ class KeptVersion:
     drive: Drive
     bucket_uuid: bytes
     name: str
-    record: Record
+    record: CatalogEntry
     """As another node has it: without a path."""
     ended: int
     metadata: dict[str, str]
@@ -158,12 +160,12 @@ class KeptVersion:
 def _keep(kept: KeptVersion) -> None:
     drive, record, changes = kept.drive, kept.record, kept.drive.changes
     retention = changes.retention
-    dead: list[Record] = []
+    dead: list[CatalogEntry] = []
     marked: list[Retained] = []
     with changes.stripes.of([fmt.object_key(kept.bucket_uuid, kept.name)]):
         current = drive.newest(kept.bucket_uuid, [kept.name])[0]
         prefix = fmt.retained_prefix(kept.bucket_uuid, kept.name)
-        others = [Retained(key, fmt.decode_record(value)) for key, value in drive.catalog.scan(prefix)]
+        others = [Retained(key, fmt.decode_entry(value)) for key, value in drive.catalog.scan(prefix)]
         newer = [other.record for other in others if other.record.version > record.version]
         if current is not None and current.version >= record.version:
             newer.append(current)
@@ -194,21 +196,21 @@ def _keep(kept: KeptVersion) -> None:
         else:
             key = fmt.retained_key(kept.bucket_uuid, kept.name, ended)
             if kept.file is None:
-                batch.put(key, fmt.encode_record(record))
+                batch.put(key, fmt.encode_entry(record))
                 drive.catalog.write(batch, sync=False)
             else:
                 pending = PendingObject(
                     kept.bucket_uuid, kept.name, kept.file, kept.metadata, record.version, record.modified_ns
                 )
                 marked.append(Retained(key, changes.retain(batch, key, ended, pending)))
-    changes.bury(Ended(dead, marked))
+    changes.defer_unlink(Ended(dead, marked))
 
 
 def _end_at(batch: WriteBatch, other: Retained, ended: int, marked: list[Retained]) -> None:
     record = other.record
     key = other.key[:-8] + ended.to_bytes(8, "big")
     batch.delete(other.key)
-    batch.put(key, fmt.encode_record(record))
+    batch.put(key, fmt.encode_entry(record))
     if not record.is_tombstone:
         batch.put(fmt.generation_key(fmt.MARK_PREFIX, record.generation), ended.to_bytes(8, "big") + record.path)
         marked.append(Retained(key, record))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ais_loader.errors import DriveFailed, LoaderError, SnapshotExists, Unsupported
 from storage_node.store.buckets import Buckets
 from storage_node.store.failpoints import failpoint
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, check_snapshot_name
 from storage_node.store.pool.drive_set import DriveSet
@@ -69,7 +69,7 @@ class Snapshots:
                 raise DriveFailed("a drive of the store is missing; a snapshot needs all of them")
             for drive in drives:
                 quiet.enter_context(drive.quiet())
-            cut = max(drive.counters.highest for drive in drives)
+            cut = max(drive.numbers.highest for drive in drives)
             record = self._record.current.with_snapshot(found.uuid, name, SnapshotRecord(cut, time.time_ns()))
             # Before it counts: were it the other way round, a record that failed here and is found at the next start
             # all the same would stand for a snapshot that has not been kept.
@@ -179,7 +179,7 @@ class Snapshots:
             failpoint("snapshot.counted")
         return Snapshot(name, known.created_ns, known.objects, known.size_bytes)
 
-    def _frozen_objects(self, bucket: FrozenBucket) -> Iterator[tuple[str, Record]]:
+    def _frozen_objects(self, bucket: FrozenBucket) -> Iterator[tuple[str, CatalogEntry]]:
         self._drives.require_open()
         return merged(self._drives, bucket.uuid_bytes, "", "", tombstones=False, cut=bucket.cut)
 

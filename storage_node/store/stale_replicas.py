@@ -20,23 +20,23 @@ from ais_loader.errors import NodeUnavailable
 from storage_node.store.format import Version
 
 
-class CopyInDoubt(NodeUnavailable):
+class ReplicaStale(NodeUnavailable):
     """Another node may have a newer version; ask there, or again in a moment."""
 
 
-class Doubt(NamedTuple):
+class StaleName(NamedTuple):
     version: Version
     """That some node has, or is about to have."""
     since_s: float
     """On the monotonic clock."""
 
 
-class Doubts:
+class StaleReplicas:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buckets: frozenset[bytes] = frozenset()
         self._gaps: frozenset[bytes] = frozenset()
-        self._names: dict[bytes, dict[str, Doubt]] = {}
+        self._names: dict[bytes, dict[str, StaleName]] = {}
         self._guarded: frozenset[bytes] = frozenset()
         self._awake_until_s = float("inf")
         self._any = False
@@ -63,7 +63,7 @@ class Doubts:
 
     # -- told by repair
 
-    def doubt_buckets(self, bucket_uuids: Iterable[bytes]) -> None:
+    def mark_buckets(self, bucket_uuids: Iterable[bytes]) -> None:
         with self._lock:
             self._buckets |= frozenset(bucket_uuids)
             self._note()
@@ -74,7 +74,7 @@ class Doubts:
             self._buckets -= {bucket_uuid}
             self._note()
 
-    def doubt_gaps(self, bucket_uuids: Iterable[bytes]) -> None:
+    def mark_gaps(self, bucket_uuids: Iterable[bytes]) -> None:
         with self._lock:
             self._gaps |= frozenset(bucket_uuids)
             self._note()
@@ -84,14 +84,14 @@ class Doubts:
             self._gaps -= {bucket_uuid}
             self._note()
 
-    def doubt_names(self, bucket_uuid: bytes, names: Mapping[str, Version]) -> None:
+    def mark_names(self, bucket_uuid: bytes, names: Mapping[str, Version]) -> None:
         now = time.monotonic()
         with self._lock:
             known = self._names.setdefault(bucket_uuid, {})
             for name, version in names.items():
                 before = known.get(name)
                 if before is None or before.version < version:
-                    known[name] = Doubt(version, now)
+                    known[name] = StaleName(version, now)
             self._note()
 
     def trust_name(self, bucket_uuid: bytes, name: str, version: Version) -> None:
@@ -134,7 +134,7 @@ class Doubts:
     def buckets_with_gaps(self) -> frozenset[bytes]:
         return self._gaps
 
-    def names(self, bucket_uuid: bytes) -> dict[str, Doubt]:
+    def names(self, bucket_uuid: bytes) -> dict[str, StaleName]:
         with self._lock:
             return dict(self._names.get(bucket_uuid, {}))
 
@@ -151,5 +151,5 @@ class Doubts:
         self._any = bool(self._buckets or self._gaps or self._names)
 
 
-def in_doubt_message(name: str) -> str:
+def stale_message(name: str) -> str:
     return f"{name!r}: this copy may be old, and is not read before it has been compared with the others"

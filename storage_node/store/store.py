@@ -22,7 +22,7 @@ from storage_node.store.drive.drive import Drive, Durability
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.files.staged_file import StagedFile
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.pool.membership import DrivePool, synchronise
@@ -31,7 +31,7 @@ from storage_node.store.pool.writes import PlacedChanges, StagedObject
 from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.replica_state import ReplicaState, not_found_message
 from storage_node.store.snapshots import Snapshots
-from storage_node.store.stale_replicas import CopyInDoubt, in_doubt_message
+from storage_node.store.stale_replicas import ReplicaStale, stale_message
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.upload import Upload, checked_metadata
 
@@ -196,7 +196,9 @@ class Store:
 
     # -- objects
 
-    def landed(self, bucket_uuid: bytes, name: str, write_id: bytes, before: Record | None) -> Record | None:
+    def landed(
+        self, bucket_uuid: bytes, name: str, write_id: bytes, before: CatalogEntry | None
+    ) -> CatalogEntry | None:
         """What another try of a write has stored; `before` is what there is of the name. Raises DriveFailed."""
         return self.drive_set.at(self.drive_set.owner(bucket_uuid, name)).landed(write_id, before)
 
@@ -229,9 +231,9 @@ class Store:
         )
         return Upload(f"{bucket}/{name}", StagedObject(drive, placement, pending, indexing_of(name)), self._changes)
 
-    def commit_many(self, uploads: Sequence[Upload | LoaderError]) -> list[Record | LoaderError]:
+    def commit_many(self, uploads: Sequence[Upload | LoaderError]) -> list[CatalogEntry | LoaderError]:
         """Commit many uploads with few catalog writes; each succeeds or fails on its own drive. Order is kept."""
-        results: list[Record | LoaderError] = [
+        results: list[CatalogEntry | LoaderError] = [
             LoaderError("not committed") if isinstance(upload, Upload) else upload for upload in uploads
         ]
         staged: dict[int, StagedObject] = {}
@@ -245,7 +247,7 @@ class Store:
             results[at] = result
         return results
 
-    def locate(self, bucket: str, name: str) -> tuple[Drive, Record]:
+    def locate(self, bucket: str, name: str) -> tuple[Drive, CatalogEntry]:
         """The drive that owns an object, and what its catalog knows of it. Raises what `head` raises."""
         of = self.bucket(bucket)
         bucket_uuid = of.uuid_bytes
@@ -258,13 +260,13 @@ class Store:
                 drive = self.drive_set.at(slot)
         except UnicodeEncodeError:
             found = None
-        if of.cut is None and self.replicas.doubts.any and self.replicas.in_doubt(bucket_uuid, name, found):
-            raise CopyInDoubt(in_doubt_message(name))
+        if of.cut is None and self.replicas.stale.any and self.replicas.is_stale(bucket_uuid, name, found):
+            raise ReplicaStale(stale_message(name))
         if found is None:
             raise self.replicas.missing(bucket, bucket_uuid, name)
         return drive, found
 
-    def head(self, bucket: str, name: str) -> Record:
+    def head(self, bucket: str, name: str) -> CatalogEntry:
         """Raises BucketNotFound, ObjectNotFound, DriveFailed, StoreFormatError, Closed."""
         return self.locate(bucket, name)[1]
 
@@ -275,7 +277,7 @@ class Store:
         version: Version | None = None,
         keep_tombstone: bool = False,
         condition: Condition | None = None,
-    ) -> Record | None:
+    ) -> CatalogEntry | None:
         """Remove an object. With `keep_tombstone` its deletion has a version, above the object's or the one given.
 
         With a `version` this deletes what is not newer than that, and is no error where there is nothing. Returns what
@@ -285,11 +287,11 @@ class Store:
         """
         self.drive_set.require_writable()
         bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
-        found: Record | None = None
+        found: CatalogEntry | None = None
         if object_name_fault(name):
             missing = True
         elif keep_tombstone:
-            before, found = self._changes.entomb(bucket_uuid, name, version, condition)
+            before, found = self._changes.write_tombstone(bucket_uuid, name, version, condition)
             missing = version is None and (before is None or before.is_tombstone)
         elif version is not None:
             found = self._changes.drop(bucket_uuid, name, version, tombstone=False)
@@ -317,14 +319,16 @@ class Store:
             results.append(None if isinstance(result, bool) else result)
         return results
 
-    def entomb_many(self, bucket: str, graves: Sequence[tuple[str, Version]]) -> list[Record | LoaderError]:
+    def write_tombstones(
+        self, bucket: str, tombstones: Sequence[tuple[str, Version]]
+    ) -> list[CatalogEntry | LoaderError]:
         """Leave tombstones of these versions where nothing newer is; what counts of each now, in order.
 
         Raises what `bucket_to_change` raises, StoreReadOnly, Closed.
         """
         self.drive_set.require_writable()
-        left: list[Record | LoaderError] = []
-        for result in self._changes.entomb_many(self.bucket_to_change(bucket).uuid_bytes, graves):
+        left: list[CatalogEntry | LoaderError] = []
+        for result in self._changes.write_tombstones(self.bucket_to_change(bucket).uuid_bytes, tombstones):
             if isinstance(result, LoaderError):
                 left.append(result)
             else:
@@ -334,7 +338,7 @@ class Store:
 
     def objects(
         self, bucket: str, prefix: str = "", start_after: str = "", page_size: int | None = None
-    ) -> Iterator[tuple[str, Record]]:
+    ) -> Iterator[tuple[str, CatalogEntry]]:
         """Objects in name order (by the bytes of their UTF-8 form), `page_size` of them at most.
 
         Raises BucketNotFound, InvalidRequest, and DriveFailed when a drive is missing: a list that silently lacks

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ais_loader.errors import StoreFormatError
-from storage_node.store.checked_json import seal, unseal
+from storage_node.store.checked_json import decode_checked, encode_checked
 from storage_node.store.commit_mark import commit_mark
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.segment_format import SEGMENT_FORMAT
@@ -67,7 +67,7 @@ class SnapshotRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterRecord:
+class StoreRecord:
     """Immutable; every change is a new record with a higher revision."""
 
     store_uuid: str
@@ -94,30 +94,30 @@ class ClusterRecord:
         """The drives that own the names."""
         return tuple(drive for drive in self.drives if drive not in self.retiring)
 
-    def with_drive(self, drive_uuid: str) -> ClusterRecord:
+    def with_drive(self, drive_uuid: str) -> StoreRecord:
         return self._placed((*self.drives, drive_uuid), self.retiring)
 
-    def with_retiring(self, drive_uuid: str) -> ClusterRecord:
+    def with_retiring(self, drive_uuid: str) -> StoreRecord:
         return self._placed(self.drives, (*self.retiring, drive_uuid))
 
-    def with_reinstated(self, drive_uuid: str) -> ClusterRecord:
+    def with_reinstated(self, drive_uuid: str) -> StoreRecord:
         return self._placed(self.drives, tuple(other for other in self.retiring if other != drive_uuid))
 
-    def _placed(self, drives: tuple[str, ...], retiring: tuple[str, ...]) -> ClusterRecord:
+    def _placed(self, drives: tuple[str, ...], retiring: tuple[str, ...]) -> StoreRecord:
         changed = replace(self, revision=self.revision + 1, drives=drives, retiring=retiring)
         return replace(changed, former=_eras((*self.former, self.active), changed.active))
 
-    def without_drive(self, drive_uuid: str) -> ClusterRecord:
+    def without_drive(self, drive_uuid: str) -> StoreRecord:
         """The drive is given up: what it held is not in the store any more."""
         left = self._left((drive_uuid,), "forgotten")
         former = (tuple(drive for drive in era if drive != drive_uuid) for era in self.former)
         return replace(left, former=_eras(tuple(era for era in former if era), left.active))
 
-    def settled(self) -> ClusterRecord:
+    def settled(self) -> StoreRecord:
         """Everything is where it belongs: nothing is anywhere else, nor on a drive that retires."""
         return replace(self._left(self.retiring, "retired"), former=())
 
-    def _left(self, drives: tuple[str, ...], how: str) -> ClusterRecord:
+    def _left(self, drives: tuple[str, ...], how: str) -> StoreRecord:
         return replace(
             self,
             revision=self.revision + 1,
@@ -132,15 +132,15 @@ class ClusterRecord:
 
     def with_bucket(
         self, name: str, copies: int, bucket_uuid: str | None = None, *, reframe: bool = False
-    ) -> ClusterRecord:
+    ) -> StoreRecord:
         bucket = BucketRecord(bucket_uuid or uuid.uuid4().hex, copies, reframe)
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
 
-    def with_reframe(self, name: str, reframe: bool) -> ClusterRecord:
+    def with_reframe(self, name: str, reframe: bool) -> StoreRecord:
         bucket = replace(self.buckets[name], reframe=reframe)
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
 
-    def without_bucket(self, name: str) -> ClusterRecord:
+    def without_bucket(self, name: str) -> StoreRecord:
         left = {other: bucket for other, bucket in self.buckets.items() if other != name}
         uuid = self.buckets[name].uuid
         return replace(
@@ -151,14 +151,14 @@ class ClusterRecord:
             snapshots={other: found for other, found in self.snapshots.items() if other != uuid},
         )
 
-    def purged(self, bucket_uuid: str) -> ClusterRecord:
+    def purged(self, bucket_uuid: str) -> StoreRecord:
         left = tuple(other for other in self.purging if other != bucket_uuid)
         return replace(self, revision=self.revision + 1, purging=left)
 
     def knows_bucket(self, bucket_uuid: bytes) -> bool:
         return any(bucket.uuid == bucket_uuid.hex() for bucket in self.buckets.values())
 
-    def with_recovered_bucket(self, bucket_uuid: bytes) -> ClusterRecord:
+    def with_recovered_bucket(self, bucket_uuid: bytes) -> StoreRecord:
         """A bucket whose objects are there but whose name is lost."""
         bucket = BucketRecord(bucket_uuid.hex())
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, recovered_name(bucket_uuid): bucket})
@@ -181,11 +181,11 @@ class ClusterRecord:
         """Of all snapshots, by uuid of the bucket."""
         return {bytes.fromhex(uuid): [one.cut for one in named.values()] for uuid, named in self.snapshots.items()}
 
-    def with_snapshot(self, bucket_uuid: str, name: str, snapshot: SnapshotRecord) -> ClusterRecord:
+    def with_snapshot(self, bucket_uuid: str, name: str, snapshot: SnapshotRecord) -> StoreRecord:
         named = {**self.snapshots.get(bucket_uuid, {}), name: snapshot}
         return replace(self, revision=self.revision + 1, snapshots={**self.snapshots, bucket_uuid: named})
 
-    def with_snapshots_of(self, found: Mapping[str, Mapping[str, SnapshotRecord]]) -> ClusterRecord:
+    def with_snapshots_of(self, found: Mapping[str, Mapping[str, SnapshotRecord]]) -> StoreRecord:
         """With exactly these of the buckets with these uuids."""
         snapshots = {of: named for of, named in {**self.snapshots, **found}.items() if named}
         changed = replace(self, revision=self.revision + 1, snapshots=snapshots)
@@ -195,23 +195,23 @@ class ClusterRecord:
                 changed = changed.with_trimming(of)
         return changed
 
-    def without_snapshot(self, bucket_uuid: str, name: str) -> ClusterRecord:
+    def without_snapshot(self, bucket_uuid: str, name: str) -> StoreRecord:
         named = {other: one for other, one in self.snapshots[bucket_uuid].items() if other != name}
         left = {other: found for other, found in self.snapshots.items() if other != bucket_uuid}
         snapshots = {**left, bucket_uuid: named} if named else left
         return replace(self, revision=self.revision + 1, snapshots=snapshots).with_trimming(bucket_uuid)
 
-    def with_trimming(self, bucket_uuid: str) -> ClusterRecord:
+    def with_trimming(self, bucket_uuid: str) -> StoreRecord:
         return replace(self, trimming=(*(other for other in self.trimming if other != bucket_uuid), bucket_uuid))
 
-    def trimmed(self, bucket_uuid: str) -> ClusterRecord:
+    def trimmed(self, bucket_uuid: str) -> StoreRecord:
         left = tuple(other for other in self.trimming if other != bucket_uuid)
         return replace(self, revision=self.revision + 1, trimming=left)
 
-    def with_epoch(self, epoch: int) -> ClusterRecord:
+    def with_epoch(self, epoch: int) -> StoreRecord:
         return replace(self, epoch=epoch, revision=self.revision + 1)
 
-    def next_epoch(self) -> ClusterRecord:
+    def next_epoch(self) -> StoreRecord:
         """After a catalog was lost: versions given from now on rank above all that were ever given."""
         return replace(self, epoch=self.epoch + 1, revision=self.revision + 1)
 
@@ -226,14 +226,14 @@ def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple
     return tuple(era for era, after in zip(former, following, strict=True) if set(era) != set(after))
 
 
-def encode(record: ClusterRecord) -> bytes:
-    return seal("record", RECORD_VERSION, {**asdict(record), "segments": SEGMENT_FORMAT})
+def encode(record: StoreRecord) -> bytes:
+    return encode_checked("record", RECORD_VERSION, {**asdict(record), "segments": SEGMENT_FORMAT})
 
 
-def decode(data: bytes, source: Path) -> ClusterRecord:
+def decode(data: bytes, source: Path) -> StoreRecord:
     """Raises StoreFormatError on anything that `encode` did not write."""
     try:
-        fields = unseal("record", RECORD_VERSION, data, source)
+        fields = decode_checked("record", RECORD_VERSION, data, source)
         if (segments := fields.pop("segments")) != SEGMENT_FORMAT:
             raise StoreFormatError(
                 f"{source}: segments of format {segments}; this version reads format {SEGMENT_FORMAT}"
@@ -246,19 +246,19 @@ def decode(data: bytes, source: Path) -> ClusterRecord:
             bucket_uuid: {name: SnapshotRecord(**one) for name, one in named.items()}
             for bucket_uuid, named in fields["snapshots"].items()
         }
-        return ClusterRecord(**fields)
+        return StoreRecord(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreFormatError(f"{source}: not a cluster record: {error}") from error
 
 
-def write(folder: Path, record: ClusterRecord) -> None:
+def write(folder: Path, record: StoreRecord) -> None:
     """Replace the record of one drive; whole and lasting on return. Raises OSError."""
     write_atomically(folder / FILE_NAME, encode(record), before_rename=lambda: failpoint("record.staged"))
     commit_mark(folder).committed()
     failpoint("record.one_drive")
 
 
-def read(folder: Path) -> ClusterRecord | None:
+def read(folder: Path) -> StoreRecord | None:
     """The record on one drive, or None where there is none yet."""
     path = folder / FILE_NAME
     try:

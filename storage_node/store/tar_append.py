@@ -8,7 +8,7 @@ from ais_loader.wire.generated import ais_compose_pb2 as pb
 from storage_node.store.archives.source import FdSource
 from storage_node.store.archives.tar_end import find_end
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.read.object_reader import open_current
 from storage_node.store.store import Store
 
@@ -17,7 +17,7 @@ def tar_end(store: Store, request: pb.TarEndRequest) -> pb.TarEndResponse:
     """Raises ArchiveError, and what `open_object` raises."""
     wanted = {member.encode() for member in request.member}
 
-    def ended(drive: Drive, record: Record) -> pb.TarEndResponse:
+    def ended(drive: Drive, record: CatalogEntry) -> pb.TarEndResponse:
         fd = drive.files.open(record.path)
         try:
             end = find_end(FdSource(fd, record.size_bytes, record.offset), request.name, wanted)

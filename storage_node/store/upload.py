@@ -11,7 +11,7 @@ from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.files.clone_or_copy import Taken, fill
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.format import WRITE_ID_KEY, Record, Version
+from storage_node.store.format import WRITE_ID_KEY, CatalogEntry, Version
 from storage_node.store.pool.writes import PlacedChanges, StagedObject
 
 MAX_METADATA_BYTES = 4096
@@ -87,7 +87,7 @@ class Upload:
             self.abort()
             raise
 
-    def newest(self) -> Record | None:
+    def newest(self) -> CatalogEntry | None:
         """What the store has of this name now, a tombstone too. Raises DriveFailed, StoreFormatError, Closed."""
         pending = self._open
         return self._changes.newest(pending.bucket_uuid, pending.name)
@@ -107,7 +107,7 @@ class Upload:
     def condition(self) -> Condition | None:
         return self._open.condition
 
-    def settled(self) -> Record | None:
+    def settled(self) -> CatalogEntry | None:
         """What another try of this write has committed: this one need not go on. None where it may.
 
         Raises VersionConflict where the condition does not hold by now, and what `newest` raises.
@@ -123,7 +123,7 @@ class Upload:
             raise fault
         return landed
 
-    def commit(self) -> Record:
+    def commit(self) -> CatalogEntry:
         """Make the object visible, whole, replacing one of the same name; what counts now.
 
         That is the object, unless it brought a version that was not newer than what the store has: then nothing has

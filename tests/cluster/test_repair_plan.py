@@ -25,7 +25,7 @@ from storage_node.cluster.repair.plan import (
     page_of,
     questions,
 )
-from storage_node.store.format import Record, Version, tombstone
+from storage_node.store.format import CatalogEntry, Version, tombstone
 
 NODES = 4
 
@@ -172,7 +172,7 @@ def test_owners_are_those_of_the_map() -> None:
     view = ClusterView(a_map([pb.MapNode.ACTIVE] * NODES))
     bucket = view.buckets["b"]
     names = [f"n{at}" for at in range(100)]
-    record = Record(1, 5, 0, 10, 0, 10**9, 0, b"x", b"")
+    record = CatalogEntry(1, 5, 0, 10, 0, 10**9, 0, b"x", b"")
     held = [(name, record) for name in names]
     held[3] = names[3], tombstone(Version(1, 9), 10**9)
     found = page_of(view, bucket, held, now_ns=20 * 10**9, grace_s=10)

@@ -68,7 +68,7 @@ class DriveCluster:
 
         def calm() -> bool:
             report = self.report(number)
-            return not report.moving and not report.refilling and not self.store(number).replicas.doubts.bucket_uuids()
+            return not report.moving and not report.refilling and not self.store(number).replicas.stale.bucket_uuids()
 
         eventually(calm, TIMEOUT_S, interval_s=0.1)
 

@@ -87,7 +87,7 @@ def test_the_next_holder_goes_on_from_the_last_byte_in_the_same_version(failure:
 def test_what_all_holders_fail_with_is_told_by_what_weighs_most() -> None:
     lost, missing, corrupt, drive = ReplicaLost("gone"), ObjectNotFound("x"), CorruptObject("x"), DriveFailed("x")
     refused = ReplicaLost("far away", CorruptObject("x"))
-    in_doubt = ReplicaLost("far away", LoaderError("this copy may be old"))
+    is_stale = ReplicaLost("far away", LoaderError("this copy may be old"))
 
     async def check() -> None:
         for failures, error in [
@@ -97,7 +97,7 @@ def test_what_all_holders_fail_with_is_told_by_what_weighs_most() -> None:
             ((lost, corrupt, missing), CorruptObject),
             ((missing, drive, lost), DriveFailed),
             ((refused,), CorruptObject),
-            ((in_doubt, missing), TooFewCopies),
+            ((is_stale, missing), TooFewCopies),
             ((), TooFewCopies),
             ((RangeError("x"), lost), RangeError),
         ]:

@@ -146,9 +146,9 @@ def staged_files_of(cluster: LocalCluster, number: int) -> int:
 def test_a_first_owner_whose_copies_are_in_doubt_asks_all_nodes_or_does_not_decide(cluster: LocalCluster) -> None:
     name = name_with(cluster, lambda owners: owners == [1, 0])
     put_on(cluster, 2, name, b"elsewhere", Version(5, 70, 3))  # the third node, which took an owner's place once
-    doubts = cluster.batches(1).node.store.replicas.doubts
+    doubts = cluster.batches(1).node.store.replicas.stale
     with Writer(cluster.nodes[1].url) as writer:
-        doubts.doubt_names(cluster.map.bucket[0].uuid, {name: Version(5, 70, 3)})
+        doubts.mark_names(cluster.map.bucket[0].uuid, {name: Version(5, 70, 3)})
         assert refused(lambda: writer.put(name, b"1", condition=ABSENT))[0] == "version-conflict"
         cluster.nodes[2].stop(grace_s=0)
         kind, said = refused(lambda: writer.put(name, b"1", condition=ABSENT))

@@ -11,7 +11,7 @@ from ais_loader.errors import ObjectDeleted, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.store.format import Version
-from storage_node.store.stale_replicas import CopyInDoubt
+from storage_node.store.stale_replicas import ReplicaStale
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 RETRY_S = 4.0
@@ -53,11 +53,11 @@ def test_a_tombstone_in_doubt_settles_nothing(tmp_path: Path) -> None:
         store, uuid = cluster.batches(0).node.store, cluster.map.bucket[0].uuid
         with pytest.raises(ObjectDeleted):
             store.head(BUCKET, "k")
-        store.replicas.doubts.doubt_names(uuid, {"k": Version(99, 1)})
-        with pytest.raises(CopyInDoubt):
+        store.replicas.stale.mark_names(uuid, {"k": Version(99, 1)})
+        with pytest.raises(ReplicaStale):
             store.head(BUCKET, "k")
         assert cluster.ask(["k"], local=True, initial_credit_bytes=1 << 20).status == {0: pb.UNAVAILABLE}
-        store.replicas.doubts.trust_name(uuid, "k", Version(99, 1))
+        store.replicas.stale.trust_name(uuid, "k", Version(99, 1))
         with pytest.raises(ObjectNotFound) as caught:
             store.head(BUCKET, "never")
         assert type(caught.value) is ObjectNotFound

@@ -13,7 +13,7 @@ from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.store.read.object_reader import open_object
-from storage_node.store.stale_replicas import CopyInDoubt
+from storage_node.store.stale_replicas import ReplicaStale
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import Writer, name_with
 
@@ -26,7 +26,7 @@ def said(cluster: LocalCluster, number: int, name: str) -> bytes | str:
     try:
         with closing(open_object(cluster.batches(number).node.store, BUCKET, name)) as reader:
             return b"".join(reader)
-    except CopyInDoubt:
+    except ReplicaStale:
         return DOUBT
     except ObjectNotFound:
         return NOTHING

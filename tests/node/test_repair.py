@@ -18,9 +18,9 @@ from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.replica_state import StoredVersion
-from storage_node.store.stale_replicas import CopyInDoubt
+from storage_node.store.stale_replicas import ReplicaStale
 from storage_node.store.store import Store
 from storage_node.store.upload import Upload
 from tests.node.cluster_kit import BUCKET, LocalCluster
@@ -124,7 +124,7 @@ def test_a_node_that_returns_has_all_it_missed_and_serves_none_of_what_is_old(tm
                     else:
                         assert name not in dead
                         assert data == content(name, "2" if name in changed else "1")
-            eventually(lambda: not store_of(node).replicas.doubts.any, TIMEOUT_S)
+            eventually(lambda: not store_of(node).replicas.stale.any, TIMEOUT_S)
             eventually(lambda: everything_in_place(cluster.nodes, (NAMES - dead) | {"born"}, dead), TIMEOUT_S)
             assert node.repair.metrics.silent == ()
 
@@ -135,11 +135,11 @@ def test_copies_in_doubt_are_refused_by_the_node_and_found_at_another(tmp_path: 
         eventually(lambda: all(node.repair.metrics.clean_version == 1 for node in cluster.nodes), TIMEOUT_S)
         store, uuid = store_of(cluster.nodes[0]), cluster.map.bucket[0].uuid
         announced = Version(99, 1)
-        store.replicas.doubts.doubt_names(uuid, {"k": announced})
+        store.replicas.stale.mark_names(uuid, {"k": announced})
         answer = cluster.ask(["k"], local=True, initial_credit_bytes=1 << 20)
         assert (answer.status, answer.data) == ({0: batch_pb.UNAVAILABLE}, {0: b""})
         assert cluster.ask(["k"], initial_credit_bytes=1 << 20).data == {0: b"right"}
-        with pytest.raises(CopyInDoubt):
+        with pytest.raises(ReplicaStale):
             store.head(BUCKET, "k")
         assert list(store.replicas.trusted_objects(BUCKET, "", "", 10)) == []
         assert bucket.get("k") == b"right"
@@ -149,7 +149,7 @@ def test_copies_in_doubt_are_refused_by_the_node_and_found_at_another(tmp_path: 
             assert [item.tobytes() for item in items[:2]] == [b"right", b"right"]
             assert items[2].status.name == "NOT_FOUND"
         assert [info.name for info in bucket.objects()] == ["k"]
-        store.replicas.doubts.trust_name(uuid, "k", announced)
+        store.replicas.stale.trust_name(uuid, "k", announced)
         assert cluster.ask(["k"], local=True, initial_credit_bytes=1 << 20).data == {0: b"right"}
 
 
@@ -158,10 +158,10 @@ def test_copies_all_of_which_are_in_doubt_are_waited_for(tmp_path: Path) -> None
         bucket.put("k", b"right")
         for assembly in ("direct", "target"):
             for node in cluster.nodes:
-                store_of(node).replicas.doubts.doubt_buckets([cluster.map.bucket[0].uuid])
+                store_of(node).replicas.stale.mark_buckets([cluster.map.bucket[0].uuid])
             assert [item.tobytes() for item in bucket.get_batch(["k"], assembly=assembly)] == [b"right"]
         for node in cluster.nodes:
-            store_of(node).replicas.doubts.doubt_buckets([cluster.map.bucket[0].uuid])
+            store_of(node).replicas.stale.mark_buckets([cluster.map.bucket[0].uuid])
         assert bucket.head("k").size_bytes == 5
 
 
@@ -176,8 +176,8 @@ def test_a_copy_in_doubt_is_waited_for_where_the_other_is_on_a_broken_drive(tmp_
             assert drive is not None
             broken.pool.disable_drive(drive.identity.drive_uuid, "I/O errors")
         for assembly in ("direct", "target"):
-            store.replicas.doubts.doubt_names(uuid, {"k": announced})
-            timer = threading.Timer(0.5, store.replicas.doubts.trust_name, (uuid, "k", announced))
+            store.replicas.stale.mark_names(uuid, {"k": announced})
+            timer = threading.Timer(0.5, store.replicas.stale.trust_name, (uuid, "k", announced))
             timer.start()
             assert [item.tobytes() for item in bucket.get_batch(["k"], assembly=assembly)] == [b"right"]
             timer.join(TIMEOUT_S)
@@ -191,8 +191,8 @@ def test_a_node_alone_waits_for_the_others_and_then_serves_what_it_has(tmp_path:
         stopped(cluster, 0)
         with back(tmp_path, cluster, 1, config) as node:
             store = store_of(node)
-            assert store.replicas.doubts.whole(cluster.map.bucket[0].uuid)
-            eventually(lambda: not store.replicas.doubts.any, TIMEOUT_S)
+            assert store.replicas.stale.whole(cluster.map.bucket[0].uuid)
+            eventually(lambda: not store.replicas.stale.any, TIMEOUT_S)
             assert node.repair.metrics.silent == (cluster.map.node[0].endpoint,)
             assert store.head(BUCKET, "k").size_bytes == 4
 
@@ -202,7 +202,7 @@ def test_a_bucket_of_single_copies_is_never_in_doubt(tmp_path: Path) -> None:
         config = stopped(cluster, 1)
         stopped(cluster, 0)
         with back(tmp_path, cluster, 1, config) as node:
-            assert not store_of(node).replicas.doubts.any
+            assert not store_of(node).replicas.stale.any
 
 
 def test_a_node_that_joins_gets_its_objects_and_the_others_let_go_of_them(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_deletion_leaves_nothing_with_a_former_owner_that_has_nothing(tmp_path
                 (former,) = set(cluster.holders(name)) - set(cluster.owners(name))
                 assert name not in held(cluster.nodes[former])
                 assert all(held(cluster.nodes[owner])[name].is_tombstone for owner in cluster.owners(name))
-        eventually(lambda: not any(store_of(node).replicas.doubts.any for node in cluster.nodes), TIMEOUT_S)
+        eventually(lambda: not any(store_of(node).replicas.stale.any for node in cluster.nodes), TIMEOUT_S)
 
 
 def test_a_write_begun_by_an_older_map_is_what_others_are_told_until_it_is_done(
@@ -310,7 +310,7 @@ def test_a_write_begun_by_an_older_map_is_what_others_are_told_until_it_is_done(
         store = store_of(cluster.nodes[cluster.owners("k")[1]])
         commit = store.commit_many
 
-        def slow_commit(uploads: Sequence[Upload | LoaderError]) -> list[Record | LoaderError]:
+        def slow_commit(uploads: Sequence[Upload | LoaderError]) -> list[CatalogEntry | LoaderError]:
             arrived.set()
             assert go_on.wait(TIMEOUT_S)
             return commit(uploads)

@@ -72,7 +72,7 @@ class InjectedDrive(SmallDrive):
                 raise DriveFull(f"{self.root}: no space left while committing to the catalog")
             write(catalog, batch, sync=sync)
 
-        def write_record_if_room(folder: Path, record: records.ClusterRecord) -> None:
+        def write_record_if_room(folder: Path, record: records.StoreRecord) -> None:
             if self._free() < 64 << 10:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             write_record(folder, record)

@@ -40,4 +40,4 @@ def retained_file(store: Store, name: str) -> Path:
     drive = drive_of(store, name)
     prefix = fmt.retained_prefix(store.bucket(BUCKET).uuid_bytes, name)
     [(_, value)] = list(drive.catalog.scan(prefix))
-    return drive.root / "objects" / fmt.decode_record(value).path.decode()
+    return drive.root / "objects" / fmt.decode_entry(value).path.decode()

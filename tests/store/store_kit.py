@@ -10,7 +10,7 @@ from pathlib import Path
 from storage_node.store import format as fmt
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.fsck.fsck import Report, check
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
@@ -18,7 +18,9 @@ from storage_node.store.store import Store
 BUCKET = "speech"
 
 
-def put(store: Store, name: str, data: bytes, bucket: str = BUCKET, metadata: dict[str, str] | None = None) -> Record:
+def put(
+    store: Store, name: str, data: bytes, bucket: str = BUCKET, metadata: dict[str, str] | None = None
+) -> CatalogEntry:
     with store.begin_put(bucket, name, metadata) as upload:
         upload.write(data)
         return upload.commit()

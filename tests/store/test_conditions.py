@@ -11,7 +11,7 @@ import pytest
 
 from ais_loader.errors import InvalidRequest, ObjectNotFound, VersionConflict
 from storage_node.store.drive.preconditions import Condition, parse_condition, parse_version
-from storage_node.store.format import WRITE_ID_KEY, Record, Version
+from storage_node.store.format import WRITE_ID_KEY, CatalogEntry, Version
 from storage_node.store.store import Store
 from storage_node.store.upload import Upload
 from storage_node.store.writes import stage_object
@@ -20,11 +20,11 @@ from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, put,
 ABSENT = Condition(if_absent=True)
 
 
-def put_if(store: Store, name: str, data: bytes, condition: Condition, **metadata: str) -> Record:
+def put_if(store: Store, name: str, data: bytes, condition: Condition, **metadata: str) -> CatalogEntry:
     return stage_object(store, BUCKET, name, [data], metadata, condition=condition).commit()
 
 
-def at(record: Record, write_id: bytes = b"") -> Condition:
+def at(record: CatalogEntry, write_id: bytes = b"") -> Condition:
     return Condition(if_version=record.version, write_id=write_id)
 
 
@@ -93,7 +93,7 @@ def test_the_condition_is_that_of_the_commit_and_not_of_the_beginning(tmp_path: 
     with store_at(tmp_path) as store:
         uploads = [stage_object(store, BUCKET, "a", [bytes([number])], {}, condition=ABSENT) for number in range(3)]
         results = store.commit_many([uploads[1], *uploads[::2]])
-        assert [type(result) for result in results] == [Record, VersionConflict, VersionConflict]
+        assert [type(result) for result in results] == [CatalogEntry, VersionConflict, VersionConflict]
         assert (read(store, "a"), staged(store)) == (b"\1", [])
 
 

@@ -223,14 +223,14 @@ def test_an_identity_comes_back_or_says_that_its_metadata_did_not_fit(
 
 @given(numbers=st.tuples(U32, U64, U32, U64, U32, U64, U64), path=st.binary(max_size=60), metadata=METADATA)
 def test_an_entry_comes_back(numbers: tuple[int, ...], path: bytes, metadata: dict[str, str]) -> None:
-    record = fmt.Record._make((*numbers, path, fmt.encode_metadata(metadata)))
-    assert fmt.decode_record(fmt.encode_record(record)) == record
+    record = fmt.CatalogEntry._make((*numbers, path, fmt.encode_metadata(metadata)))
+    assert fmt.decode_entry(fmt.encode_entry(record)) == record
     assert record.metadata == metadata
 
 
 @given(st.binary(max_size=120))
 def test_garbage_is_a_format_error_and_nothing_else(data: bytes) -> None:
-    for decode in (fmt.decode_identity, fmt.decode_record, fmt.decode_metadata, fmt.generation_of_path):
+    for decode in (fmt.decode_identity, fmt.decode_entry, fmt.decode_metadata, fmt.generation_of_path):
         try:
             decode(data)
         except StoreFormatError:

@@ -20,7 +20,7 @@ from ais_loader.errors import (
 )
 from storage_node.store import format as fmt
 from storage_node.store import store_record as records
-from storage_node.store.drive import clean_shutdown as session
+from storage_node.store.drive import clean_shutdown
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.publish import CommitFiles
@@ -103,7 +103,9 @@ def test_a_put_that_took_its_number_before_the_snapshot_and_commits_after_it_is_
         identify = CommitFiles.identify
         waiting = ["old", "new"]
 
-        def overtaken(files: CommitFiles, pending: PendingObject, version: fmt.Version | None = None) -> fmt.Record:
+        def overtaken(
+            files: CommitFiles, pending: PendingObject, version: fmt.Version | None = None
+        ) -> fmt.CatalogEntry:
             record = identify(files, pending, version)
             if pending.name in waiting:
                 waiting.remove(pending.name)
@@ -271,8 +273,8 @@ def test_a_power_cut_leaves_what_snapshots_see(tmp_path: Path, monkeypatch: pyte
         store.snapshots.create(BUCKET, "s")
         put(store, "a", b"2")
         store.delete(BUCKET, "b")
-        monkeypatch.setattr(session, "end", lambda *args, **kwargs: None)
-    monkeypatch.setattr(session, "boot_id", lambda: b"another start of the machine")
+        monkeypatch.setattr(clean_shutdown, "end", lambda *args, **kwargs: None)
+    monkeypatch.setattr(clean_shutdown, "boot_id", lambda: b"another start of the machine")
     with Store.open([tmp_path]) as store:
         assert contents(store, at("s")) == {"a": b"1", "b": LARGE} and contents(store) == {"a": b"2"}
     monkeypatch.undo()

@@ -11,7 +11,7 @@ from ais_loader.errors import WriteTooLate
 from storage_node.store import format as fmt
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.retained_replicas import KeptVersion, NewerFirst, Seen, seen, seen_after
@@ -58,7 +58,7 @@ def keep(store: Store, counter: int, data: bytes | None, ended: int, name: str =
     if file is not None and data is not None:
         file.write(data)
     size, checksum = (file.size_bytes, file.checksum) if file is not None else (0, 0)
-    record = Record(1, counter, 1, size, checksum, 7, 0, b"", b"")
+    record = CatalogEntry(1, counter, 1, size, checksum, 7, 0, b"", b"")
     KeptVersion(drive, uuid_of(store), name, record, ended, {"k": "v"} if file is not None else {}, file).commit()
 
 
@@ -127,7 +127,7 @@ def test_a_write_from_before_the_cut_is_refused_and_a_copy_is_not(store: Store) 
         late.commit()
     with pytest.raises(WriteTooLate):
         store.delete(BUCKET, "a", Version(1, 901, 2), keep_tombstone=True, condition=Condition(after_cuts=True))
-    assert isinstance(store.entomb_many(BUCKET, [("a", Version(1, 902, 2))])[0], WriteTooLate)
+    assert isinstance(store.write_tombstones(BUCKET, [("a", Version(1, 902, 2))])[0], WriteTooLate)
     assert read(store, "s") == read_now(store) == b"first"
     put(store, 900, b"a copy of what was there")
     assert read(store, "s") == read_now(store) == b"a copy of what was there"

@@ -10,7 +10,7 @@ import pytest
 
 from storage_node.store.files import segments
 from storage_node.store.files.segments import Segments
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
@@ -31,7 +31,7 @@ from tests.store.store_kit import (
 GROUP = {f"{number}": bytes([number]) * 5_000 for number in range(8)}
 
 
-def put_group(store: Store, names: str, data: bytes = b"", version: Version | None = None) -> list[Record]:
+def put_group(store: Store, names: str, data: bytes = b"", version: Version | None = None) -> list[CatalogEntry]:
     uploads = [stage_object(store, BUCKET, name, [data or GROUP[name]], {}, grouped=True) for name in names]
     for upload in uploads if version else ():
         upload.assign(version)
@@ -40,7 +40,7 @@ def put_group(store: Store, names: str, data: bytes = b"", version: Version | No
     return results  # type: ignore[return-value]
 
 
-def segment_of(record: Record) -> bytes:
+def segment_of(record: CatalogEntry) -> bytes:
     return record.path.rpartition(b"/")[0]
 
 

@@ -16,7 +16,7 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.files import segments
 from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.object_reader import open_member, open_object
@@ -41,7 +41,7 @@ from tests.store.store_kit import (
 OBJECTS = {f"{number:03d}": bytes([number]) * (number * 977 % 20_000 + 1) for number in range(100)}
 
 
-def put_group(store: Store, objects: Mapping[str, bytes]) -> list[Record]:
+def put_group(store: Store, objects: Mapping[str, bytes]) -> list[CatalogEntry]:
     uploads = [stage_object(store, BUCKET, name, [data], {"of": name}, grouped=True) for name, data in objects.items()]
     results = store.commit_many(uploads)
     assert not [result for result in results if isinstance(result, Exception)]
@@ -205,7 +205,7 @@ def test_one_that_must_not_be_put_is_left_out_of_the_file(tmp_path: Path) -> Non
         ]
         uploads[1].require(Condition(if_absent=True))
         _, b, _, again = store.commit_many(uploads)
-        assert isinstance(b, VersionConflict) and isinstance(again, Record)
+        assert isinstance(b, VersionConflict) and isinstance(again, CatalogEntry)
         assert contents(store) == {name: name.encode() * 5000 for name in "abc"}
         assert files_on(tmp_path) == 4  # and the one that was there before, for readers
         reap(store)

@@ -201,7 +201,7 @@ def test_a_bucket_that_a_minority_has_written_never_hides_the_next_one(
     roots = [tmp_path / "a", tmp_path / "b"]
     write, broken = records.write, roots[1]
 
-    def write_unless_broken(folder: Path, record: records.ClusterRecord) -> None:
+    def write_unless_broken(folder: Path, record: records.StoreRecord) -> None:
         if folder == broken:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(folder, record)

@@ -163,10 +163,10 @@ def test_a_group_commits_in_order_and_failures_stay_in_their_places(store: Store
     refused = BucketNotFound("given by the caller")
     results = store.commit_many([uploads[0], refused, uploads[2], uploads[3], uploads[3]])
     assert [type(result).__name__ for result in results] == [
-        "Record",
+        "CatalogEntry",
         "BucketNotFound",
         "InvalidRequest",
-        "Record",
+        "CatalogEntry",
         "InvalidRequest",
     ]
     assert results[1] is refused

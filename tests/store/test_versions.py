@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader.errors import DriveFailed, InvalidName, LoaderError
-from storage_node.store.format import BLOCK_BYTES, Record, Version
+from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.replica_state import StoredVersion
 from storage_node.store.store import Store
@@ -26,7 +26,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def put_copy(store: Store, name: str, data: bytes, version: Version, metadata: dict[str, str] | None = None) -> Record:
+def put_copy(
+    store: Store, name: str, data: bytes, version: Version, metadata: dict[str, str] | None = None
+) -> CatalogEntry:
     with store.begin_put(BUCKET, name, metadata, version=version) as upload:
         upload.write(data)
         return upload.commit()
@@ -205,11 +207,11 @@ def test_a_drive_that_cannot_write_keeps_no_version_from_being_given(
         broken, well = (drive for drive in store.drives if drive is not None)
         before = store.replicas.next_version(1, 1, [V(1, 50, 1)])
         with monkeypatch.context() as patch:
-            patch.setattr(broken.counters, "take", refuse)
+            patch.setattr(broken.numbers, "take", refuse)
             after = store.replicas.next_version(1, 1, [])
             assert after > before
-            assert well.counters.highest >= after.counter, "it heard of the number"
-            patch.setattr(well.counters, "take", refuse)
+            assert well.numbers.highest >= after.counter, "it heard of the number"
+            patch.setattr(well.numbers, "take", refuse)
             with pytest.raises(DriveFailed):
                 store.replicas.next_version(1, 1, [])
         assert store.replicas.next_version(1, 1, []) > after

@@ -22,7 +22,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus import acceptor
 from storage_node.cluster.consensus.acceptor import AcceptorState
 from storage_node.store import store_record as records
-from storage_node.store.checked_json import seal, unseal
+from storage_node.store.checked_json import decode_checked, encode_checked
 from storage_node.store.drive.identity import CLUSTER_FILE_NAME
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store
@@ -187,13 +187,13 @@ def encode(store_uuid: str, state: AcceptorState) -> bytes:
         "accepted": text(state.accepted),
         "committed": text(state.committed),
     }
-    return seal("cluster", FORMAT_VERSION, fields)
+    return encode_checked("cluster", FORMAT_VERSION, fields)
 
 
 def decode(data: bytes, source: Path, store_uuid: str) -> AcceptorState:
     """Raises StoreFormatError on anything that `encode` did not write for this store."""
     try:
-        fields = unseal("cluster", FORMAT_VERSION, data, source)
+        fields = decode_checked("cluster", FORMAT_VERSION, data, source)
         if fields["store_uuid"] != store_uuid:
             raise StoreFormatError(f"{source}: written by the node with store {fields['store_uuid']}")
         promise, accepted, committed = (

@@ -184,8 +184,8 @@ class DriveManager:
     @property
     def refilling(self) -> bool:
         """Whether what was on a drive that was given up is still to be found, or fetched."""
-        doubts = self._store.replicas.doubts
-        return bool(doubts.buckets_with_gaps() or doubts.count())
+        stale = self._store.replicas.stale
+        return bool(stale.buckets_with_gaps() or stale.count())
 
     def state(self, found: DriveState) -> str:
         """As `DriveState.status`, or "failing"."""
@@ -242,15 +242,15 @@ class DriveManager:
 
     async def _give_up(self, uuid: str) -> None:
         name, moving = self._name(uuid), self._store.pool.moving
-        self._doubt_what_is_lost(moving)
+        self._mark_what_is_lost(moving)
         try:
             await self._change(lambda: self._store.pool.forget_drive(uuid))
         finally:
-            self._doubt_what_is_lost(moving)
+            self._mark_what_is_lost(moving)
         self.counts.given_up += 1
         log.error("drive %s was given up: what was on it is fetched from other nodes", name)
 
-    def _doubt_what_is_lost(self, moving: bool) -> None:
+    def _mark_what_is_lost(self, moving: bool) -> None:
         if moving:  # what it had may be on another drive, too, in an older version
             self._repair.compare_again()
         self._repair.refill()

@@ -29,7 +29,7 @@ from storage_node.cluster.repair.transfers import GROUP_BYTES, GROUP_NAMES, Repa
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.node import Node
 from storage_node.store.format import Version
-from storage_node.store.stale_replicas import Doubt
+from storage_node.store.stale_replicas import StaleName
 
 BACKOFF, RETRY = Backoff(0.1, 1.0, jitter=0), Backoff(0.1, 5.0, jitter=0)
 RESOLVE_INTERVAL_S = 0.25
@@ -64,29 +64,29 @@ class Reconciler:
         """Nodes whose objects have been compared, since a drive was given up, with what is left here."""
         self._retry_s, self._failures = 0.0, 0
 
-    def doubt_everything(self) -> None:
+    def mark_everything(self) -> None:
         """Of what has several copies. Also while a comparison is under way: it has to be made anew."""
         self._asked += 1
         view = self._membership.view
         if view is not None and len(view.nodes) > 1:
-            self._store.replicas.doubts.doubt_buckets(bucket.uuid for bucket in copied_buckets(view))
+            self._store.replicas.stale.mark_buckets(bucket.uuid for bucket in copied_buckets(view))
 
-    def doubt_gaps(self) -> None:
+    def mark_gaps(self) -> None:
         """What this node lacks it may have lost with a drive. To be called before that and, again, afterwards."""
         self._asked += 1
         self._filled.clear()
         view = self._membership.view
         if view is not None and len(view.nodes) > 1:
-            self._store.replicas.doubts.doubt_gaps(bucket.uuid for bucket in copied_buckets(view))
+            self._store.replicas.stale.mark_gaps(bucket.uuid for bucket in copied_buckets(view))
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            if self._store.replicas.doubts.buckets():
+            if self._store.replicas.stale.buckets():
                 await self._return()
-            elif self._store.replicas.doubts.buckets_with_gaps():
+            elif self._store.replicas.stale.buckets_with_gaps():
                 await self._fill_gaps()
-            if self._store.replicas.doubts.any:
+            if self._store.replicas.stale.any:
                 try:
                     await self.resolve()
                 except LoaderError as error:
@@ -128,8 +128,8 @@ class Reconciler:
                 ", ".join(silent),
                 time.monotonic() - began_s,
             )
-        for bucket_uuid in self._store.replicas.doubts.buckets():
-            self._store.replicas.doubts.trust_bucket(bucket_uuid)
+        for bucket_uuid in self._store.replicas.stale.buckets():
+            self._store.replicas.stale.trust_bucket(bucket_uuid)
 
     async def _announce(self, deadline_s: float) -> tuple[ClusterView | None, list[str]]:
         """Tell the others; the map by which to compare, and who was silent until the end of the time."""
@@ -162,7 +162,7 @@ class Reconciler:
         here = self._membership.position
         if view is None or here is None or self._missing >= MAX_MISSING or time.monotonic() < self._retry_s:
             return
-        doubts, gaps = self._store.replicas.doubts, self._store.replicas.doubts.buckets_with_gaps()
+        stale, gaps = self._store.replicas.stale, self._store.replicas.stale.buckets_with_gaps()
         # While this node joins, readers ask the former owners as well.
         joining = view.nodes[here].state == pb.MapNode.JOINING
         left = [node for node in self._others(view) if node.uuid not in self._filled and not joining]
@@ -183,7 +183,7 @@ class Reconciler:
             self._failures += 1
         elif self._membership.view is view and self._asked == asked:
             for bucket_uuid in gaps:
-                doubts.trust_gaps(bucket_uuid)
+                stale.trust_gaps(bucket_uuid)
 
     def _others(self, view: ClusterView) -> list[pb.MapNode]:
         return [node for node in view.nodes if node.uuid != self._membership.node_uuid]
@@ -220,12 +220,12 @@ class Reconciler:
                         continue  # repair brings it
                     if self._missing >= MAX_MISSING:
                         self._filled.clear()
-                        self._store.replicas.doubts.doubt_gaps([bucket.uuid])
+                        self._store.replicas.stale.mark_gaps([bucket.uuid])
                         continue
                     self._missing += 1
                 wanted[name] = state.version
             if wanted:
-                self._store.replicas.doubts.doubt_names(bucket.uuid, wanted)
+                self._store.replicas.stale.mark_names(bucket.uuid, wanted)
 
     def _write_tombstone(self, bucket: str, name: str, version: Version) -> None:
         self._store.delete(bucket, name, version, keep_tombstone=True)
@@ -248,15 +248,15 @@ class Reconciler:
         view = self._membership.view
         if view is None:
             return
-        doubts = self._store.replicas.doubts
-        for bucket_uuid in doubts.bucket_uuids():
+        stale = self._store.replicas.stale
+        for bucket_uuid in stale.bucket_uuids():
             bucket = view.bucket_with_uuid(bucket_uuid)
             if bucket is None or self._store.find_bucket(bucket.name) is None:
-                doubts.forget_bucket(bucket_uuid)
+                stale.forget_bucket(bucket_uuid)
                 continue
-            for names in chunks(list(doubts.names(bucket_uuid)), PAGE_NAMES):
+            for names in chunks(list(stale.names(bucket_uuid)), PAGE_NAMES):
                 await self._resolve(view, bucket, names)
-        if not doubts.count():
+        if not stale.count():
             self._missing = 0
 
     async def _resolve(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> None:
@@ -267,14 +267,14 @@ class Reconciler:
         for name in [name for name, mine in left.items() if name not in owned]:
             # It belongs to others by now: a pass drops the old copy when they have the new one.
             if left[name] is None:
-                self._store.replicas.doubts.trust_name(bucket.uuid, name, _HIGHEST)
+                self._store.replicas.stale.trust_name(bucket.uuid, name, _HIGHEST)
                 del left[name]
         if not left:
             return
         others = [at for at, node in enumerate(view.nodes) if node.uuid != self._membership.node_uuid]
         answers, _ = await self._peers.newest(view, bucket, {node: list(left) for node in others})
         sources: dict[int, list[tuple[str, State]]] = {}
-        doubts = self._store.replicas.doubts.names(bucket.uuid)
+        stale = self._store.replicas.stale.names(bucket.uuid)
         for name, mine in left.items():
             known = {node: answers.get(node, {}).get(name, UNKNOWN) for node in others}
             best_node, best = None, mine
@@ -283,18 +283,18 @@ class Reconciler:
                     best_node, best = node, state
             if best_node is not None and best is not None and name in owned:
                 sources.setdefault(best_node, []).append((name, best))
-            elif best_node is None and name in doubts and all(state is not UNKNOWN for state in known.values()):
-                self._give_up(bucket, name, doubts[name])
+            elif best_node is None and name in stale and all(state is not UNKNOWN for state in known.values()):
+                self._give_up(bucket, name, stale[name])
         for node, wanted in sources.items():
             try:
                 await self._fetch(view.nodes[node].endpoint, bucket, wanted)
             except ReplicaLost as lost:
                 log.info("newer versions of %d names cannot be fetched for now: %s", len(wanted), lost)
 
-    def _give_up(self, bucket: pb.MapBucket, name: str, doubt: Doubt) -> None:
+    def _give_up(self, bucket: pb.MapBucket, name: str, doubt: StaleName) -> None:
         """No node has what was announced."""
         if time.monotonic() - doubt.since_s > GIVEN_UP_S:
-            self._store.replicas.doubts.trust_name(bucket.uuid, name, doubt.version)
+            self._store.replicas.stale.trust_name(bucket.uuid, name, doubt.version)
 
     async def _fetch(self, endpoint: str, bucket: pb.MapBucket, wanted: Sequence[tuple[str, State]]) -> None:
         names, sizes = [name for name, _ in wanted], [state.size_bytes for _, state in wanted]
@@ -309,11 +309,11 @@ class Reconciler:
         """What this node has of those names that are still in doubt; the others are not any more."""
         left: dict[str, State | None] = {}
         for name, state in self._states(bucket.name, names).items():
-            wanted = self._store.replicas.doubts.wanted(bucket.uuid, name)
+            wanted = self._store.replicas.stale.wanted(bucket.uuid, name)
             if wanted is None:
                 continue
             if state is not None and state is not UNKNOWN and state.version >= wanted:
-                self._store.replicas.doubts.trust_name(bucket.uuid, name, state.version)
+                self._store.replicas.stale.trust_name(bucket.uuid, name, state.version)
             else:
                 left[name] = state
         return left

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.effects import Edit
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Work:
 
 
 def page_of(
-    view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]], *, now_ns: int, grace_s: float
+    view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], *, now_ns: int, grace_s: float
 ) -> Page:
     names = [name for name, _ in held]
     owners = owners_of(view, bucket, names)

@@ -40,7 +40,7 @@ from storage_node.cluster.replication.replica import from_wire
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, ReplicaLost
 from storage_node.node import Node
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.tasks import keep_going
 
 SETTLE_S = 0.25
@@ -90,7 +90,7 @@ class Repair:
 
     def prepare(self) -> None:
         """Before anything is served."""
-        self._reconciler.doubt_everything()
+        self._reconciler.mark_everything()
 
     def start(self) -> None:
         steps = {
@@ -112,12 +112,12 @@ class Repair:
 
     def compare_again(self) -> None:
         """A drive comes back: copies on it may be old. To be called before and after that."""
-        self._reconciler.doubt_everything()
+        self._reconciler.mark_everything()
         self.metrics.clean_version = 0
 
     def refill(self) -> None:
         """A drive is given up: what was on it has to come from other nodes. To be called before and after that."""
-        self._reconciler.doubt_gaps()
+        self._reconciler.mark_gaps()
         self.metrics.clean_version = 0
 
     async def progress_of(self, endpoint: str) -> wire.ProgressResponse:
@@ -129,7 +129,7 @@ class Repair:
         while True:
             view = self._membership.view
             guarded = copied_buckets(view) if view is not None and len(view.nodes) > 1 else []
-            if not self._store.replicas.doubts.awake(AWAKE_S, [bucket.uuid for bucket in guarded]):
+            if not self._store.replicas.stale.awake(AWAKE_S, [bucket.uuid for bucket in guarded]):
                 log.warning("this node stood still for more than %g s: its copies are compared with others", AWAKE_S)
             await asyncio.sleep(POLL_S)
 
@@ -195,7 +195,7 @@ class Repair:
         counts.passes += 1
         counts.names_before = counts.names_seen
         in_place = in_place and self._all_in_place() and self._store.record.current is record
-        counted = counted and in_place and not self._store.replicas.doubts.buckets() and self._membership.view is view
+        counted = counted and in_place and not self._store.replicas.stale.buckets() and self._membership.view is view
         if counted:
             counts.clean_version = view.version
         return clean and in_place, counted
@@ -204,7 +204,7 @@ class Repair:
         """Whether going through all drives, one by one, comes past all objects: none is away, none moves."""
         return all(drive is not None for drive in self._store.drives) and not self._store.pool.moving
 
-    async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]) -> Work:
+    async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]]) -> Work:
         """Do what one page asks for; what that was."""
         page, work = await self._plan(view, bucket, held)
         sizes = {name: state.size_bytes for name, state in zip(page.names, page.states, strict=True)}
@@ -221,13 +221,15 @@ class Repair:
             else:
                 work.push, work.older_here = {}, {}
         if work.older_here:
-            await self._node.read(self._doubt, bucket, {name: state for name, (_, state) in work.older_here.items()})
+            await self._node.read(
+                self._mark_older, bucket, {name: state for name, (_, state) in work.older_here.items()}
+            )
         await asyncio.gather(*(self._push(view, node, bucket, names, sizes) for node, names in work.push.items()))
         await self._take_away(view, bucket, await self._surely_forgotten(view, bucket, held, work))
         return work
 
     async def _surely_forgotten(
-        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]], work: Work
+        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], work: Work
     ) -> Work:
         """Without tombstones that something was left for when all nodes were asked once more.
 
@@ -241,7 +243,7 @@ class Repair:
         return work
 
     async def _plan(
-        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, Record]]
+        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]]
     ) -> tuple[Page, Work]:
         here, nodes = view.position[self._membership.node_uuid], len(view.nodes)
 
@@ -253,7 +255,7 @@ class Repair:
         answers, by_this_map = await self._peers.newest(view, bucket, questions(page, here, nodes))
         return page, plan(page, here, nodes, answers, by_this_map)
 
-    def _records(self, bucket: str, names: Sequence[str]) -> list[tuple[str, Record]]:
+    def _records(self, bucket: str, names: Sequence[str]) -> list[tuple[str, CatalogEntry]]:
         records = zip(names, self._store.replicas.newest(bucket, names), strict=True)
         return [(name, record) for name, record in records if record is not None]
 
@@ -271,10 +273,10 @@ class Repair:
         except (ReplicaLost, LoaderError) as error:
             log.info("%d names cannot be copied to %s for now: %s", len(names), view.nodes[node].endpoint, error)
 
-    def _doubt(self, bucket: pb.MapBucket, names: Mapping[str, State]) -> None:
+    def _mark_older(self, bucket: pb.MapBucket, names: Mapping[str, State]) -> None:
         """Another owner has these newer: not to be read here until they have come."""
         mine = dict(self._records(bucket.name, list(names)))
-        self._store.replicas.doubts.doubt_names(
+        self._store.replicas.stale.mark_names(
             bucket.uuid,
             {
                 name: state.version
@@ -318,7 +320,7 @@ class Repair:
         """Others are about to commit these without this node. Raises BucketNotFound."""
         replica.require_bucket(self._store, request.bucket.name, request.bucket.uuid)
         names = zip(request.name, map(from_wire, request.version), strict=True)
-        self._store.replicas.doubts.doubt_names(request.bucket.uuid, dict(names))
+        self._store.replicas.stale.mark_names(request.bucket.uuid, dict(names))
         return wire.MissedResponse(map_version=self._membership.view.version if self._membership.view else 0)
 
     async def returned(self, request: wire.ReturnedRequest) -> wire.ReturnedResponse:
@@ -350,14 +352,14 @@ class Repair:
         return wire.PushResponse(objects=done)
 
     def progress(self) -> wire.ProgressResponse:
-        view, counts, doubts = self._membership.view, self.metrics, self._store.replicas.doubts
-        whole = doubts.buckets()
+        view, counts, stale = self._membership.view, self.metrics, self._store.replicas.stale
+        whole = stale.buckets()
         return wire.ProgressResponse(
             map_version=self._membership.lease.version,
             clean_version=counts.clean_version,
             names_seen=counts.names_seen,
             names_before=counts.names_before,
-            doubtful_names=doubts.count(),
+            doubtful_names=stale.count(),
             doubtful_bucket=[] if view is None else [name for name, one in view.buckets.items() if one.uuid in whole],
             silent=counts.silent,
             objects_pushed=counts.objects_pushed,
@@ -370,5 +372,5 @@ async def _nothing_retained(view: ClusterView) -> bool:
     return True
 
 
-def _held(drive: Drive, bucket_uuid: bytes, after: str) -> list[tuple[str, Record]]:
+def _held(drive: Drive, bucket_uuid: bytes, after: str) -> list[tuple[str, CatalogEntry]]:
     return list(itertools.islice(drive.scan_all(bucket_uuid, "", after), PAGE_NAMES))

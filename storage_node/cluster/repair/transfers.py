@@ -25,7 +25,7 @@ from storage_node.cluster.repair.plan import batches
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, RemoteReplicaStream, refused, reporting
 from storage_node.node import Node
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.read.object_reader import ObjectReader, open_object
 
 SMALL_BYTES = 256 << 10
@@ -135,9 +135,9 @@ class Transfers:
             done += await self._push_large(endpoint, bucket, name)
         return done
 
-    def _records(self, bucket: str, bucket_uuid: bytes, names: Sequence[str]) -> list[tuple[str, Record]]:
+    def _records(self, bucket: str, bucket_uuid: bytes, names: Sequence[str]) -> list[tuple[str, CatalogEntry]]:
         records = zip(names, self._node.store.replicas.newest(bucket, names), strict=True)
-        wanted = self._node.store.replicas.doubts.wanted
+        wanted = self._node.store.replicas.stale.wanted
         return [
             (name, record)
             for name, record in records
@@ -145,7 +145,9 @@ class Transfers:
             if record is not None and ((newer := wanted(bucket_uuid, name)) is None or newer <= record.version)
         ]
 
-    async def _push_tombstone(self, endpoint: str, bucket: cluster_pb.MapBucket, name: str, record: Record) -> None:
+    async def _push_tombstone(
+        self, endpoint: str, bucket: cluster_pb.MapBucket, name: str, record: CatalogEntry
+    ) -> None:
         request = wire.BuryRequest(bucket=bucket_ref(bucket), name=name, version=to_wire(record.version), is_copy=True)
         with reporting(self._channels, endpoint):
             await ais_replica_pb2_grpc.ReplicaStub(self._channels.to(endpoint)).Bury(request, timeout=STEP_TIMEOUT_S)
@@ -166,9 +168,9 @@ class Transfers:
         finally:
             await copy.close()
 
-    def _read_small(self, bucket: str, names: Sequence[str]) -> tuple[list[pb.SmallObject], list[Record]]:
+    def _read_small(self, bucket: str, names: Sequence[str]) -> tuple[list[pb.SmallObject], list[CatalogEntry]]:
         objects: list[pb.SmallObject] = []
-        records: list[Record] = []
+        records: list[CatalogEntry] = []
         for name in names:
             try:
                 with contextlib.closing(open_object(self._node.store, bucket, name)) as reader:
@@ -183,7 +185,7 @@ class Transfers:
             records.append(record)
         return objects, records
 
-    async def _commit(self, copy: RemoteReplicaStream, staged: wire.Staged, records: Sequence[Record]) -> int:
+    async def _commit(self, copy: RemoteReplicaStream, staged: wire.Staged, records: Sequence[CatalogEntry]) -> int:
         """Commit what has been staged under the versions that it has here; how many the node has now."""
         commit = wire.WriteCommit(
             object=[

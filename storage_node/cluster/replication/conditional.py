@@ -28,7 +28,7 @@ from storage_node.cluster.replication.replica_client import ReplicaClient, outco
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 
 LEARN_TIMEOUT_S = 5.0
 NOTHING = Version(0, 0)
@@ -38,9 +38,9 @@ NOTHING = Version(0, 0)
 class CurrentVersion:
     """What there is of one name."""
 
-    newest: Record | None
+    newest: CatalogEntry | None
     """On any node; of another node's only what its catalog tells of it."""
-    here: Record | None
+    here: CatalogEntry | None
     clock: int
 
     @property
@@ -53,7 +53,7 @@ class ConditionOutcome:
     """A condition that holds, or what an earlier try of the same write has stored."""
 
     there: CurrentVersion
-    committed_earlier: Record | None = None
+    committed_earlier: CatalogEntry | None = None
 
 
 async def decide(
@@ -109,13 +109,13 @@ async def _current_versions(
     store = nodes.node.store
     uuid = replica_set.bucket.uuid
 
-    def look() -> list[tuple[Record | None, bool] | LoaderError]:
-        found: list[tuple[Record | None, bool] | LoaderError] = []
+    def look() -> list[tuple[CatalogEntry | None, bool] | LoaderError]:
+        found: list[tuple[CatalogEntry | None, bool] | LoaderError] = []
         for name in names:
             try:
                 here = store.replicas.newest_entry(uuid, name)
                 there = here if here is not None and not here.is_tombstone else None
-                found.append((here, store.replicas.doubts.any and store.replicas.in_doubt(uuid, name, there)))
+                found.append((here, store.replicas.stale.any and store.replicas.is_stale(uuid, name, there)))
             except LoaderError as error:
                 found.append(error)
         return found
@@ -188,7 +188,7 @@ async def _teach(nodes: ReplicaClient, replica_set: ReplicaSet, node: int) -> No
 
 def _joined(
     label: str,
-    here: tuple[Record | None, bool] | LoaderError,
+    here: tuple[CatalogEntry | None, bool] | LoaderError,
     states: Iterable[wire.ObjectState],
     silent: Sequence[str],
     clock: int,
@@ -205,7 +205,7 @@ def _joined(
         if state.HasField("version"):
             version = from_wire(state.version)
             if newest is None or newest.version < version:
-                newest = Record(
+                newest = CatalogEntry(
                     version.epoch,
                     version.counter,
                     version.node,

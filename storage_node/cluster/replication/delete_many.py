@@ -238,7 +238,7 @@ def write_tombstones(store: Store, request: contents.BuryManyRequest) -> content
     """This node's part. Raises LoaderError."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     tombstones = list(zip(request.name, map(from_wire, request.version), strict=True))
-    return contents.BuryManyResponse(failure=failures(store.entomb_many(request.bucket.name, tombstones)))
+    return contents.BuryManyResponse(failure=failures(store.write_tombstones(request.bucket.name, tombstones)))
 
 
 def failures(results: Sequence[object]) -> list[contents.DeleteFailure]:

@@ -69,7 +69,7 @@ async def invalidate_nonparticipants(
                 if node.uuid in there:
                     continue
                 if node.uuid == replica_set.view.nodes[replica_set.position].uuid:
-                    nodes.node.store.replicas.doubts.doubt_names(bucket.uuid, {entries[row].name: versions[row]})
+                    nodes.node.store.replicas.stale.mark_names(bucket.uuid, {entries[row].name: versions[row]})
                 else:
                     names = missed.setdefault((node.endpoint, (bucket.name, bucket.uuid)), {})
                     names[entries[row].name] = max(versions[row], names.get(entries[row].name, versions[row]))
@@ -112,7 +112,7 @@ async def invalidate_one(
     """Tell one node that it has no part in these versions of objects, by name, should older ones come to it."""
     bucket = replica_set.bucket
     if node == replica_set.position:
-        nodes.node.store.replicas.doubts.doubt_names(bucket.uuid, versions)
+        nodes.node.store.replicas.stale.mark_names(bucket.uuid, versions)
     else:
         await nodes.invalidations.invalidate(replica_set.endpoint(node), (bucket.name, bucket.uuid), versions)
 

@@ -13,9 +13,9 @@ from storage_node.cluster.replication.replica import from_wire
 from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaLost
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 
-Listed = list[tuple[str, Record]]
+Listed = list[tuple[str, CatalogEntry]]
 
 
 async def not_deleted(nodes: ReplicaClient, replica_set: ReplicaSet, found: Listed) -> Listed:

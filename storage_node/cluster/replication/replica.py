@@ -13,7 +13,7 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.store import Store
 from storage_node.store.upload import Upload
 from storage_node.store.writes import check_content, stage_object
@@ -241,7 +241,7 @@ def _state_or_unknown(store: Store, bucket: str, name: str) -> wire.ObjectState:
         return wire.ObjectState(name=name, unknown=True)
 
 
-def _state(name: str, record: Record | None) -> wire.ObjectState:
+def _state(name: str, record: CatalogEntry | None) -> wire.ObjectState:
     if record is None:
         return wire.ObjectState(name=name)
     return wire.ObjectState(

@@ -23,7 +23,7 @@ from storage_node.cluster.replication.replica import to_wire
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.snapshots.plan import Unsettled, compare_seen, count_first, end_of
 from storage_node.node import Node
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.names import SNAPSHOT_MARK
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.retained_replicas import NewerFirst, Seen, seen, seen_after
@@ -202,5 +202,5 @@ class Convergence:
         raise SnapshotNotFound(f"no snapshot of bucket {bucket.name!r} has the cut {cut}")
 
 
-def _state(record: Record) -> State:
+def _state(record: CatalogEntry) -> State:
     return State(record.version, record.is_tombstone, record.size_bytes)

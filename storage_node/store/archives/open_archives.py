@@ -19,16 +19,16 @@ from pathlib import Path
 
 from ais_loader.errors import ArchiveError, ArchiveIndexError, ArchiveIndexStale, CorruptObject, LoaderError
 from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard
-from storage_node.store.archives.copies import DecompressedCopies
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import ShardState
 from storage_node.store.archives.kinds import kind_of_name, recognise
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.member import Member
 from storage_node.store.archives.source import FdSource, chunks_of
+from storage_node.store.archives.unpack_cache import UnpackCache
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.object_files import RawFiles
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 
 FOLDER_NAME = "members"
 REFUSED_SHARDS = 1024
@@ -68,14 +68,14 @@ class Shards:
         self._refused: OrderedDict[bytes, ArchiveError | CorruptObject] = OrderedDict()
         self._busy: dict[bytes, tuple[threading.Lock, int]] = {}
         """Shards that are being opened, each with how many wait for it."""
-        self._copies: DecompressedCopies | None = None
+        self._copies: UnpackCache | None = None
         self._swept = not writable
         self._keeps = writable and self._folder.exists()
         """Whether there may be an index on the drive."""
 
     # -- reading
 
-    def open(self, record: Record, name: str) -> OpenShard:
+    def open(self, record: CatalogEntry, name: str) -> OpenShard:
         """The shard that this record of the object `name` stands for. May take as long as reading it whole.
 
         Raises FileNotFoundError when its file is gone, OSError, LoaderError; ArchiveError when it has no members.
@@ -133,7 +133,7 @@ class Shards:
                 else:
                     self._busy[path] = lock, waiting - 1
 
-    def _opened(self, record: Record, name: str) -> OpenShard:
+    def _opened(self, record: CatalogEntry, name: str) -> OpenShard:
         with contextlib.ExitStack() as held:
             fd = self._files.open(record.path)
             held.callback(os.close, fd)
@@ -147,15 +147,15 @@ class Shards:
                 archive, fd = archive.on_copy(copy), copy.fd
             return OpenShard(archive, fd, held.pop_all())
 
-    def _unpacked(self) -> DecompressedCopies:
+    def _unpacked(self) -> UnpackCache:
         with self._lock:
             if self._copies is None:
-                self._copies = DecompressedCopies(self._folder, self.limits.copy_bytes)
+                self._copies = UnpackCache(self._folder, self.limits.copy_bytes)
             return self._copies
 
     # -- indexes
 
-    def _indexed(self, source: FdSource, record: Record, name: str) -> Archive:
+    def _indexed(self, source: FdSource, record: CatalogEntry, name: str) -> Archive:
         self._sweep()
         path, state = self._path(record.path), _state(record)
         try:
@@ -182,7 +182,7 @@ class Shards:
             log.warning("%s: the index cannot be kept and is made again next time: %s", path, error)
             return index
 
-    def keep(self, record: Record, indexing: Indexing) -> None:
+    def keep(self, record: CatalogEntry, indexing: Indexing) -> None:
         """Keep the index that was made while the shard was put; without one it is made when a member is asked for."""
         try:
             fd = self._files.open(record.path)
@@ -264,7 +264,7 @@ def indexing_of(name: str) -> Indexing | None:
     return Indexing(name) if kind_of_name(name) is not None else None
 
 
-def _verify(source: FdSource, record: Record, name: str) -> None:
+def _verify(source: FdSource, record: CatalogEntry, name: str) -> None:
     """An index has checksums of members: made of bytes that are not those that were put, it would vouch for them."""
     checksum = 0
     for chunk in chunks_of(source):
@@ -273,5 +273,5 @@ def _verify(source: FdSource, record: Record, name: str) -> None:
         raise CorruptObject(f"{name!r}: the archive's bytes do not match their checksum, and it has no index any more")
 
 
-def _state(record: Record) -> ShardState:
+def _state(record: CatalogEntry) -> ShardState:
     return ShardState(record.version, record.size_bytes, record.checksum)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ais_loader.errors import CorruptObject
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog, WriteBatch
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 
 
 def put_blocks(batch: WriteBatch, generation: int, checksums: Sequence[int]) -> None:
@@ -20,7 +20,7 @@ def put_blocks(batch: WriteBatch, generation: int, checksums: Sequence[int]) -> 
         batch.put(fmt.blocks_key(generation, chunk), part.tobytes())
 
 
-def read_blocks(catalog: Catalog, record: Record, first: int, stop: int) -> npt.NDArray[np.uint32]:
+def read_blocks(catalog: Catalog, record: CatalogEntry, first: int, stop: int) -> npt.NDArray[np.uint32]:
     """Stored checksums of blocks first .. stop-1 of an object larger than one block; shape (stop - first,).
 
     Raises CorruptObject when they are not there; so it is soon after the object was replaced.

@@ -29,14 +29,14 @@ def boot_id() -> bytes:
 
 def machine_went_down(catalog: Catalog) -> bool:
     """Whether the previous writer lived in a kernel that is no more. Raises LoaderError."""
-    mark = catalog.get(fmt.SESSION_KEY)
+    mark = catalog.get(fmt.OPEN_MARK_KEY)
     return mark is not None and mark != boot_id()
 
 
 def begin(catalog: Catalog) -> None:
     """Mark the drive as open; lasting on return, as is the counter's reservation. Raises LoaderError."""
     batch = WriteBatch(raw_mode=True)
-    batch.put(fmt.SESSION_KEY, boot_id())
+    batch.put(fmt.OPEN_MARK_KEY, boot_id())
     catalog.write(batch, sync=True)
 
 
@@ -45,7 +45,7 @@ def end(catalog: Catalog, fd: int, *, lasting: bool) -> None:
     if lasting:
         sync_file_system(fd)
     batch = WriteBatch(raw_mode=True)
-    batch.delete(fmt.SESSION_KEY)
+    batch.delete(fmt.OPEN_MARK_KEY)
     catalog.write(batch, sync=True)
 
 

@@ -31,21 +31,21 @@ from storage_node.store import format as fmt
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.open_archives import Shards
 from storage_node.store.commit_mark import commit_mark
-from storage_node.store.drive import clean_shutdown as session
+from storage_node.store.drive import clean_shutdown
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.catalog import REBUILD_HINT, Catalog
-from storage_node.store.drive.entry_cache import RecordCache
+from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.garbage import GRACE_S, Garbage
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.drive.retained_versions import Retention, find_retained, scan_at
-from storage_node.store.drive.sequence import Counters
+from storage_node.store.drive.sequence import SequenceNumbers
 from storage_node.store.drive.transactions import Changes
 from storage_node.store.files.error_counters import Faults
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.staged_file import StagedFile, is_full
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.store_record import sync_folder
 
 Durability: TypeAlias = Literal["process", "power"]
@@ -90,7 +90,7 @@ class Drive:
             self.files.close()
             raise
         self.shards = Shards(root, self.files, writable=writable, limits=shard_limits)
-        self._cache = RecordCache()
+        self._cache = EntryCache()
         self._garbage = Garbage(self.files, self.catalog, grace_s, self.shards.forget)
         self._staging_names = itertools.count()
         self.record_mark = commit_mark(root)
@@ -122,9 +122,9 @@ class Drive:
             sync_folder(self.root)  # the names of the catalog and the object folders
             self._garbage.recover()
             Retention(self.files, self.catalog).recover()
-            if session.machine_went_down(self.catalog):
+            if clean_shutdown.machine_went_down(self.catalog):
                 self._garbage.remove_unnamed()
-            session.begin(self.catalog)
+            clean_shutdown.begin(self.catalog)
         except OSError as error:
             raise drive_error(error, self.root, "recovering") from error
 
@@ -146,7 +146,7 @@ class Drive:
 
     # -- reading
 
-    def lookup(self, bucket_uuid: bytes, names: Sequence[str]) -> list[Record | None]:
+    def lookup(self, bucket_uuid: bytes, names: Sequence[str]) -> list[CatalogEntry | None]:
         """What the catalog has of each name, None for a tombstone too; a reader beside a writer looks twice first."""
         self._require_open()  # the cache would go on answering
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
@@ -161,18 +161,18 @@ class Drive:
                 self._look_up(keys, records, unknown)
         return records
 
-    def _look_up(self, keys: Sequence[bytes], records: list[Record | None], unknown: Sequence[int]) -> list[int]:
+    def _look_up(self, keys: Sequence[bytes], records: list[CatalogEntry | None], unknown: Sequence[int]) -> list[int]:
         """Fill in the `unknown` positions of `records` from the catalog; returns those that are not there."""
         generation = self._cache.generation
         values = self.catalog.get_many([keys[at] for at in unknown])
-        decoded = {at: fmt.decode_record(value) for at, value in zip(unknown, values, strict=True) if value is not None}
+        decoded = {at: fmt.decode_entry(value) for at, value in zip(unknown, values, strict=True) if value is not None}
         found = {at: record for at, record in decoded.items() if record.path}  # a tombstone has none
         for at, record in found.items():
             records[at] = record
         self._cache.add(((keys[at], record) for at, record in found.items()), generation)
         return [at for at in unknown if at not in found]
 
-    def lookup_at(self, bucket_uuid: bytes, names: Sequence[str], cut: int) -> list[Record | None]:
+    def lookup_at(self, bucket_uuid: bytes, names: Sequence[str], cut: int) -> list[CatalogEntry | None]:
         """What a snapshot with this cut sees of each name."""
         if not self.writable:
             self._require_open()
@@ -185,7 +185,7 @@ class Drive:
             for name, record in zip(names, current, strict=True)
         ]
 
-    def cached(self, bucket_uuid: bytes, name: str) -> Record | None:
+    def cached(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
         """What is known of one name without asking the catalog; None means that it has to be asked."""
         return self._cache.get_many((fmt.object_key(bucket_uuid, name),))[0] if self.writable else None
 
@@ -202,25 +202,27 @@ class Drive:
             return True
         return time.monotonic() - self._caught_up_at > READER_STALENESS_S
 
-    def newest(self, bucket_uuid: bytes, names: Sequence[str]) -> list[Record | None]:
+    def newest(self, bucket_uuid: bytes, names: Sequence[str]) -> list[CatalogEntry | None]:
         """The entry of each name, tombstones too, straight from the catalog."""
         self._require_open()
         values = self.catalog.get_many([fmt.object_key(bucket_uuid, name) for name in names])
-        return [None if value is None else fmt.decode_record(value) for value in values]
+        return [None if value is None else fmt.decode_entry(value) for value in values]
 
-    def scan(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, Record]]:
+    def scan(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, CatalogEntry]]:
         """Names with this prefix after `start_after`, by the bytes of their UTF-8 form."""
         return (pair for pair in self.scan_all(bucket_uuid, prefix, start_after) if pair[1].path)
 
-    def scan_all(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, Record]]:
+    def scan_all(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, CatalogEntry]]:
         """As `scan`, with tombstones."""
         if not self.writable:
             self.catch_up()
         after = fmt.object_key(bucket_uuid, start_after) if start_after else None
         for key, value in self.catalog.scan(fmt.object_key(bucket_uuid, prefix), after):
-            yield fmt.name_of_key(key), fmt.decode_record(value)
+            yield fmt.name_of_key(key), fmt.decode_entry(value)
 
-    def scan_at(self, bucket_uuid: bytes, prefix: str, start_after: str, cut: int) -> Iterator[tuple[str, Record]]:
+    def scan_at(
+        self, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
+    ) -> Iterator[tuple[str, CatalogEntry]]:
         """As `scan`, what a snapshot with this cut sees."""
         if not self.writable:
             self.catch_up()
@@ -230,7 +232,7 @@ class Drive:
         """Key and value of all objects and tombstones after this key, in the order of keys."""
         return self.catalog.scan(fmt.OBJECT_PREFIX, after)
 
-    def block_checksums(self, record: Record, first: int, stop: int) -> list[int]:
+    def block_checksums(self, record: CatalogEntry, first: int, stop: int) -> list[int]:
         """Stored checksums of blocks first .. stop-1 of an object larger than one block. Raises CorruptObject."""
         checksums: list[int] = read_blocks(self.catalog, record, first, stop).tolist()
         return checksums
@@ -260,8 +262,8 @@ class Drive:
             return None
 
     def commit(
-        self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, Record] | None = None
-    ) -> list[Record | VersionConflict | WriteTooLate]:
+        self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, CatalogEntry] | None = None
+    ) -> list[CatalogEntry | VersionConflict | WriteTooLate]:
         """Make staged files visible, all in one catalog commit; returns what counts for each now, in order.
 
         That is the object itself, but where it brought a version and the drive had this one or a newer: then it is what
@@ -288,37 +290,37 @@ class Drive:
         self._require_writable()
         return self._changes.delete(bucket_uuid, names, tombstones=tombstones, condition=condition)
 
-    def entomb(
+    def write_tombstone(
         self,
         bucket_uuid: bytes,
         name: str,
         version: Version | None,
         modified_ns: int = 0,
-        elsewhere: Record | None = None,
+        elsewhere: CatalogEntry | None = None,
         condition: Condition | None = None,
-    ) -> tuple[Record | None, Record | None]:
-        """See `Changes.entomb`. Raises as `delete` does."""
+    ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
+        """See `Changes.write_tombstone`. Raises as `delete` does."""
         self._require_writable()
-        return self._changes.entomb(bucket_uuid, name, version, modified_ns, elsewhere, condition)
+        return self._changes.write_tombstone(bucket_uuid, name, version, modified_ns, elsewhere, condition)
 
-    def entomb_many(
-        self, bucket_uuid: bytes, graves: Sequence[tuple[str, Version]]
-    ) -> list[tuple[Record | None, Record | None]]:
-        """See `Changes.entomb_many`. Raises as `commit` does."""
+    def write_tombstones(
+        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version]]
+    ) -> list[tuple[CatalogEntry | None, CatalogEntry | None]]:
+        """See `Changes.write_tombstones`. Raises as `commit` does."""
         self._require_writable()
-        return self._changes.entomb_many(bucket_uuid, graves)
+        return self._changes.write_tombstones(bucket_uuid, tombstones)
 
-    def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
+    def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:
         """See `Changes.drop`. Raises as `commit` does."""
         self._require_writable()
         return self._changes.drop(bucket_uuid, name, version, tombstone=tombstone)
 
-    def replace_entry(self, key: bytes, record: Record | None, blocks: Sequence[int] = ()) -> None:
+    def replace_entry(self, key: bytes, record: CatalogEntry | None, blocks: Sequence[int] = ()) -> None:
         """Set one catalog entry as it is, or remove it (None), and bury what it named before. For the doctor."""
         self._require_writable()
         self._changes.replace_entry(key, record, blocks)
 
-    def landed(self, write_id: bytes, before: Record | None) -> Record | None:
+    def landed(self, write_id: bytes, before: CatalogEntry | None) -> CatalogEntry | None:
         """See `LandedWrites.find`. Raises StoreReadOnly, Closed."""
         self._require_writable()
         return self._changes.landed.find(write_id, before)
@@ -330,10 +332,10 @@ class Drive:
         return self._changes
 
     @property
-    def counters(self) -> Counters:
+    def numbers(self) -> SequenceNumbers:
         """Raises StoreReadOnly, Closed."""
         self._require_writable()
-        return self._changes.counters
+        return self._changes.numbers
 
     def quiet(self) -> contextlib.ExitStack:
         """A context in which no commit and no delete runs; the caller must do neither."""
@@ -357,7 +359,7 @@ class Drive:
         """All that has been committed survives a power cut on return. Raises DriveFailed, DriveFull, StoreReadOnly."""
         self._require_writable()
         try:
-            session.sync_file_system(self.files.objects_fd)
+            clean_shutdown.sync_file_system(self.files.objects_fd)
         except OSError as error:
             self.faults.note(error, "syncing the drive")
             raise drive_error(error, self.root, "syncing the drive") from error
@@ -398,7 +400,7 @@ class Drive:
                 with contextlib.suppress(LoaderError, OSError):  # what is not tidied up now is at the next start
                     self._garbage.reap(everything=True)
                     self.files.clear_staging()  # uploads that are still under way can no longer be committed
-                    session.end(self.catalog, self.files.objects_fd, lasting=self._sync)
+                    clean_shutdown.end(self.catalog, self.files.objects_fd, lasting=self._sync)
             self._use.closed = True
             self.catalog.close()
             self.files.close()

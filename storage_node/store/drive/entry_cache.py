@@ -9,25 +9,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 
 MAX_ENTRIES = 1 << 16
 """About 25 MiB. Beyond it everything is dropped: batches draw at random, so no entry is worth more than another."""
 
 
-class RecordCache:
+class EntryCache:
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._lock = threading.Lock()
-        self._records: dict[bytes, Record] = {}  # guarded by _lock for changes
+        self._records: dict[bytes, CatalogEntry] = {}  # guarded by _lock for changes
         self.generation = 0  # guarded by _lock for changes
 
-    def get_many(self, keys: Sequence[bytes]) -> list[Record | None]:
+    def get_many(self, keys: Sequence[bytes]) -> list[CatalogEntry | None]:
         """Records in the order of `keys`; None where the catalog has to be asked."""
         get = self._records.get
         return [get(key) for key in keys]
 
-    def add(self, found: Iterable[tuple[bytes, Record]], generation: int) -> None:
+    def add(self, found: Iterable[tuple[bytes, CatalogEntry]], generation: int) -> None:
         """Keep what was read from the catalog, unless something has been forgotten since `generation`."""
         with self._lock:
             if generation == self.generation:

@@ -23,7 +23,7 @@ from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.inventory import unnamed_files
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles, drive_error
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 
 GRACE_S = 5.0
 """How long the file of a replaced or deleted object stays for readers that looked it up before."""
@@ -52,7 +52,7 @@ class Garbage:
         self._lock = threading.Lock()
         self._waiting: deque[_Dead] = deque()  # guarded by _lock
         self._waiting_bytes = 0  # guarded by _lock
-        self._abandoned: list[Record] = []  # guarded by _lock
+        self._abandoned: list[CatalogEntry] = []  # guarded by _lock
 
     def recover(self) -> None:
         """Remove what earlier writers left behind, in time proportional to that. Raises OSError, LoaderError.
@@ -81,7 +81,7 @@ class Garbage:
         except StoreFormatError:
             return  # with an entry that cannot be read nothing is certain; the doctor reports it
 
-    def bury(self, dead: Sequence[Record]) -> None:
+    def defer_unlink(self, dead: Sequence[CatalogEntry]) -> None:
         """Let the files of replaced objects go when their time comes; the catalog has their garbage keys already."""
         due_s = time.monotonic() + self._grace_s
         # A dead file that kept its identity could bring a deleted object back when the catalog is rebuilt.
@@ -93,7 +93,7 @@ class Garbage:
         with contextlib.suppress(LoaderError):  # the commit stands; what does not go now goes at the next start
             self.reap()
 
-    def abandon(self, records: Sequence[Record]) -> None:
+    def abandon(self, records: Sequence[CatalogEntry]) -> None:
         """Remove the files of a commit that failed, as soon as it is certain that it failed.
 
         It may have reached the catalog's log nevertheless: as long as that log can be read again, opening the drive
@@ -106,7 +106,7 @@ class Garbage:
 
     def reap(self, *, everything: bool = False) -> int:
         """Remove dead files whose time has come (or all of them); returns how many went. Raises LoaderError."""
-        self._bury_abandoned()
+        self._unlink_abandoned()
         reaped = 0
         problem: OSError | None = None
         while due := self._take_due(everything=everything):
@@ -137,7 +137,7 @@ class Garbage:
                 self._waiting_bytes -= taken[-1].size_bytes
         return taken
 
-    def _bury_abandoned(self) -> None:
+    def _unlink_abandoned(self) -> None:
         with self._lock:
             abandoned, self._abandoned = self._abandoned, []
         if not abandoned:

@@ -17,7 +17,7 @@ import xxhash
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog
 from storage_node.store.files.segment_format import file_of
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 
 _OURS = re.compile(
     rb"([0-3][0-9a-f]/[0-3][0-9a-f]/[0-9a-f]{28}\.[0-9a-f]+|segments/[0-3][0-9a-f]/segment\.[0-9a-f]+(/[0-9a-f]+\.[0-9a-f]+)?)\Z"
@@ -52,7 +52,7 @@ class NamedFiles:
             yield from (path for path, is_known in zip(some, known, strict=True) if not is_known)
 
 
-def named_by(record: Record) -> tuple[bytes, ...]:
+def named_by(record: CatalogEntry) -> tuple[bytes, ...]:
     """The object's path, and that of the segment in which it lies, which goes with its last object."""
     return (record.path, file_of(record.path)) if record.offset else (record.path,)
 
@@ -64,7 +64,7 @@ def named_paths(catalog: Catalog) -> Iterator[bytes]:
     """
     for prefix in (fmt.OBJECT_PREFIX, fmt.RETAINED_PREFIX):
         for _, value in catalog.scan(prefix):
-            record = fmt.decode_record(value)
+            record = fmt.decode_entry(value)
             if not record.is_tombstone:
                 yield from named_by(record)
     for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):

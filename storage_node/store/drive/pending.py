@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.files.staged_file import StagedFile
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class PendingObject:
     """None: the drive gives one, above what it has. Otherwise it has to be newer than what the drive has."""
     modified_ns: int = 0
     """0: the moment of the commit."""
-    damaged: Record | None = None
+    damaged: CatalogEntry | None = None
     """Of an object whose bytes are not what was put: its entry as it was, so that it goes on being found damaged."""
     damaged_blocks: Sequence[int] = ()
     condition: Condition | None = None

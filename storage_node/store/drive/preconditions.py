@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ais_loader.errors import InvalidRequest, VersionConflict, WriteTooLate
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 
 WRITE_ID_BYTES = 16
 _REMEMBERED = 4096
@@ -41,7 +41,7 @@ class Condition:
         """Whether it holds of anything."""
         return not self.if_absent and self.if_version is None and self.not_above is None
 
-    def fault(self, label: str, before: Record | None) -> VersionConflict | None:
+    def fault(self, label: str, before: CatalogEntry | None) -> VersionConflict | None:
         """What is wrong with the entry that a name has; None when the condition holds.
 
         Args:
@@ -57,7 +57,7 @@ class Condition:
         return None
 
 
-def require(condition: Condition | None, label: str, before: Record | None) -> None:
+def require(condition: Condition | None, label: str, before: CatalogEntry | None) -> None:
     """Raises VersionConflict."""
     if condition is not None and (fault := condition.fault(label, before)) is not None:
         raise fault
@@ -70,7 +70,7 @@ def too_late(condition: Condition | None, label: str, version: Version, cut: int
     return WriteTooLate(f"{label}: version {version} comes after a snapshot that it should be in; write it again")
 
 
-def _described(entry: Record | None) -> str:
+def _described(entry: CatalogEntry | None) -> str:
     if entry is None:
         return "no object"
     if entry.is_tombstone:
@@ -108,9 +108,9 @@ class LandedWrites:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._records: OrderedDict[bytes, Record] = OrderedDict()
+        self._records: OrderedDict[bytes, CatalogEntry] = OrderedDict()
 
-    def add(self, writes: Iterable[tuple[bytes, Record]]) -> None:
+    def add(self, writes: Iterable[tuple[bytes, CatalogEntry]]) -> None:
         """What was committed, each with its id, if it has one."""
         with self._lock:
             self._records.update((write_id, record) for write_id, record in writes if write_id)
@@ -118,15 +118,15 @@ class LandedWrites:
                 self._records.popitem(last=False)
 
     def settled(
-        self, condition: Condition | None, label: str, before: Record | None
-    ) -> Record | VersionConflict | None:
+        self, condition: Condition | None, label: str, before: CatalogEntry | None
+    ) -> CatalogEntry | VersionConflict | None:
         """What becomes of a write that is not to be committed: an earlier try of it was, or its condition fails."""
         fault = condition.fault(label, before) if condition is not None else None
         if condition is None or fault is None or condition.not_above is not None:
             return fault  # who says what must not be there any more has looked for earlier tries
         return self.find(condition.write_id, before) or fault
 
-    def find(self, write_id: bytes, before: Record | None) -> Record | None:
+    def find(self, write_id: bytes, before: CatalogEntry | None) -> CatalogEntry | None:
         """What an earlier try of a write has stored; `before` is what there is of its name now."""
         if not write_id:
             return None

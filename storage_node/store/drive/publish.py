@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from storage_node.store import format as fmt
 from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.drive.pending import PendingObject
-from storage_node.store.drive.sequence import Counters
+from storage_node.store.drive.sequence import SequenceNumbers
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.segment_writer import SegmentDraft
 from storage_node.store.files.staged_file import StagedFile
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 
 
 class CommitFiles:
@@ -22,7 +22,7 @@ class CommitFiles:
     def __init__(
         self,
         files: RawFiles,
-        counters: Counters,
+        numbers: SequenceNumbers,
         objects: Sequence[PendingObject],
         stage: Callable[[], StagedFile] | None,
         *,
@@ -31,7 +31,7 @@ class CommitFiles:
     ) -> None:
         """`stage`: see `Drive.stage`; without it each object has a file of its own. Raises OSError, LoaderError."""
         self._files = files
-        self._counters = counters
+        self._numbers = numbers
         self._objects = objects
         self._epoch = epoch
         self._sync = sync
@@ -39,10 +39,10 @@ class CommitFiles:
         small = [pending.file for pending in objects if _may_share(pending)]
         self._draft: SegmentDraft | None = None
         if stage is not None and len(small) > 1:
-            generation = counters.take()  # before there is a file: it may fail
+            generation = numbers.take()  # before there is a file: it may fail
             self._draft = SegmentDraft(stage(), generation, small)
 
-    def prepare(self) -> list[Record]:
+    def prepare(self) -> list[CatalogEntry]:
         """Have the files say what they hold, lasting if they are to be: what may become the objects' entries.
 
         Raises OSError, LoaderError.
@@ -59,13 +59,13 @@ class CommitFiles:
             self._files.sync_staged(alone if draft is None else [*alone, draft.file])
         return records
 
-    def identify(self, pending: PendingObject, version: Version | None = None) -> Record:
+    def identify(self, pending: PendingObject, version: Version | None = None) -> CatalogEntry:
         """Give the object a generation and a version, and have its file say what it is. Raises OSError, LoaderError."""
         version = version or pending.version
         # One number for both where the drive gives both.
-        generation = version.counter if version and version is not pending.version else self._counters.take()
+        generation = version.counter if version and version is not pending.version else self._numbers.take()
         version = version or Version(self._epoch, generation)
-        self._counters.advance(version.counter)
+        self._numbers.advance(version.counter)
         content = pending.damaged or pending.file
         modified_ns = pending.modified_ns or self._now_ns
         identity = fmt.encode_identity(
@@ -85,7 +85,7 @@ class CommitFiles:
         else:
             self._files.set_identity(pending.file.fd, identity)
             path, offset = fmt.file_path(pending.bucket_uuid, pending.name, generation), 0
-        return Record(
+        return CatalogEntry(
             version.epoch,
             version.counter,
             version.node,
@@ -97,7 +97,7 @@ class CommitFiles:
             fmt.encode_metadata(pending.metadata, pending.write_id),
         )
 
-    def identify_anew(self, pending: PendingObject, version: Version) -> Record:
+    def identify_anew(self, pending: PendingObject, version: Version) -> CatalogEntry:
         """After `prepare`: somebody else was faster. Raises as `identify` does."""
         record = self.identify(pending, version)
         if self._sync and not self._in_segment(pending):  # which `publish` sees to
@@ -107,7 +107,7 @@ class CommitFiles:
     def _in_segment(self, pending: PendingObject) -> bool:
         return self._draft is not None and pending.file in self._draft
 
-    def publish(self, chosen: Sequence[tuple[PendingObject, Record]]) -> None:
+    def publish(self, chosen: Sequence[tuple[PendingObject, CatalogEntry]]) -> None:
         """Give the files of these objects their final names; the others go. Raises OSError."""
         if self._sync:
             self._files.make_lasting_folders(record.path for _, record in chosen)

@@ -26,7 +26,7 @@ from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
-from storage_node.store.format import Identity, Record
+from storage_node.store.format import CatalogEntry, Identity
 from storage_node.store.names import PARTS_PREFIX
 
 _TRIM_AT_ONCE = 500
@@ -36,7 +36,7 @@ class Retained(NamedTuple):
     """An entry of the catalog."""
 
     key: bytes
-    record: Record
+    record: CatalogEntry
 
     @property
     def ended(self) -> int:
@@ -46,7 +46,7 @@ class Retained(NamedTuple):
 class Ended(NamedTuple):
     """Objects that one commit has ended."""
 
-    dead: list[Record]
+    dead: list[CatalogEntry]
     """Their files are garbage."""
     kept: list[Retained]
 
@@ -77,7 +77,7 @@ class Retention:
 
     # -- ending
 
-    def end(self, batch: WriteBatch, ending: Iterable[tuple[bytes, Record, int]]) -> Ended:
+    def end(self, batch: WriteBatch, ending: Iterable[tuple[bytes, CatalogEntry, int]]) -> Ended:
         """Add to a commit what becomes of entries that it ends: key, record and end of each."""
         outcome = Ended([], [])
         for key, record, ended in ending:
@@ -85,12 +85,12 @@ class Retention:
             if record.is_tombstone:  # of a copy in a cluster: another one may not have heard of the deletion
                 if is_kept:
                     name = fmt.name_of_key(key)
-                    batch.put(fmt.retained_key(fmt.bucket_of_key(key), name, ended), fmt.encode_record(record))
+                    batch.put(fmt.retained_key(fmt.bucket_of_key(key), name, ended), fmt.encode_entry(record))
                 continue
             generation = record.generation
             if is_kept:
                 kept = Retained(fmt.retained_key(fmt.bucket_of_key(key), fmt.name_of_key(key), ended), record)
-                batch.put(kept.key, fmt.encode_record(record))
+                batch.put(kept.key, fmt.encode_entry(record))
                 batch.put(fmt.generation_key(fmt.MARK_PREFIX, generation), ended.to_bytes(8, "big") + record.path)
                 outcome.kept.append(kept)
             else:
@@ -98,7 +98,7 @@ class Retention:
                 outcome.dead.append(record)
         return outcome
 
-    def _is_kept(self, key: bytes, record: Record, ended: int) -> bool:
+    def _is_kept(self, key: bytes, record: CatalogEntry, ended: int) -> bool:
         # Parts of objects to come are in no list, and nobody asks a snapshot for them.
         is_part = key.startswith(PARTS_PREFIX.encode(), 17)
         return not is_part and self.is_seen(fmt.bucket_of_key(key), record.counter, ended)
@@ -134,15 +134,15 @@ class Retention:
         while some := list(itertools.islice(keys, _TRIM_AT_ONCE)):
             yield some
 
-    def release(self, keys: Sequence[bytes], *, sync: bool) -> list[Record]:
+    def release(self, keys: Sequence[bytes], *, sync: bool) -> list[CatalogEntry]:
         """With a stripe held: make garbage of those of these that no snapshot sees. Returns their records."""
         batch = WriteBatch(raw_mode=True)
-        dead: list[Record] = []
+        dead: list[CatalogEntry] = []
         gone = 0
         for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
             if value is None:
                 continue
-            record = fmt.decode_record(value)
+            record = fmt.decode_entry(value)
             if not self.is_seen(fmt.bucket_of_key(key), record.counter, fmt.ended_of_retained(key)):
                 batch.delete(key)
                 gone += 1
@@ -158,13 +158,13 @@ class Retention:
 
 
 def enter_from_file(
-    catalog: Catalog, cuts: Mapping[bytes, Iterable[int]], identity: Identity, record: Record, ended: int
+    catalog: Catalog, cuts: Mapping[bytes, Iterable[int]], identity: Identity, record: CatalogEntry, ended: int
 ) -> bool:
     """Into a catalog that is made anew; False for what no snapshot sees."""
     if not any(record.counter <= cut < ended for cut in cuts.get(identity.bucket_uuid, ())):
         return False
     batch = WriteBatch(raw_mode=True)
-    batch.put(fmt.retained_key(identity.bucket_uuid, identity.name, ended), fmt.encode_record(record))
+    batch.put(fmt.retained_key(identity.bucket_uuid, identity.name, ended), fmt.encode_entry(record))
     catalog.write(batch, sync=False)
     return True
 
@@ -172,7 +172,7 @@ def enter_from_file(
 # -- reading; of a drive that is open for reading, too
 
 
-def find_retained(catalog: Catalog, bucket_uuid: bytes, name: str, cut: int) -> Record | None:
+def find_retained(catalog: Catalog, bucket_uuid: bytes, name: str, cut: int) -> CatalogEntry | None:
     """The object of a name that has ended and that this cut sees."""
     found = find_seen(catalog, bucket_uuid, name, cut)
     return None if found is None or found.record.is_tombstone else found.record
@@ -183,21 +183,21 @@ def find_seen(catalog: Catalog, bucket_uuid: bytes, name: str, cut: int) -> Reta
     prefix = fmt.retained_prefix(bucket_uuid, name)
     # Versions of one name follow each other: only the first that ended after the cut can have been there at it.
     for key, value in catalog.scan(prefix, prefix + cut.to_bytes(8, "big")):
-        record = fmt.decode_record(value)
+        record = fmt.decode_entry(value)
         return Retained(key, record) if record.counter <= cut else None
     return None
 
 
 def scan_at(
     catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
-) -> Iterator[tuple[str, Record]]:
+) -> Iterator[tuple[str, CatalogEntry]]:
     """Names with this prefix after `start_after` as this cut sees them, in the order of their UTF-8 bytes."""
     return (pair for pair in scan_seen(catalog, bucket_uuid, prefix, start_after, cut) if not pair[1].is_tombstone)
 
 
 def scan_seen(
     catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
-) -> Iterator[tuple[str, Record]]:
+) -> Iterator[tuple[str, CatalogEntry]]:
     """As `scan_at`, with deletions."""
     # Those that have not ended are looked at first: what ends meanwhile is in both lists, and in none never.
     current = _begun(_current(catalog, bucket_uuid, prefix, start_after, cut))
@@ -209,7 +209,7 @@ def scan_seen(
         last = name
 
 
-def _begun(scan: Iterator[tuple[str, Record] | None]) -> Iterator[tuple[str, Record]]:
+def _begun(scan: Iterator[tuple[str, CatalogEntry] | None]) -> Iterator[tuple[str, CatalogEntry]]:
     """The list as it is now: it has been begun."""
     next(scan)
     return (pair for pair in scan if pair is not None)
@@ -217,24 +217,24 @@ def _begun(scan: Iterator[tuple[str, Record] | None]) -> Iterator[tuple[str, Rec
 
 def _current(
     catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
-) -> Iterator[tuple[str, Record] | None]:
+) -> Iterator[tuple[str, CatalogEntry] | None]:
     after = fmt.object_key(bucket_uuid, start_after) if start_after else None
     scan = catalog.scan(fmt.object_key(bucket_uuid, prefix), after)
     first = list(itertools.islice(scan, 1))
     yield None
     for key, value in itertools.chain(first, scan):
-        record = fmt.decode_record(value)
+        record = fmt.decode_entry(value)
         if record.counter <= cut:
             yield fmt.name_of_key(key), record
 
 
 def _ended(
     catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
-) -> Iterator[tuple[str, Record]]:
+) -> Iterator[tuple[str, CatalogEntry]]:
     # Behind all versions of that name: their keys end in eight bytes.
     after = fmt.retained_prefix(bucket_uuid, start_after) + b"\xff" * 8 if start_after else None
     for key, value in catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid + prefix.encode(), after):
         if fmt.ended_of_retained(key) > cut:
-            record = fmt.decode_record(value)
+            record = fmt.decode_entry(value)
             if record.counter <= cut:
                 yield fmt.name_of_retained(key), record

@@ -14,7 +14,7 @@ from storage_node.store.drive.catalog import Catalog, WriteBatch
 _RESERVED_AT_ONCE = 1 << 16
 
 
-class Counters:
+class SequenceNumbers:
     """Of one drive that is open for writing. Thread-safe."""
 
     def __init__(self, catalog: Catalog) -> None:

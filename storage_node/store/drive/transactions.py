@@ -20,24 +20,24 @@ from ais_loader.errors import BucketNotFound, LoaderError, StoreFormatError, Ver
 from storage_node.store import format as fmt
 from storage_node.store.drive.block_checksums import put_blocks
 from storage_node.store.drive.catalog import Catalog, WriteBatch
-from storage_node.store.drive.entry_cache import RecordCache
+from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.garbage import Garbage
 from storage_node.store.drive.name_stripes import Stripes
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition, LandedWrites, require, too_late
 from storage_node.store.drive.publish import CommitFiles
 from storage_node.store.drive.retained_versions import Ended, Retention
-from storage_node.store.drive.sequence import Counters
+from storage_node.store.drive.sequence import SequenceNumbers
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.staged_file import StagedFile
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 
 
 class _Chosen(NamedTuple):
     key: bytes
     pending: PendingObject
-    record: Record
+    record: CatalogEntry
 
 
 class Changes:
@@ -48,7 +48,7 @@ class Changes:
         root: Path,
         files: RawFiles,
         catalog: Catalog,
-        cache: RecordCache,
+        cache: EntryCache,
         garbage: Garbage,
         *,
         epoch: int,
@@ -65,7 +65,7 @@ class Changes:
         self._epoch = epoch
         self._sync = sync
         self._require_writable = require_writable
-        self.counters = Counters(catalog)
+        self.numbers = SequenceNumbers(catalog)
         self.retention = Retention(files, catalog)
         self.landed = LandedWrites()
         self.stripes = Stripes()
@@ -77,38 +77,38 @@ class Changes:
         self,
         objects: Sequence[PendingObject],
         stage: Callable[[], StagedFile],
-        elsewhere: Mapping[bytes, Record] | None = None,
-    ) -> list[Record | VersionConflict | WriteTooLate]:
+        elsewhere: Mapping[bytes, CatalogEntry] | None = None,
+    ) -> list[CatalogEntry | VersionConflict | WriteTooLate]:
         """`elsewhere`: newest entries of these names on other drives, which count as if they were here.
 
         `stage`: see `Drive.stage`.
         """
         failpoint("put.staged")
-        files = CommitFiles(self._files, self.counters, objects, stage, epoch=self._epoch, sync=self._sync)
+        files = CommitFiles(self._files, self.numbers, objects, stage, epoch=self._epoch, sync=self._sync)
         try:
             return self._commit(objects, files, elsewhere or {})
         finally:
             files.discard()
 
     def _commit(
-        self, objects: Sequence[PendingObject], files: CommitFiles, elsewhere: Mapping[bytes, Record]
-    ) -> list[Record | VersionConflict | WriteTooLate]:
+        self, objects: Sequence[PendingObject], files: CommitFiles, elsewhere: Mapping[bytes, CatalogEntry]
+    ) -> list[CatalogEntry | VersionConflict | WriteTooLate]:
         # Before the stripes are held: syncing is slow. Whoever is overtaken meanwhile takes another counter then.
         records = files.prepare()
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
         with self.stripes.of(keys):
             self._require_writable()
             self._require_buckets((pending.bucket_uuid, pending.name) for pending in objects)
-            current: dict[bytes, Record] = {}
+            current: dict[bytes, CatalogEntry] = {}
             for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
                 if value is not None:
-                    current[key] = fmt.decode_record(value)
+                    current[key] = fmt.decode_entry(value)
             newest = dict(current)
             for key, other in elsewhere.items():
                 if key not in newest or newest[key].version < other.version:
                     newest[key] = other
             chosen: list[_Chosen] = []
-            results: list[Record | VersionConflict | WriteTooLate] = list(records)
+            results: list[CatalogEntry | VersionConflict | WriteTooLate] = list(records)
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
                 if (settled := self.landed.settled(pending.condition, pending.name, before)) is not None:
@@ -124,7 +124,7 @@ class Changes:
                     continue
                 if pending.version is None and records[at].counter <= floor:
                     # A snapshot has been made since it took its number, and must not see it.
-                    self.counters.advance(floor)
+                    self.numbers.advance(floor)
                     newer = newer or Version(self._epoch, floor)
                 if newer is not None:
                     records[at] = files.identify_anew(pending, self._above(newer, pending.name))
@@ -132,13 +132,13 @@ class Changes:
                 chosen.append(_Chosen(key, pending, records[at]))
             ended = self._publish(chosen, files, current) if chosen else Ended([], [])
             self.landed.add((pending.write_id, record) for _, pending, record in chosen)
-        self.bury(ended)
+        self.defer_unlink(ended)
         return results
 
-    def bury(self, ended: Ended) -> None:
+    def defer_unlink(self, ended: Ended) -> None:
         """With no stripe held: see to the files of what a commit has ended."""
         self.retention.mark(ended.kept)
-        self._garbage.bury(ended.dead)
+        self._garbage.defer_unlink(ended.dead)
 
     def _require_buckets(self, names: Iterable[tuple[bytes, str]]) -> None:
         if self.dead_buckets:
@@ -148,9 +148,9 @@ class Changes:
 
     def _above(self, before: Version, name: str) -> Version:
         """A version of this drive's own above one that it has."""
-        self.counters.advance(before.counter)
+        self.numbers.advance(before.counter)
         # A cluster's epochs, in versions that name a node, are not this store's: they are followed.
-        version = Version(max(self._epoch, before.epoch if before.node else 0), self.counters.take())
+        version = Version(max(self._epoch, before.epoch if before.node else 0), self.numbers.take())
         if version <= before:
             raise StoreFormatError(
                 f"{self._root}: {name!r} has version {before}, from a later epoch than the "
@@ -158,7 +158,7 @@ class Changes:
             )
         return version
 
-    def _publish(self, chosen: Sequence[_Chosen], files: CommitFiles, current: dict[bytes, Record]) -> Ended:
+    def _publish(self, chosen: Sequence[_Chosen], files: CommitFiles, current: dict[bytes, CatalogEntry]) -> Ended:
         """Announce the files, rename them, commit; returns what was replaced."""
         records = [record for _, _, record in chosen]
         intents = WriteBatch(raw_mode=True)
@@ -167,14 +167,14 @@ class Changes:
         self._catalog.write(intents, sync=False)
         failpoint("put.intended")
         commit = WriteBatch(raw_mode=True)
-        ending: list[tuple[bytes, Record, int]] = []
+        ending: list[tuple[bytes, CatalogEntry, int]] = []
         try:
             files.publish([(pending, record) for _, pending, record in chosen])
             for key, pending, record in chosen:
                 if key in current:
                     ending.append((key, current[key], record.counter))
                 current[key] = record
-                commit.put(key, fmt.encode_record(record))
+                commit.put(key, fmt.encode_entry(record))
                 commit.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.generation))
                 blocks = pending.file.block_checksums() if pending.damaged is None else pending.damaged_blocks
                 put_blocks(commit, record.generation, blocks)
@@ -202,26 +202,26 @@ class Changes:
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
         with self.stripes.of(keys):
             self._require_writable()
-            gone: dict[bytes, Record] = {}
+            gone: dict[bytes, CatalogEntry] = {}
             for name, key, value in zip(names, keys, self._catalog.get_many(keys), strict=True):
-                record = fmt.decode_record(value) if value is not None else None
+                record = fmt.decode_entry(value) if value is not None else None
                 require(condition, name, record)
                 if record is not None and (tombstones or not record.is_tombstone):
                     gone[key] = record
             ended = self._replace(dict.fromkeys(gone), gone)
             failpoint("delete.committed")
-        self.bury(ended)
+        self.defer_unlink(ended)
         return [key in gone and not gone[key].is_tombstone for key in keys]
 
-    def entomb(
+    def write_tombstone(
         self,
         bucket_uuid: bytes,
         name: str,
         version: Version | None,
         modified_ns: int,
-        elsewhere: Record | None = None,
+        elsewhere: CatalogEntry | None = None,
         condition: Condition | None = None,
-    ) -> tuple[Record | None, Record | None]:
+    ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
         """Put a tombstone in an object's place; the entry before, and the one that counts now.
 
         Without a version the drive gives one, and where there is no object nothing changes. With one, it stands if it
@@ -232,7 +232,7 @@ class Changes:
             self._require_writable()
             self._require_buckets([(bucket_uuid, name)])
             value = self._catalog.get(key)
-            here = before = fmt.decode_record(value) if value is not None else None
+            here = before = fmt.decode_entry(value) if value is not None else None
             if elsewhere is not None and (before is None or before.version < elsewhere.version):
                 before = elsewhere
             require(condition, name, before)
@@ -244,14 +244,14 @@ class Changes:
                 raise late
             elif before is not None and before.version >= version:
                 return before, before
-            self.counters.advance(version.counter)
-            grave = fmt.tombstone(version, modified_ns or time.time_ns())
-            ended = self._replace({key: grave}, {key: here} if here is not None else {})
+            self.numbers.advance(version.counter)
+            tombstone = fmt.tombstone(version, modified_ns or time.time_ns())
+            ended = self._replace({key: tombstone}, {key: here} if here is not None else {})
             failpoint("delete.committed")
-        self.bury(ended)
-        return before, grave
+        self.defer_unlink(ended)
+        return before, tombstone
 
-    def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
+    def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:
         """Remove one entry without a trace unless it is newer than `version`; the entry that is left, if any.
 
         With `tombstone` an object is left alone, whatever its version.
@@ -260,63 +260,63 @@ class Changes:
         with self.stripes.of([key]):
             self._require_writable()
             value = self._catalog.get(key)
-            before = fmt.decode_record(value) if value is not None else None
+            before = fmt.decode_entry(value) if value is not None else None
             if before is None or before.version > version or (tombstone and not before.is_tombstone):
                 return before
             ended = self._replace({key: None}, {key: before})
             failpoint("delete.committed")
-        self.bury(ended)
+        self.defer_unlink(ended)
         return None
 
-    def entomb_many(
-        self, bucket_uuid: bytes, graves: Sequence[tuple[str, Version]]
-    ) -> list[tuple[Record | None, Record | None]]:
-        """As `entomb` of each name, with its version, all in one catalog commit; in order."""
+    def write_tombstones(
+        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version]]
+    ) -> list[tuple[CatalogEntry | None, CatalogEntry | None]]:
+        """As `write_tombstone` of each name, with its version, all in one catalog commit; in order."""
         now_ns = time.time_ns()
-        keys = [fmt.object_key(bucket_uuid, name) for name, _ in graves]
-        results: list[tuple[Record | None, Record | None]] = []
+        keys = [fmt.object_key(bucket_uuid, name) for name, _ in tombstones]
+        results: list[tuple[CatalogEntry | None, CatalogEntry | None]] = []
         with self.stripes.of(keys):
             self._require_writable()
-            self._require_buckets((bucket_uuid, name) for name, _ in graves)
-            here: dict[bytes, Record] = {}
+            self._require_buckets((bucket_uuid, name) for name, _ in tombstones)
+            here: dict[bytes, CatalogEntry] = {}
             for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
                 if value is not None:
-                    here[key] = fmt.decode_record(value)
-            newest, placed = dict(here), dict[bytes, Record | None]()
+                    here[key] = fmt.decode_entry(value)
+            newest, placed = dict(here), dict[bytes, CatalogEntry | None]()
             floor = self.retention.floor(bucket_uuid)
-            for key, (name, version) in zip(keys, graves, strict=True):
+            for key, (name, version) in zip(keys, tombstones, strict=True):
                 if (late := too_late(Condition(after_cuts=True), name, version, floor)) is not None:
                     raise late
                 before = newest.get(key)
                 if before is not None and before.version >= version:
                     results.append((before, before))
                     continue
-                self.counters.advance(version.counter)
-                grave = newest[key] = placed[key] = fmt.tombstone(version, now_ns)
-                results.append((before, grave))
+                self.numbers.advance(version.counter)
+                tombstone = newest[key] = placed[key] = fmt.tombstone(version, now_ns)
+                results.append((before, tombstone))
             ended = self._replace(placed, {key: here[key] for key in placed if key in here})
             failpoint("delete.committed")
-        self.bury(ended)
+        self.defer_unlink(ended)
         return results
 
-    def _replace(self, entries: dict[bytes, Record | None], before: dict[bytes, Record]) -> Ended:
+    def _replace(self, entries: dict[bytes, CatalogEntry | None], before: dict[bytes, CatalogEntry]) -> Ended:
         """Set entries that bring no file, or remove them (None); returns the objects that this ends."""
         batch = WriteBatch(raw_mode=True)
         for key, record in entries.items():
             if record is None:
                 batch.delete(key)
             else:
-                batch.put(key, fmt.encode_record(record))
-        now = self.counters.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in before) else 0
+                batch.put(key, fmt.encode_entry(record))
+        now = self.numbers.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in before) else 0
         # What a tombstone ends, ends with the tombstone's number, on whichever node and whenever that is.
-        ends = {key: grave.counter for key, grave in entries.items() if grave is not None}
+        ends = {key: tombstone.counter for key, tombstone in entries.items() if tombstone is not None}
         ended = self.retention.end(batch, ((key, record, ends.get(key, now)) for key, record in before.items()))
         if entries:
             self._catalog.write(batch, sync=self._sync)
             self._cache.forget(entries)
         return ended
 
-    def replace_entry(self, key: bytes, record: Record | None, blocks: Sequence[int] = ()) -> None:
+    def replace_entry(self, key: bytes, record: CatalogEntry | None, blocks: Sequence[int] = ()) -> None:
         """Set one catalog entry as it is, or remove it (None), and bury what it named before. For the doctor.
 
         What an object's entry named is kept for snapshots that see it if another object takes its place; not if it is
@@ -324,10 +324,10 @@ class Changes:
         """
         with self.stripes.of([key]):
             self._require_writable()
-            dead: list[Record] = []
+            dead: list[CatalogEntry] = []
             with contextlib.suppress(StoreFormatError):  # an unintelligible entry names no file that could be told
                 before = self._catalog.get(key)
-                dead = [fmt.decode_record(before)] if before is not None else []
+                dead = [fmt.decode_entry(before)] if before is not None else []
             dead = [other for other in dead if not other.is_tombstone]
             batch = WriteBatch(raw_mode=True)
             now = 0
@@ -336,23 +336,26 @@ class Changes:
             else:
                 now = record.counter if key.startswith(fmt.OBJECT_PREFIX) else 0
                 dead = [other for other in dead if other.path != record.path]
-                batch.put(key, fmt.encode_record(record))
+                batch.put(key, fmt.encode_entry(record))
                 put_blocks(batch, record.generation, blocks)
             ended = self.retention.end(batch, ((key, other, now) for other in dead))
             self._catalog.write(batch, sync=True)
             self._cache.forget([key])
-        self.bury(ended)
+        self.defer_unlink(ended)
 
     # -- snapshots
 
     def set_cuts(self, cuts: Mapping[bytes, Iterable[int]]) -> None:
         """All that is given a number from now on is seen by none of these snapshots; the caller holds all stripes."""
-        self.counters.advance(max((cut for of_bucket in cuts.values() for cut in of_bucket), default=0))
+        self.numbers.advance(max((cut for of_bucket in cuts.values() for cut in of_bucket), default=0))
         self.retention.set_cuts(cuts)
 
-    def retain(self, batch: WriteBatch, key: bytes, ended: int, pending: PendingObject) -> Record:
-        """Publish a version that has ended under `key`, after `batch`; with its stripe held, and `bury` to follow."""
-        files = CommitFiles(self._files, self.counters, [pending], None, epoch=self._epoch, sync=self._sync)
+    def retain(self, batch: WriteBatch, key: bytes, ended: int, pending: PendingObject) -> CatalogEntry:
+        """Publish a version that has ended under `key`, after `batch`.
+
+        With its stripe held, and `defer_unlink` to follow.
+        """
+        files = CommitFiles(self._files, self.numbers, [pending], None, epoch=self._epoch, sync=self._sync)
         [record] = files.prepare()
         batch.put(fmt.generation_key(fmt.MARK_PREFIX, record.generation), ended.to_bytes(8, "big") + record.path)
         self._catalog.write(batch, sync=self._sync)
@@ -366,6 +369,6 @@ class Changes:
             with self.stripes.of(keys[:1]):
                 self._require_writable()
                 dead = self.retention.release(keys, sync=self._sync)
-            self._garbage.bury(dead)
+            self._garbage.defer_unlink(dead)
             trimmed += len(dead)
         return trimmed

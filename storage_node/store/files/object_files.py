@@ -23,7 +23,7 @@ from storage_node.store.files.group_sync import Syncs
 from storage_node.store.files.segment_format import by_segment, file_of, is_segment, is_slot
 from storage_node.store.files.segments import Segments
 from storage_node.store.files.staged_file import StagedFile, is_full
-from storage_node.store.format import BLOCK_BYTES, ENDED_XATTR_NAME, XATTR_NAME, Record
+from storage_node.store.format import BLOCK_BYTES, ENDED_XATTR_NAME, XATTR_NAME, CatalogEntry
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -142,7 +142,7 @@ class RawFiles:
             self.faults.note(error, "opening an object")
             raise
 
-    def read(self, record: Record) -> Iterator[bytes]:
+    def read(self, record: CatalogEntry) -> Iterator[bytes]:
         """An object's bytes in pieces, as many as there are. Raises OSError."""
         fd = self.open(record.path)
         at, end = record.offset, record.offset + record.size_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from storage_node.store import format as fmt
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import Identity, Record
+from storage_node.store.format import CatalogEntry, Identity
 from storage_node.store.fsck.file_identity import object_key, read_checksums, record_of
 
 
@@ -21,7 +21,7 @@ def adopt_file(drive: Drive, identity: Identity, path: bytes) -> bool:
     return True
 
 
-def restore_blocks(drive: Drive, key: bytes, record: Record) -> bool:
+def restore_blocks(drive: Drive, key: bytes, record: CatalogEntry) -> bool:
     """Compute the block checksums of an object anew; False when the whole does not match its checksum."""
     size, whole, blocks = read_checksums(drive.files, record)
     if (size, whole) != (record.size_bytes, record.checksum):
@@ -30,7 +30,7 @@ def restore_blocks(drive: Drive, key: bytes, record: Record) -> bool:
     return True
 
 
-def restore_identity(drive: Drive, key: bytes, record: Record) -> bool:
+def restore_identity(drive: Drive, key: bytes, record: CatalogEntry) -> bool:
     """Write on an object's file what it is; False where the file system cannot keep it.
 
     An object in a segment whose index is damaged gets a file of its own, if its bytes are sound.
@@ -46,9 +46,9 @@ def restore_identity(drive: Drive, key: bytes, record: Record) -> bool:
     return says
 
 
-def _own_file(drive: Drive, key: bytes, record: Record) -> Record | None:
+def _own_file(drive: Drive, key: bytes, record: CatalogEntry) -> CatalogEntry | None:
     """Copy an object out of its segment; its entry now. None when its bytes are not what was put."""
-    generation = drive.counters.take()
+    generation = drive.numbers.take()
     name = fmt.name_of_key(fmt.object_key_of(key))
     own = record._replace(offset=0, path=fmt.file_path(fmt.bucket_of_key(key), name, generation))
     staged = drive.stage()
@@ -68,7 +68,7 @@ def _own_file(drive: Drive, key: bytes, record: Record) -> Record | None:
     return own
 
 
-def _identity_of(key: bytes, record: Record) -> Identity:
+def _identity_of(key: bytes, record: CatalogEntry) -> Identity:
     return Identity(
         fmt.bucket_of_key(key),
         fmt.name_of_key(fmt.object_key_of(key)),

@@ -10,7 +10,7 @@ from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.segment_format import is_slot
-from storage_node.store.format import BLOCK_BYTES, Identity, Record
+from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Identity
 
 
 def keeps_identity(files: RawFiles) -> bool:
@@ -44,10 +44,10 @@ def object_key(identity: Identity) -> bytes:
     return fmt.object_key(identity.bucket_uuid, identity.name)
 
 
-def record_of(files: RawFiles, identity: Identity, path: bytes) -> Record:
+def record_of(files: RawFiles, identity: Identity, path: bytes) -> CatalogEntry:
     """The catalog entry that a file's identity stands for; without metadata where that did not fit. Raises OSError."""
     version = identity.version
-    return Record(
+    return CatalogEntry(
         version.epoch,
         version.counter,
         version.node,
@@ -60,7 +60,7 @@ def record_of(files: RawFiles, identity: Identity, path: bytes) -> Record:
     )
 
 
-def read_checksums(files: RawFiles, record: Record) -> tuple[int, int, list[int]]:
+def read_checksums(files: RawFiles, record: CatalogEntry) -> tuple[int, int, list[int]]:
     """Size of an object's file, CRC-32C of its bytes, and that of each block (empty for at most one block).
 
     A file of another size than the object's is not read: its checksums are 0 and []. Raises OSError.
@@ -83,7 +83,7 @@ def read_checksums(files: RawFiles, record: Record) -> tuple[int, int, list[int]
     return size, whole, blocks if record.size_bytes > BLOCK_BYTES else []
 
 
-def compare(files: RawFiles, record: Record, *, verify: bool) -> tuple[tuple[str, str] | None, list[int]]:
+def compare(files: RawFiles, record: CatalogEntry, *, verify: bool) -> tuple[tuple[str, str] | None, list[int]]:
     """What is wrong with an object's bytes, as kind and message of a finding, and the checksums of its blocks.
 
     Without `verify` small objects are not read: only how many bytes there are is compared.
@@ -102,7 +102,7 @@ def compare(files: RawFiles, record: Record, *, verify: bool) -> tuple[tuple[str
     return None, blocks
 
 
-def stored_bytes(files: RawFiles, record: Record) -> int:
+def stored_bytes(files: RawFiles, record: CatalogEntry) -> int:
     """How many bytes of an object there are. Raises OSError, FileNotFoundError when they are gone."""
     if record.offset and not files.exists(record.path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -113,7 +113,7 @@ def stored_bytes(files: RawFiles, record: Record) -> int:
         os.close(fd)
 
 
-def _bytes_in(fd: int, record: Record) -> int:
+def _bytes_in(fd: int, record: CatalogEntry) -> int:
     file_bytes = os.fstat(fd).st_size
     # Others stand behind an object in a segment.
     return max(0, min(file_bytes - record.offset, record.size_bytes)) if record.offset else file_bytes

@@ -27,7 +27,7 @@ from storage_node.store.fsck.report import DriveSummary, Finding, Progress, Repo
 from storage_node.store.fsck.scan import Examination, Suspect
 from storage_node.store.pool.open import drive_folders
 from storage_node.store.store import Store
-from storage_node.store.store_record import ClusterRecord, recovered_name
+from storage_node.store.store_record import StoreRecord, recovered_name
 
 __all__ = ["DriveSummary", "Finding", "Progress", "Report", "check", "rebuild", "repair"]
 
@@ -123,7 +123,7 @@ def _report(
 # -- identities and records
 
 
-def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], ClusterRecord | None, list[Finding]]:
+def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], StoreRecord | None, list[Finding]]:
     """Which folders are drives, the record that counts, and what is wrong with either."""
     known: dict[Path, DriveIdentity] = {}
     findings: list[Finding] = []
@@ -140,7 +140,7 @@ def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], Cluster
             known[root] = found
     if not known and not findings:
         raise StoreNotFound(f"no store at {', '.join(map(str, roots))}")
-    on_drives: dict[Path, ClusterRecord] = {}
+    on_drives: dict[Path, StoreRecord] = {}
     for root, identity in known.items():
         try:
             record = records.read(root)
@@ -177,7 +177,7 @@ def _staged(root: Path) -> int:
 
 
 def _check_drive(
-    root: Path, identity: DriveIdentity, record: ClusterRecord | None, *, checksums: bool, progress: Progress | None
+    root: Path, identity: DriveIdentity, record: StoreRecord | None, *, checksums: bool, progress: Progress | None
 ) -> tuple[DriveSummary, list[Finding]]:
     lock = root / "catalog"
     held_by = "this process" if held_by_this_process(lock) else lock_holder(lock / "LOCK")

@@ -36,7 +36,7 @@ from storage_node.store.fsck import file_identity as evidence
 from storage_node.store.fsck.report import PROGRESS_EVERY, DriveSummary, Finding, Progress, Report, batch_reader
 from storage_node.store.fsck.scan import damaged_copy, shown
 from storage_node.store.pool.open import drive_folders
-from storage_node.store.store_record import ClusterRecord, recovered_name, sync_folder
+from storage_node.store.store_record import StoreRecord, recovered_name, sync_folder
 
 _NEW = "catalog.rebuilding"
 _ASIDE = "catalog.lost-"
@@ -138,7 +138,7 @@ class _Rebuild:
 
     # -- who is who
 
-    def _identities(self, record: ClusterRecord | None) -> dict[Path, DriveIdentity]:
+    def _identities(self, record: StoreRecord | None) -> dict[Path, DriveIdentity]:
         known: dict[Path, DriveIdentity] = {}
         lost: dict[Path, str] = {}
         for root in self._roots:
@@ -169,8 +169,8 @@ class _Rebuild:
         return {root: known[root] for root in self._roots}
 
     def _record(
-        self, newest: ClusterRecord | None, drives: dict[Path, DriveIdentity], seen: dict[Path, _Seen], rebuilt: bool
-    ) -> ClusterRecord:
+        self, newest: StoreRecord | None, drives: dict[Path, DriveIdentity], seen: dict[Path, _Seen], rebuilt: bool
+    ) -> StoreRecord:
         record = newest
         if record is None:
             stores = {identity.store_uuid for identity in drives.values()}
@@ -178,7 +178,7 @@ class _Rebuild:
                 raise StoreFormatError(
                     f"the drives belong to {len(stores)} different stores: {', '.join(map(str, drives))}"
                 )
-            record = ClusterRecord(stores.pop(), tuple(identity.drive_uuid for identity in drives.values()))
+            record = StoreRecord(stores.pop(), tuple(identity.drive_uuid for identity in drives.values()))
             self._require_all_drives(drives)
             message = "no drive had a readable record of the store; the names of its buckets are lost"
             self._find("record-lost", "", message, repaired="written anew")
@@ -221,7 +221,7 @@ class _Rebuild:
             with contextlib.closing(Catalog(root / "catalog", writable=False)) as catalog:
                 for key, value in catalog.scan(b""):
                     if key.startswith(fmt.OBJECT_PREFIX):
-                        record = fmt.decode_record(value)
+                        record = fmt.decode_entry(value)
                         seen.note(record.version, fmt.bucket_of_key(key))
                         seen.objects += not record.is_tombstone
                         seen.object_bytes += record.size_bytes
@@ -293,14 +293,14 @@ class _Rebuild:
             seen.note(identity.version, identity.bucket_uuid)
             key = evidence.object_key(identity)
             before = catalog.get(key)
-            other = fmt.decode_record(before) if before is not None else None
+            other = fmt.decode_entry(before) if before is not None else None
             if other is not None and other.version > identity.version:
                 self._superseded(root, path)
                 continue
             if other is not None and not other.is_tombstone:
                 self._superseded(root, other.path)
             batch = WriteBatch(raw_mode=True)
-            batch.put(key, fmt.encode_record(evidence.record_of(files, identity, path)))
+            batch.put(key, fmt.encode_entry(evidence.record_of(files, identity, path)))
             catalog.write(batch, sync=False)
 
     def _superseded(self, root: Path, path: bytes) -> None:
@@ -309,7 +309,7 @@ class _Rebuild:
     def _verify_entries(self, root: Path, files: RawFiles, catalog: Catalog, seen: _Seen) -> None:
         """Compare each object with what it says of itself, and compute the checksums of its blocks."""
         for entry, value in itertools.chain(catalog.scan(fmt.OBJECT_PREFIX), catalog.scan(fmt.RETAINED_PREFIX)):
-            record, key = fmt.decode_record(value), fmt.object_key_of(entry)
+            record, key = fmt.decode_entry(value), fmt.object_key_of(entry)
             if record.is_tombstone:
                 continue
             if key == entry:
@@ -379,7 +379,7 @@ class _Rebuild:
         self._findings.append(finding)
 
 
-def _read_record(root: Path, findings: list[Finding]) -> ClusterRecord | None:
+def _read_record(root: Path, findings: list[Finding]) -> StoreRecord | None:
     try:
         found = records.read(root)
     except StoreFormatError as error:
@@ -401,7 +401,7 @@ def _carry_tombstones(root: Path, catalog: Catalog) -> list[Version]:
     ):
         for key, value in old.scan(fmt.OBJECT_PREFIX):
             with contextlib.suppress(StoreFormatError):  # an entry that cannot be read is what the rebuild is for
-                record = fmt.decode_record(value)
+                record = fmt.decode_entry(value)
                 if record.is_tombstone:
                     batch.put(key, value)
                     carried.append(record.version)

@@ -20,7 +20,7 @@ from storage_node.store.drive.catalog import Catalog
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.inventory import NamedFiles, is_object_path, named_by
 from storage_node.store.files.segment_format import file_of, is_segment, is_slot
-from storage_node.store.format import BLOCK_BYTES, Identity, Record, Version
+from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Identity, Version
 from storage_node.store.fsck.file_identity import (
     keeps_identity,
     object_key,
@@ -29,8 +29,8 @@ from storage_node.store.fsck.file_identity import (
     stored_bytes,
 )
 from storage_node.store.fsck.report import PROGRESS_EVERY, Finding, Progress
-from storage_node.store.pool.placement import Placement
-from storage_node.store.store_record import ClusterRecord
+from storage_node.store.pool.placement import DrivePlacement
+from storage_node.store.store_record import StoreRecord
 
 _LOOKS_AT_A_MOVING_OBJECT = 20
 
@@ -55,7 +55,7 @@ class Suspect:
 
     finding: Finding
     key: bytes = b""
-    record: Record | None = None
+    record: CatalogEntry | None = None
     identity: Identity | None = None
     file: bytes = b""
 
@@ -67,9 +67,7 @@ def shown(path: bytes) -> str:
 class Examination:
     """Compares one open drive. Run `entries`, `strays`, `copies`; they yield what is wrong as they meet it."""
 
-    def __init__(
-        self, drive: Drive, record: ClusterRecord | None, *, checksums: bool, progress: Progress | None
-    ) -> None:
+    def __init__(self, drive: Drive, record: StoreRecord | None, *, checksums: bool, progress: Progress | None) -> None:
         self.survey = Survey()
         self._drive = drive
         self._record = record
@@ -78,17 +76,17 @@ class Examination:
         self._named: NamedFiles | None = None
         self._segments: list[bytes] = []
         self._names: dict[bytes, str] = {}
-        self._placement: Placement | None = None
+        self._placement: DrivePlacement | None = None
         if record is not None:
             self._names = {bucket.uuid_bytes: name for name, bucket in record.buckets.items()}
             self._names |= {bytes.fromhex(purged): "" for purged in record.purging}
-            self._placement = Placement(record, {uuid: at for at, uuid in enumerate(record.drives)})
+            self._placement = DrivePlacement(record, {uuid: at for at, uuid in enumerate(record.drives)})
 
     def _advance(self, doing: str, done: int) -> None:
         if self._progress is not None and done % PROGRESS_EVERY == 0:
             self._progress(f"{self._drive.root}: {doing}", done)
 
-    def _suspect(self, kind: str, message: str, *, key: bytes = b"", record: Record | None = None) -> Suspect:
+    def _suspect(self, kind: str, message: str, *, key: bytes = b"", record: CatalogEntry | None = None) -> Suspect:
         bucket, name = "", ""
         if key:
             bucket = self._names.get(fmt.bucket_of_key(key), fmt.bucket_of_key(key).hex())
@@ -137,14 +135,14 @@ class Examination:
     def _note_paths(self) -> Iterator[bytes]:
         for _, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
             with contextlib.suppress(StoreFormatError):  # `entries` reports it
-                record = fmt.decode_record(value)
+                record = fmt.decode_entry(value)
                 self.survey.object_bytes += record.size_bytes
                 self.survey.newest = max(self.survey.newest, record.version)
                 if not record.is_tombstone:
                     yield from named_by(record)
         for _, value in self._drive.catalog.scan(fmt.RETAINED_PREFIX):
             with contextlib.suppress(StoreFormatError):
-                yield from named_by(fmt.decode_record(value))
+                yield from named_by(fmt.decode_entry(value))
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
             for _, path in self._drive.catalog.scan(prefix):
                 self.survey.waiting += 1
@@ -152,7 +150,7 @@ class Examination:
 
     def _examine(self, key: bytes, value: bytes) -> Suspect | None:
         try:
-            record = fmt.decode_record(value)
+            record = fmt.decode_entry(value)
             fmt.decode_metadata(record.raw_metadata)
             name = fmt.name_of_key(fmt.object_key_of(key))
         except (StoreFormatError, UnicodeDecodeError) as error:
@@ -169,7 +167,7 @@ class Examination:
                 message = f"version {record.version} is of a later epoch than the store's record, {self._record.epoch}"
                 return self._suspect("later-epoch", message, key=key, record=record)
             if self._placement is not None and len(self._record.drives) > 1:
-                owners = [self._record.drives[at] for at in self._placement.places(bucket_uuid, name).slots]
+                owners = [self._record.drives[at] for at in self._placement.entry_slots(bucket_uuid, name).slots]
                 here = self._drive.identity.drive_uuid
                 if here not in owners:
                     message = f"it belongs on drive {owners[0]}, where readers look for it"
@@ -177,7 +175,7 @@ class Examination:
                 self.survey.moving += here != owners[0]
         return None if record.is_tombstone else self._examine_file(key, record)
 
-    def _examine_file(self, key: bytes, record: Record) -> Suspect | None:
+    def _examine_file(self, key: bytes, record: CatalogEntry) -> Suspect | None:
         try:
             if self._checksums:
                 size, whole, computed = read_checksums(self._drive.files, record)
@@ -201,7 +199,7 @@ class Examination:
             return self._suspect("unreadable", f"{error.strerror} (errno {error.errno})", key=key, record=record)
         return None
 
-    def _stored_blocks(self, record: Record) -> list[int] | None:
+    def _stored_blocks(self, record: CatalogEntry) -> list[int] | None:
         if record.size_bytes <= BLOCK_BYTES:
             return []
         try:
@@ -210,7 +208,7 @@ class Examination:
         except CorruptObject:
             return None
 
-    def _identity_problem(self, key: bytes, record: Record) -> str | None:
+    def _identity_problem(self, key: bytes, record: CatalogEntry) -> str | None:
         if not keeps_identity(self._drive.files):
             return None
         ended = None
@@ -279,7 +277,7 @@ class Examination:
                 return None
         entry = catalog.get(object_key(identity)) if identity is not None else None
         try:
-            record = fmt.decode_record(entry) if entry is not None else None
+            record = fmt.decode_entry(entry) if entry is not None else None
         except StoreFormatError:
             return None  # it may be the file of the entry that cannot be read
         if (record is not None and record.path == path) or not self._drive.files.exists(path):
@@ -311,4 +309,4 @@ def damaged_copy(root: Path, file: bytes) -> Suspect:
 
 def _is_retained(catalog: Catalog, identity: Identity, path: bytes) -> bool:
     versions = catalog.scan(fmt.retained_prefix(identity.bucket_uuid, identity.name))
-    return any(fmt.decode_record(value).path == path for _, value in versions)
+    return any(fmt.decode_entry(value).path == path for _, value in versions)

@@ -14,16 +14,16 @@ from typing import NamedTuple
 from ais_loader.errors import Closed, DriveFailed, InvalidRequest, LoaderError, StoreReadOnly
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.name_stripes import Stripes
-from storage_node.store.format import Record
-from storage_node.store.pool.placement import Placement
-from storage_node.store.pool.placement_lock import Gate
-from storage_node.store.store_record import ClusterRecord
+from storage_node.store.format import CatalogEntry
+from storage_node.store.pool.placement import DrivePlacement
+from storage_node.store.pool.placement_lock import PlacementLock
+from storage_node.store.store_record import StoreRecord
 
 
 class Located(NamedTuple):
     slot: int
     """Where the entry is; the owner's, where there is none."""
-    record: Record | None
+    record: CatalogEntry | None
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Slot:
 class DriveSet:
     def __init__(
         self,
-        record: ClusterRecord,
+        record: StoreRecord,
         drives: Sequence[Drive | None],
         problems: Sequence[str | None],
         refresh: Callable[[], None],
@@ -58,13 +58,13 @@ class DriveSet:
         ]
         """Only ever grows."""
         self._refresh = refresh
-        self.gate = Gate()
+        self.placement_lock = PlacementLock()
         """Who changes objects holds it with others, who changes the placement holds it alone."""
         self.names = Stripes(512)
-        """Of the names that are changed while entries may be on several drives; taken inside `gate`."""
+        """Of the names that are changed while entries may be on several drives; taken inside `placement_lock`."""
         self.changes = 0
         """Rises with every change of drives or placement."""
-        self.placement = Placement(record, self._slot_of())
+        self.placement = DrivePlacement(record, self._slot_of())
 
     def require_open(self) -> None:
         if self.closed:
@@ -110,7 +110,7 @@ class DriveSet:
 
     # -- changing
 
-    def follow(self, record: ClusterRecord, also: Sequence[Drive] = ()) -> list[Drive]:
+    def follow(self, record: StoreRecord, also: Sequence[Drive] = ()) -> list[Drive]:
         """Place by this record from now on; returns the drives that are not of the store any more.
 
         Of the drives that are new, those that are open are in `also`.
@@ -123,7 +123,7 @@ class DriveSet:
                 problem = f"drive {uuid} was added to the store, and is not open here" if drive is None else None
                 self.slots.append(Slot(uuid, drive, problem, drive.root if drive is not None else None))
         gone: list[Drive] = []
-        self.placement = Placement(record, self._slot_of())
+        self.placement = DrivePlacement(record, self._slot_of())
         self.changes += 1
         for slot in self.slots:
             if slot.uuid not in record.drives and slot.drive is not None:
@@ -150,7 +150,7 @@ class DriveSet:
 
     # -- finding
 
-    def still(self, placement: Placement) -> bool:
+    def still(self, placement: DrivePlacement) -> bool:
         """Whether what was not found by this placement is not there: it is asked for once more by another one."""
         self._refresh()
         return self.placement is placement
@@ -159,7 +159,7 @@ class DriveSet:
         """The slot of the drive that owns the object; as long as none has come or gone, its place in the record."""
         return self.placement.owner(bucket_uuid, name)
 
-    def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, Record] | None:
+    def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, CatalogEntry] | None:
         """What is known of an object without asking a catalog; None means that it has to be looked up."""
         placement = self.placement
         drive = self.slots[placement.owner(bucket_uuid, name)].drive
@@ -175,7 +175,7 @@ class DriveSet:
             return self.lookup_at(bucket_uuid, name, cut)
         return _without_tombstone(self.newest(bucket_uuid, name))
 
-    def lookup(self, bucket_uuid: bytes, name: str) -> tuple[Drive, Record | None]:
+    def lookup(self, bucket_uuid: bytes, name: str) -> tuple[Drive, CatalogEntry | None]:
         """The object of a name, None for a tombstone too. Raises DriveFailed, StoreFormatError, Closed."""
         while True:
             placement = self.placement
@@ -216,7 +216,7 @@ class DriveSet:
                 return found
 
     def lookup_moving(
-        self, placement: Placement, bucket_uuid: bytes, names: Sequence[str]
+        self, placement: DrivePlacement, bucket_uuid: bytes, names: Sequence[str]
     ) -> list[Located | LoaderError | UnicodeEncodeError]:
         """Objects of many names while entries may be on several drives, None for a tombstone too."""
         found: list[Located | LoaderError | UnicodeEncodeError | None] = [None] * len(names)
@@ -242,9 +242,9 @@ class DriveSet:
         except LoaderError as error:
             return error
 
-    def _search(self, placement: Placement, bucket_uuid: bytes, name: str) -> Located:
+    def _search(self, placement: DrivePlacement, bucket_uuid: bytes, name: str) -> Located:
         """Objects are moved to the owner meanwhile, nowhere else: so it is asked last, or once more at the end."""
-        slots, ordered = placement.places(bucket_uuid, name)
+        slots, ordered = placement.entry_slots(bucket_uuid, name)
         if ordered:
             for slot in (*slots, slots[0]) if len(slots) > 1 else slots:
                 record = self._entry(slot, bucket_uuid, name)
@@ -258,7 +258,7 @@ class DriveSet:
                 best = Located(slot, record)
         return best
 
-    def _entry(self, slot: int, bucket_uuid: bytes, name: str) -> Record | None:
+    def _entry(self, slot: int, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
         drive = self.at(slot)
         if not drive.writable:
             drive.catch_up()

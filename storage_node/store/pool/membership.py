@@ -25,7 +25,7 @@ from storage_node.store.pool.open import DriveOptions, find_drive, make_folder, 
 from storage_node.store.pool.rebalance import Moved, Mover
 from storage_node.store.pool.status import DriveState, drive_state
 from storage_node.store.record_keeper import RecordKeeper
-from storage_node.store.store_record import ClusterRecord
+from storage_node.store.store_record import StoreRecord
 
 
 class DrivePool:
@@ -79,7 +79,7 @@ class DrivePool:
             failpoint("drive.identity")
             drive = self._options.open(root, identity, record)
             try:
-                drive.counters.take()  # a drive that cannot write is refused now
+                drive.numbers.take()  # a drive that cannot write is refused now
                 self._change_drives(lambda record: record.with_drive(identity.drive_uuid), [drive])
             except BaseException:
                 drive.close()
@@ -177,7 +177,7 @@ class DrivePool:
             self._finish_deletions()
 
     def _admit(self, slot: int, drive: Drive) -> None:
-        with self._record.lock, self._drives.gate.alone():
+        with self._record.lock, self._drives.placement_lock.alone():
             self._drives.require_open()
             if self._drives.writable:
                 synchronise([*self._drives.live(), drive])
@@ -221,7 +221,7 @@ class DrivePool:
         """Everything has moved, as of this state of the drives: let go of those that retire."""
         with self._lock:
             leaving: list[Drive] = []
-            with self._record.lock, self._drives.gate.alone():
+            with self._record.lock, self._drives.placement_lock.alone():
                 if self._drives.changes != changes or not self._drives.all_live():
                     return False
                 for uuid in self._record.current.retiring:
@@ -242,9 +242,9 @@ class DrivePool:
     # -- what all changes of drives have in common
 
     def _change_drives(
-        self, change: Callable[[ClusterRecord], ClusterRecord], also: Sequence[Drive] = (), *, whoever: bool = False
+        self, change: Callable[[StoreRecord], StoreRecord], also: Sequence[Drive] = (), *, whoever: bool = False
     ) -> None:
-        with self._record.lock, self._drives.gate.alone():
+        with self._record.lock, self._drives.placement_lock.alone():
             self._drives.require_open()
             self._require_no_snapshots(losing=whoever)
             for drive in also:
@@ -270,9 +270,9 @@ class DrivePool:
 
 def synchronise(drives: Sequence[Drive]) -> None:
     """Whichever of these drives gives a number next, it is above all that any of them has given."""
-    highest = max((drive.counters.highest for drive in drives), default=0)
+    highest = max((drive.numbers.highest for drive in drives), default=0)
     for drive in drives:
-        if drive.counters.highest < highest:
-            drive.counters.advance(highest)
+        if drive.numbers.highest < highest:
+            drive.numbers.advance(highest)
             with contextlib.suppress(LoaderError):  # a full drive cannot make it last, and gives no numbers
-                drive.counters.take()
+                drive.numbers.take()

@@ -32,7 +32,7 @@ from storage_node.store.drive.drive import Drive, Durability
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.store_record import ClusterRecord
+from storage_node.store.store_record import StoreRecord
 
 _MAY_BE_MISSING = (DriveFailed, DriveFull, StoreFormatError, StoreReadOnly)
 
@@ -41,7 +41,7 @@ _MAY_BE_MISSING = (DriveFailed, DriveFull, StoreFormatError, StoreReadOnly)
 class OpenDrives:
     """`drives` and `problems` in the order of `record.drives`; exactly one of the two is None at each place."""
 
-    record: ClusterRecord
+    record: StoreRecord
     drives: list[Drive | None]
     problems: list[str | None]
     left_out: dict[Path, str]
@@ -57,7 +57,7 @@ class DriveOptions:
     shard_limits: ShardLimits | None = None
     """Of each drive."""
 
-    def open(self, root: Path, identity: DriveIdentity, record: ClusterRecord) -> Drive:
+    def open(self, root: Path, identity: DriveIdentity, record: StoreRecord) -> Drive:
         """Raises what `Drive` raises."""
         return Drive(
             root,
@@ -165,7 +165,7 @@ def _open_known(folders: _Folders, options: DriveOptions) -> OpenDrives:
     return OpenDrives(record, drives, problems, left_out)
 
 
-def _strangers(known: dict[Path, DriveIdentity], record: ClusterRecord, *, mend: bool) -> dict[Path, str]:
+def _strangers(known: dict[Path, DriveIdentity], record: StoreRecord, *, mend: bool) -> dict[Path, str]:
     """Drives that have left the store, and folders that were only about to become one."""
     found: dict[Path, str] = {}
     for root, identity in known.items():
@@ -188,7 +188,7 @@ def is_blank(root: Path) -> bool:
     return not objects.is_dir() or not any(objects.iterdir())
 
 
-def new_drive_folder(root: Path, record: ClusterRecord) -> DriveIdentity | None:
+def new_drive_folder(root: Path, record: StoreRecord) -> DriveIdentity | None:
     """The identity of a folder that was about to be added before; None for one that is empty, or not there.
 
     Raises StoreFormatError, DriveFailed, and InvalidRequest for a drive of this store.
@@ -226,9 +226,7 @@ def find_drive(roots: Sequence[Path], drive_uuid: str, *, beside: bool = False) 
     return None
 
 
-def open_beside(
-    record: ClusterRecord, before: ClusterRecord, roots: Sequence[Path], options: DriveOptions
-) -> list[Drive]:
+def open_beside(record: StoreRecord, before: StoreRecord, roots: Sequence[Path], options: DriveOptions) -> list[Drive]:
     """For a reader: drives that a writer has added, where they lie beside the others."""
     found: list[Drive] = []
     for drive_uuid in record.drives:
@@ -240,9 +238,9 @@ def open_beside(
     return found
 
 
-def newest_record(known: dict[Path, DriveIdentity]) -> ClusterRecord:
+def newest_record(known: dict[Path, DriveIdentity]) -> StoreRecord:
     """The record with the highest epoch and revision. Raises StoreFormatError when no drive has a readable one."""
-    found: list[ClusterRecord] = []
+    found: list[StoreRecord] = []
     faults: list[str] = []
     for root, identity in known.items():
         try:
@@ -264,7 +262,7 @@ def newest_record(known: dict[Path, DriveIdentity]) -> ClusterRecord:
     return max(found, key=lambda record: record.order)
 
 
-def _by_uuid(roots: Sequence[Path], known: dict[Path, DriveIdentity], record: ClusterRecord) -> dict[str, Path]:
+def _by_uuid(roots: Sequence[Path], known: dict[Path, DriveIdentity], record: StoreRecord) -> dict[str, Path]:
     stores = {identity.store_uuid for identity in known.values()}
     if len(stores) > 1:
         raise StoreFormatError(f"the drives belong to {len(stores)} different stores: {', '.join(map(str, known))}")
@@ -291,7 +289,7 @@ def _create(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
     """Make a new store on empty folders."""
     store_uuid = uuid.uuid4().hex
     known = {root: identities.create(store_uuid) for root in roots}
-    record = ClusterRecord(store_uuid, tuple(identity.drive_uuid for identity in known.values()))
+    record = StoreRecord(store_uuid, tuple(identity.drive_uuid for identity in known.values()))
     try:
         for root, identity in known.items():
             make_folder(root)

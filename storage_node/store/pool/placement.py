@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ais_loader.wire.placement import Candidate, ranked
-from storage_node.store.store_record import ClusterRecord
+from storage_node.store.store_record import StoreRecord
 
 
-class Places(NamedTuple):
+class EntrySlots(NamedTuple):
     slots: tuple[int, ...]
     """Different drives, the owner first."""
     ordered: bool
@@ -31,10 +31,10 @@ class _Era(NamedTuple):
         return self.slots[ranked(bucket_uuid, name, self.candidates)[0]]
 
 
-class Placement:
+class DrivePlacement:
     """Immutable. A slot is what the caller calls a drive by."""
 
-    def __init__(self, record: ClusterRecord, slot_of: Mapping[str, int]) -> None:
+    def __init__(self, record: StoreRecord, slot_of: Mapping[str, int]) -> None:
         sets = (record.active, *reversed(record.former))
         self._eras = [
             _Era(tuple(slot_of[uuid] for uuid in drives), tuple(Candidate(bytes.fromhex(uuid)) for uuid in drives))
@@ -58,11 +58,11 @@ class Placement:
             return 1.0
         return len(set(now) - set(before)) / len(now)
 
-    def places(self, bucket_uuid: bytes, name: str) -> Places:
+    def entry_slots(self, bucket_uuid: bytes, name: str) -> EntrySlots:
         owners = [era.owner(bucket_uuid, name) for era in self._eras]
         turns = [owner for at, owner in enumerate(owners) if at == 0 or owner != owners[at - 1]]
         slots = tuple(dict.fromkeys(turns))
-        return Places(slots, len(slots) == len(turns))
+        return EntrySlots(slots, len(slots) == len(turns))
 
 
 def _changes(uuid: str, sets: Sequence[Sequence[str]]) -> int:

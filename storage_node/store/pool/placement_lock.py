@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ais_loader.errors import Closed
 
 
-class Gate:
+class PlacementLock:
     """A thread that is inside must not enter again, by neither way. Thread-safe; useless after a fork, and says so."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Gate:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Raises Closed in a process that inherited the gate."""
+        """Raises Closed in a process that inherited the lock."""
         self._require_own_process()
         with self._changed:
             while self._closed:

@@ -22,9 +22,9 @@ from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.format import BLOCK_BYTES, Record
+from storage_node.store.format import BLOCK_BYTES, CatalogEntry
 from storage_node.store.pool.drive_set import DriveSet
-from storage_node.store.pool.placement import Placement
+from storage_node.store.pool.placement import DrivePlacement
 
 _GROUP = 64
 """Committed on their owner, and made lasting, at once."""
@@ -61,7 +61,7 @@ class _Sweep:
 
 class _Entry(NamedTuple):
     key: bytes
-    record: Record
+    record: CatalogEntry
     owner: int
     """Slot of the drive that it belongs on."""
 
@@ -97,7 +97,7 @@ class Mover:
             done = sweep.clean and sweep.changes == self._drives.changes and self._drives.all_live()
             return step.moved(), sweep.changes if done else None
 
-    def _begin(self, placement: Placement) -> _Sweep:
+    def _begin(self, placement: DrivePlacement) -> _Sweep:
         changes = self._drives.changes
         slots = [slot for slot in placement.slots if self._drives.slots[slot].drive is not None]
         left: dict[int, int] = {}
@@ -108,7 +108,7 @@ class Mover:
 
 
 class _Step:
-    def __init__(self, drives: DriveSet, placement: Placement, sweep: _Sweep, purging: set[bytes]) -> None:
+    def __init__(self, drives: DriveSet, placement: DrivePlacement, sweep: _Sweep, purging: set[bytes]) -> None:
         self._drives = drives
         self._placement = placement
         self._sweep = sweep
@@ -155,7 +155,7 @@ class _Step:
             looked += 1
             owner = self._placement.owner(fmt.bucket_of_key(key), fmt.name_of_key(key))
             if owner != slot:
-                record = fmt.decode_record(value)
+                record = fmt.decode_entry(value)
                 if group and group_bytes + record.size_bytes > room_bytes:
                     return looked, group, False
                 group.append(_Entry(key, record, owner))
@@ -194,7 +194,7 @@ class _Step:
                         staged[entry.key] = pending
             failpoint("move.staged")
             keys = [entry.key for entry in entries]
-            with self._drives.gate.shared():
+            with self._drives.placement_lock.shared():
                 if self._drives.placement is not self._placement:
                     return
                 with self._drives.names.of(keys):
@@ -203,7 +203,7 @@ class _Step:
             if not there:
                 return
             target.sync()  # with nothing held: it takes as long as it takes
-            with self._drives.gate.shared():
+            with self._drives.placement_lock.shared():
                 if self._drives.placement is self._placement:
                     with self._drives.names.of(keys):
                         self._drop(source, target, there)
@@ -252,7 +252,7 @@ class _Step:
                 continue  # deleted meanwhile
             best, newest = max(found, key=lambda pair: pair[1].version)  # of equal ones the owner's, which comes first
             if best is not target and newest.is_tombstone:
-                target.entomb(bucket_uuid, name, newest.version, newest.modified_ns)
+                target.write_tombstone(bucket_uuid, name, newest.version, newest.modified_ns)
             elif best is not target:
                 pending = staged.get(entry.key)
                 if best is not source or newest.path != entry.record.path or pending is None:
@@ -283,10 +283,10 @@ class _Step:
             self._objects += 1
             self._bytes += entry.record.size_bytes
 
-    def _found(self, source: Drive, target: Drive, bucket_uuid: bytes, name: str) -> list[tuple[Drive, Record]]:
+    def _found(self, source: Drive, target: Drive, bucket_uuid: bytes, name: str) -> list[tuple[Drive, CatalogEntry]]:
         """All entries of a name, the owner's first. Raises LoaderError: a drive that cannot be asked may have one."""
-        slots = self._placement.places(bucket_uuid, name).slots
-        found: list[tuple[Drive, Record]] = []
+        slots = self._placement.entry_slots(bucket_uuid, name).slots
+        found: list[tuple[Drive, CatalogEntry]] = []
         for drive in dict.fromkeys((target, *(self._drives.at(slot) for slot in slots), source)):
             record = drive.newest(bucket_uuid, [name])[0]
             if record is not None:
@@ -294,7 +294,7 @@ class _Step:
         return found
 
 
-def _copy(source: Drive, record: Record, target: Drive, pending: PendingObject) -> None:
+def _copy(source: Drive, record: CatalogEntry, target: Drive, pending: PendingObject) -> None:
     """Bytes as they are. What is damaged stays damaged: it keeps the size and the checksums that it should have."""
     try:
         for part in source.files.read(record):

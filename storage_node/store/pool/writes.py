@@ -20,9 +20,9 @@ from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition, require
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.format import Record, Version
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.pool.drive_set import DriveSet
-from storage_node.store.pool.placement import Placement
+from storage_node.store.pool.placement import DrivePlacement
 
 R = TypeVar("R")
 
@@ -30,7 +30,7 @@ R = TypeVar("R")
 class StagedObject(NamedTuple):
     drive: Drive
     """On which it has been staged."""
-    placement: Placement
+    placement: DrivePlacement
     """By which that was its owner."""
     pending: PendingObject
     indexing: Indexing | None = None
@@ -39,7 +39,7 @@ class StagedObject(NamedTuple):
 
 class _Entry(NamedTuple):
     drive: Drive
-    record: Record
+    record: CatalogEntry
 
 
 class PlacedChanges:
@@ -48,13 +48,13 @@ class PlacedChanges:
     def __init__(self, drives: DriveSet) -> None:
         self._drives = drives
 
-    def newest(self, bucket_uuid: bytes, name: str) -> Record | None:
+    def newest(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
         return self._drives.newest(bucket_uuid, name).record
 
-    def commit(self, objects: Sequence[StagedObject]) -> list[Record | LoaderError]:
+    def commit(self, objects: Sequence[StagedObject]) -> list[CatalogEntry | LoaderError]:
         """Each on its owner, those of one owner in one commit; in order. See `Drive.commit`."""
-        results: list[Record | LoaderError] = [LoaderError("not committed")] * len(objects)
-        with self._drives.gate.shared():
+        results: list[CatalogEntry | LoaderError] = [LoaderError("not committed")] * len(objects)
+        with self._drives.placement_lock.shared():
             placement = self._drives.placement
             by_drive: dict[Drive, list[int]] = {}
             for at, staged in enumerate(objects):
@@ -74,7 +74,7 @@ class PlacedChanges:
                         _keep_index(drive, objects[at], result)
         return results
 
-    def _bring(self, staged: StagedObject, placement: Placement) -> Drive:
+    def _bring(self, staged: StagedObject, placement: DrivePlacement) -> Drive:
         """To the drive that owns the name now; it was another one when the object was begun."""
         pending = staged.pending
         owner = self._drives.at(placement.owner(pending.bucket_uuid, pending.name))
@@ -93,10 +93,10 @@ class PlacedChanges:
         return owner
 
     def _commit_moving(
-        self, placement: Placement, drive: Drive, group: Sequence[PendingObject]
-    ) -> list[Record | LoaderError]:
+        self, placement: DrivePlacement, drive: Drive, group: Sequence[PendingObject]
+    ) -> list[CatalogEntry | LoaderError]:
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in group]
-        results: list[Record | LoaderError] = [LoaderError("not committed")] * len(group)
+        results: list[CatalogEntry | LoaderError] = [LoaderError("not committed")] * len(group)
         with self._drives.names.of(keys):
             others: dict[bytes, list[_Entry]] = {}
             able: list[int] = []
@@ -118,10 +118,10 @@ class PlacedChanges:
                     _drop(others[keys[at]], pending.bucket_uuid, pending.name, older_than=result.version)
         return results
 
-    def _elsewhere(self, placement: Placement, owner: Drive, bucket_uuid: bytes, name: str) -> list[_Entry]:
+    def _elsewhere(self, placement: DrivePlacement, owner: Drive, bucket_uuid: bytes, name: str) -> list[_Entry]:
         """What drives that owned the name before have of it. Raises LoaderError."""
         entries: list[_Entry] = []
-        for slot in placement.places(bucket_uuid, name).slots:
+        for slot in placement.entry_slots(bucket_uuid, name).slots:
             drive = self._drives.at(slot)
             if drive is not owner:
                 record = drive.newest(bucket_uuid, [name])[0]
@@ -133,7 +133,7 @@ class PlacedChanges:
 
     def delete(self, bucket_uuid: bytes, name: str, condition: Condition | None = None) -> bool:
         """Remove an object without a trace; whether there was one."""
-        with self._drives.gate.shared():
+        with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
             if not placement.moving:
@@ -160,15 +160,15 @@ class PlacedChanges:
             lambda row: self.delete(bucket_uuid, names[row]),
         )
 
-    def entomb_many(
-        self, bucket_uuid: bytes, graves: Sequence[tuple[str, Version]]
-    ) -> list[tuple[Record | None, Record | None] | LoaderError]:
-        """As `entomb` of each, those of one drive in one commit; in order, and each fails with its own drive."""
+    def write_tombstones(
+        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version]]
+    ) -> list[tuple[CatalogEntry | None, CatalogEntry | None] | LoaderError]:
+        """As `write_tombstone` of each: one commit for each drive, in order, and each fails with its own drive."""
         return self._grouped(
             bucket_uuid,
-            [name for name, _ in graves],
-            lambda owner, rows: owner.entomb_many(bucket_uuid, [graves[row] for row in rows]),
-            lambda row: self.entomb(bucket_uuid, *graves[row]),
+            [name for name, _ in tombstones],
+            lambda owner, rows: owner.write_tombstones(bucket_uuid, [tombstones[row] for row in rows]),
+            lambda row: self.write_tombstone(bucket_uuid, *tombstones[row]),
         )
 
     def _grouped(
@@ -180,7 +180,7 @@ class PlacedChanges:
     ) -> list[R | LoaderError]:
         """What came of each name: changed together where its drive is the only one that can have an entry of it."""
         results: list[R | LoaderError] = [LoaderError("not changed")] * len(names)
-        with self._drives.gate.shared():
+        with self._drives.placement_lock.shared():
             placement = self._drives.placement
             if not placement.moving:
                 by_slot: dict[int, list[int]] = {}
@@ -201,26 +201,28 @@ class PlacedChanges:
                 results[row] = error
         return results
 
-    def entomb(
+    def write_tombstone(
         self, bucket_uuid: bytes, name: str, version: Version | None, condition: Condition | None = None
-    ) -> tuple[Record | None, Record | None]:
-        """See `Changes.entomb`."""
-        with self._drives.gate.shared():
+    ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
+        """See `Changes.write_tombstone`."""
+        with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
             if not placement.moving:
-                return owner.entomb(bucket_uuid, name, version, condition=condition)
+                return owner.write_tombstone(bucket_uuid, name, version, condition=condition)
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
                 elsewhere = max(others, key=_version).record if others else None
-                before, left = owner.entomb(bucket_uuid, name, version, elsewhere=elsewhere, condition=condition)
+                before, left = owner.write_tombstone(
+                    bucket_uuid, name, version, elsewhere=elsewhere, condition=condition
+                )
                 if left is not None:
                     _drop(others, bucket_uuid, name, older_than=left.version)
                 return before, left
 
-    def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> Record | None:
+    def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:
         """See `Changes.drop`."""
-        with self._drives.gate.shared():
+        with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
             if not placement.moving:
@@ -240,8 +242,8 @@ class PlacedChanges:
 
 
 def _commit(
-    drive: Drive, group: Sequence[PendingObject], elsewhere: dict[bytes, Record] | None = None
-) -> Sequence[Record | LoaderError]:
+    drive: Drive, group: Sequence[PendingObject], elsewhere: dict[bytes, CatalogEntry] | None = None
+) -> Sequence[CatalogEntry | LoaderError]:
     if not group:
         return []
     try:
@@ -250,7 +252,7 @@ def _commit(
         return [error] * len(group)
 
 
-def _keep_index(drive: Drive, staged: StagedObject, record: Record) -> None:
+def _keep_index(drive: Drive, staged: StagedObject, record: CatalogEntry) -> None:
     """Unless what counts is another object, which was newer."""
     file = staged.pending.file
     if staged.indexing is not None and (record.size_bytes, record.checksum) == (file.size_bytes, file.checksum):

@@ -16,14 +16,14 @@ from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
-from storage_node.store.format import Record
-from storage_node.store.pool.placement import Placement
+from storage_node.store.format import CatalogEntry
+from storage_node.store.pool.placement import DrivePlacement
 from storage_node.store.read.batch_members import find_member, status_of
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.read.frame_plan import check_columns, check_range
 from storage_node.store.read.native_reader import FailureCode
 from storage_node.store.replica_state import not_found_message
-from storage_node.store.stale_replicas import CopyInDoubt, in_doubt_message
+from storage_node.store.stale_replicas import ReplicaStale, stale_message
 from storage_node.store.store import Store
 
 _Unfound: TypeAlias = dict[int, LoaderError | UnicodeEncodeError | None]
@@ -62,7 +62,7 @@ class BatchLookup:
             bucket_name = request.bucket[at]
             try:
                 bucket = self._store.bucket(bucket_name)
-            except (BucketNotFound, CopyInDoubt) as error:
+            except (BucketNotFound, ReplicaStale) as error:
                 status = pb.NOT_FOUND if isinstance(error, BucketNotFound) else pb.UNAVAILABLE
                 for position in positions:
                     table.fail(position, status, str(error), error.kind)
@@ -92,7 +92,7 @@ class BatchLookup:
                 self._table.fail(position, pb.UNAVAILABLE, str(error), getattr(error, "kind", ""))
 
     def _look_up_settled(
-        self, placement: Placement, bucket_uuid: bytes, cut: int | None, positions: list[int]
+        self, placement: DrivePlacement, bucket_uuid: bytes, cut: int | None, positions: list[int]
     ) -> _Unfound:
         """Every object is with its owner, or nowhere. Returns what was not found (None), or not looked up."""
         names = self._table.names
@@ -114,9 +114,9 @@ class BatchLookup:
             failed.update(self._take(slot, drive, bucket_uuid, mine, found, of_snapshot=cut is not None))
         return failed
 
-    def _look_up_moving(self, placement: Placement, bucket_uuid: bytes, positions: list[int]) -> _Unfound:
+    def _look_up_moving(self, placement: DrivePlacement, bucket_uuid: bytes, positions: list[int]) -> _Unfound:
         failed: _Unfound = {}
-        by_slot: dict[int, list[tuple[int, Record | None]]] = {}
+        by_slot: dict[int, list[tuple[int, CatalogEntry | None]]] = {}
         found = self._store.drive_set.lookup_moving(
             placement, bucket_uuid, [self._table.names[position] for position in positions]
         )
@@ -141,14 +141,14 @@ class BatchLookup:
         drive: Drive,
         bucket_uuid: bytes,
         mine: list[int],
-        found: list[Record | None],
+        found: list[CatalogEntry | None],
         *,
         of_snapshot: bool = False,
     ) -> _Unfound:
         """Enter what was found on one drive; returns what was not."""
         table = self._table
-        if self._store.replicas.doubts.any and not of_snapshot:
-            mine, found = self._believed(bucket_uuid, mine, found)
+        if self._store.replicas.stale.any and not of_snapshot:
+            mine, found = self._trusted(bucket_uuid, mine, found)
             if not mine:
                 return {}
         table.drives[slot] = drive
@@ -172,24 +172,24 @@ class BatchLookup:
                     table.fail_too_large(position, record.size_bytes)
         return missed
 
-    def _believed(
-        self, bucket_uuid: bytes, positions: list[int], found: list[Record | None]
-    ) -> tuple[list[int], list[Record | None]]:
+    def _trusted(
+        self, bucket_uuid: bytes, positions: list[int], found: list[CatalogEntry | None]
+    ) -> tuple[list[int], list[CatalogEntry | None]]:
         """Those that are not in doubt; the others fail."""
         table = self._table
         left: list[int] = []
-        records: list[Record | None] = []
+        records: list[CatalogEntry | None] = []
         for position, record in zip(positions, found, strict=True):
-            if self._doubtful(bucket_uuid, position, record):
-                table.fail(position, pb.UNAVAILABLE, in_doubt_message(table.names[position]), CopyInDoubt.kind)
+            if self._is_stale(bucket_uuid, position, record):
+                table.fail(position, pb.UNAVAILABLE, stale_message(table.names[position]), ReplicaStale.kind)
             else:
                 left.append(position)
                 records.append(record)
         return left, records
 
-    def _doubtful(self, bucket_uuid: bytes, position: int, record: Record | None) -> bool:
+    def _is_stale(self, bucket_uuid: bytes, position: int, record: CatalogEntry | None) -> bool:
         try:
-            return self._store.replicas.in_doubt(bucket_uuid, self._table.names[position], record)
+            return self._store.replicas.is_stale(bucket_uuid, self._table.names[position], record)
         except LoaderError:
             return True
 
@@ -256,7 +256,7 @@ class BatchLookup:
             table.paths[position] = b""
         return located
 
-    def _narrow_to_member(self, position: int, record: Record, member: str) -> None:
+    def _narrow_to_member(self, position: int, record: CatalogEntry, member: str) -> None:
         table = self._table
         name, drive = table.names[position], table.drive_of(position)
         try:
@@ -300,7 +300,7 @@ class BatchLookup:
             return request.resume_version
         return request.version[position] if request.version else ""
 
-    def _refused(self, position: int, record: Record) -> _Failed | None:
+    def _refused(self, position: int, record: CatalogEntry) -> _Failed | None:
         name = self._table.names[position]
         pinned = self._pinned(position)
         if pinned and pinned != str(record.version):
@@ -329,9 +329,9 @@ class BatchLookup:
         except LoaderError as error:
             table.fail(position, pb.UNAVAILABLE, str(error), error.kind)
             return False
-        current = bucket if bucket is not None and bucket.cut is None and self._store.replicas.doubts.any else None
-        if current is not None and self._doubtful(current.uuid_bytes, position, record):
-            table.fail(position, pb.UNAVAILABLE, in_doubt_message(name), CopyInDoubt.kind)
+        current = bucket if bucket is not None and bucket.cut is None and self._store.replicas.stale.any else None
+        if current is not None and self._is_stale(current.uuid_bytes, position, record):
+            table.fail(position, pb.UNAVAILABLE, stale_message(name), ReplicaStale.kind)
             return False
         if record is None:
             self._fail_missing(position, bucket_name, bucket.uuid_bytes if bucket is not None else None)

@@ -18,7 +18,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives.member import Member
 from storage_node.store.archives.open_archives import OpenShard
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.read.frame_plan import check_range
 
 
@@ -45,7 +45,7 @@ class MemberPart:
         return self.shard.archive.pieces(self.member, self.start + offset, self.size_bytes - offset)
 
 
-def find_member(drive: Drive, record: Record, name: str, member: str, start: int, length: int) -> MemberPart:
+def find_member(drive: Drive, record: CatalogEntry, name: str, member: str, start: int, length: int) -> MemberPart:
     """`length` -1: to the end. The first member that is asked of a shard without an index waits for one.
 
     Raises FileNotFoundError when the shard's file is gone, OSError, MemberNotFound, RangeError, ArchiveError,

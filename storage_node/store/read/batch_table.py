@@ -15,7 +15,7 @@ from ais_loader.wire.frame import U8, U32, EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives.open_archives import OpenShard
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import Record
+from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch_members import MemberPart
 
 MAX_ITEM_BYTES = 256 << 20
@@ -42,7 +42,7 @@ class BatchTable:
         self.paths: list[bytes] = [b""] * n
         self.start: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         """Of the bytes in their file."""
-        self.records: list[Record | None] = [None] * n
+        self.records: list[CatalogEntry | None] = [None] * n
         self.slots: list[int] = [0] * n
         self.drives: dict[int, Drive] = {}
         """By slot: a drive that is given up meanwhile keeps its folders open for those who read from them."""

@@ -18,7 +18,7 @@ from ais_loader.wire.frame import Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.files.segment_format import file_of
-from storage_node.store.format import BLOCK_BYTES, Record
+from storage_node.store.format import BLOCK_BYTES, CatalogEntry
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_members import MemberPart, status_of
 from storage_node.store.read.batch_table import BatchTable
@@ -106,7 +106,7 @@ class EntryReader:
             self._lookup.fail_read(position, FailureCode.READ, error.errno or 0)
         return b""
 
-    def _read_verified(self, position: int, record: Record) -> bytes | tuple[int, int]:
+    def _read_verified(self, position: int, record: CatalogEntry) -> bytes | tuple[int, int]:
         """A range, after its covering blocks have been compared with their stored checksums."""
         table = self._table
         start, size = int(table.start[position]) - record.offset, int(table.sizes[position])

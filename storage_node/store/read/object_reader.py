@@ -16,7 +16,7 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.format import BLOCK_BYTES, Record
+from storage_node.store.format import BLOCK_BYTES, CatalogEntry
 from storage_node.store.read.batch_members import MemberPart, find_member
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.store import Store
@@ -38,7 +38,7 @@ class ObjectReader(Iterator[bytes]):
     """
 
     def __init__(
-        self, drive: Drive, record: Record, fd: int, label: str, start: int, length: int, verify: bool
+        self, drive: Drive, record: CatalogEntry, fd: int, label: str, start: int, length: int, verify: bool
     ) -> None:
         """Takes over `fd`. Raises CorruptObject when checksums are missing, and then closes it."""
         self.record = record
@@ -144,7 +144,7 @@ class ObjectReader(Iterator[bytes]):
 class MemberReader(Iterator[bytes]):
     """A member of an archive, or `length` bytes of it, in chunks of at most a few MiB; as ObjectReader."""
 
-    def __init__(self, record: Record, part: MemberPart, *, verify: bool) -> None:
+    def __init__(self, record: CatalogEntry, part: MemberPart, *, verify: bool) -> None:
         """`record`: of the archive. With `verify` a range is read as a part of the whole member, which is verified."""
         self.record = record
         self.length = part.size_bytes
@@ -183,7 +183,7 @@ def open_object(
     if length is not None and length < 0:
         raise RangeError(f"{label}: negative range: start={start}, length={length}")
 
-    def opened(drive: Drive, record: Record) -> ObjectReader:
+    def opened(drive: Drive, record: CatalogEntry) -> ObjectReader:
         if fault := check_range(start, -1 if length is None else length, record.size_bytes):
             raise RangeError(f"{label}: {fault}")
         wanted = record.size_bytes - start if length is None else length
@@ -207,14 +207,16 @@ def open_member(
     if length is not None and length < 0:
         raise RangeError(f"{bucket}/{name}, member {member!r}: negative range: start={start}, length={length}")
 
-    def opened(drive: Drive, record: Record) -> MemberReader:
+    def opened(drive: Drive, record: CatalogEntry) -> MemberReader:
         part = find_member(drive, record, name, member, start, -1 if length is None else length)
         return MemberReader(record, part, verify=verify)
 
     return open_current(store, bucket, name, version, opened)
 
 
-def open_current(store: Store, bucket: str, name: str, version: str, open_file: Callable[[Drive, Record], T]) -> T:
+def open_current(
+    store: Store, bucket: str, name: str, version: str, open_file: Callable[[Drive, CatalogEntry], T]
+) -> T:
     """What `open_file` gives for the object as it is now; asked again when its file has gone meanwhile."""
     label = f"{bucket}/{name}"
     gone: tuple[Drive, bytes] | None = None

@@ -36,7 +36,7 @@ class _Copy:
         self.error: Exception | None = None
 
 
-class DecompressedCopies:
+class UnpackCache:
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         """`folder` is made if need be, and belongs to these copies. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, Closed, CopiesBusy, DriveFailed, LoaderError
-from storage_node.store.archives.copies import DecompressedCopies
+from storage_node.store.archives.unpack_cache import UnpackCache
 
 WAIT_S = 20.0
 
 
 @pytest.fixture
-def copies(tmp_path: Path) -> Iterator[DecompressedCopies]:
-    made = DecompressedCopies(tmp_path / "copies", 1000)
+def copies(tmp_path: Path) -> Iterator[UnpackCache]:
+    made = UnpackCache(tmp_path / "copies", 1000)
     yield made
     made.close()
     assert made.used_bytes == 0
@@ -38,19 +38,19 @@ class Shard:
         for _ in range(self.size // 100):
             yield bytes([self.number]) * 100
 
-    def read(self, copies: DecompressedCopies) -> bytes:
+    def read(self, copies: UnpackCache) -> bytes:
         with copies.get(self.number, self.size, self, timeout_s=WAIT_S) as copy:
             assert copy.size_bytes == self.size
             return copy.pread(10_000, 0)
 
 
-def test_a_copy_is_made_once_and_read_again(copies: DecompressedCopies) -> None:
+def test_a_copy_is_made_once_and_read_again(copies: UnpackCache) -> None:
     shard = Shard(1)
     assert [shard.read(copies) for _ in range(3)] == [b"\1" * 400] * 3
     assert (shard.unpacked, copies.used_bytes) == (1, 400)
 
 
-def test_the_least_recently_used_copy_goes_when_room_is_needed(copies: DecompressedCopies) -> None:
+def test_the_least_recently_used_copy_goes_when_room_is_needed(copies: UnpackCache) -> None:
     one, two, three = (Shard(number) for number in (1, 2, 3))
     for shard in (one, two, one, three, one, two):
         assert shard.read(copies) == bytes([shard.number]) * 400
@@ -58,7 +58,7 @@ def test_the_least_recently_used_copy_goes_when_room_is_needed(copies: Decompres
     assert [shard.unpacked for shard in (one, two, three)] == [1, 2, 1]
 
 
-def test_an_evicted_copy_is_read_to_the_end_by_who_has_it(copies: DecompressedCopies) -> None:
+def test_an_evicted_copy_is_read_to_the_end_by_who_has_it(copies: UnpackCache) -> None:
     one = Shard(1)
     with copies.get(1, 400, one, timeout_s=WAIT_S) as copy:
         copies.drop(1)
@@ -69,7 +69,7 @@ def test_an_evicted_copy_is_read_to_the_end_by_who_has_it(copies: DecompressedCo
     assert one.unpacked == 2
 
 
-def test_many_who_ask_at_once_wait_for_one_to_make_it(copies: DecompressedCopies) -> None:
+def test_many_who_ask_at_once_wait_for_one_to_make_it(copies: UnpackCache) -> None:
     entered, release = threading.Event(), threading.Event()
 
     def slowly() -> Iterator[bytes]:
@@ -90,7 +90,7 @@ def test_many_who_ask_at_once_wait_for_one_to_make_it(copies: DecompressedCopies
     assert not entered.is_set()
 
 
-def test_who_waits_too_long_is_told_to_try_again(copies: DecompressedCopies) -> None:
+def test_who_waits_too_long_is_told_to_try_again(copies: UnpackCache) -> None:
     with (
         copies.get(1, 600, Shard(1, 600), timeout_s=WAIT_S),
         pytest.raises(CopiesBusy, match=r"others hold 600 of 1000 bytes"),
@@ -119,7 +119,7 @@ def test_who_waits_too_long_is_told_to_try_again(copies: DecompressedCopies) -> 
     assert not maker.is_alive()
 
 
-def test_room_that_a_reader_gives_back_is_used_by_who_waits(copies: DecompressedCopies) -> None:
+def test_room_that_a_reader_gives_back_is_used_by_who_waits(copies: UnpackCache) -> None:
     with ThreadPoolExecutor(1) as pool:
         with copies.get(1, 600, Shard(1, 600), timeout_s=WAIT_S):
             waiting = pool.submit(Shard(2, 600).read, copies)
@@ -128,7 +128,7 @@ def test_room_that_a_reader_gives_back_is_used_by_who_waits(copies: Decompressed
         assert waiting.result(WAIT_S) == b"\2" * 600
 
 
-def test_a_shard_larger_than_the_budget_is_refused_before_it_is_unpacked(copies: DecompressedCopies) -> None:
+def test_a_shard_larger_than_the_budget_is_refused_before_it_is_unpacked(copies: UnpackCache) -> None:
     shard = Shard(1, 1100)
     with pytest.raises(ArchiveTooLarge, match="needs 1100 bytes, the budget for all of them is 1000"):
         shard.read(copies)
@@ -136,9 +136,7 @@ def test_a_shard_larger_than_the_budget_is_refused_before_it_is_unpacked(copies:
 
 
 @pytest.mark.parametrize("size", [300, 500])
-def test_a_shard_that_unpacks_to_another_size_than_its_index_says_is_damaged(
-    copies: DecompressedCopies, size: int
-) -> None:
+def test_a_shard_that_unpacks_to_another_size_than_its_index_says_is_damaged(copies: UnpackCache, size: int) -> None:
     with pytest.raises(ArchiveDamaged, match="its index says 400"), copies.get(1, 400, Shard(1, size), timeout_s=1):
         pass
     assert copies.used_bytes == 0
@@ -146,7 +144,7 @@ def test_a_shard_that_unpacks_to_another_size_than_its_index_says_is_damaged(
 
 
 def test_all_who_wait_get_the_error_of_the_one_who_makes_it_and_the_next_one_tries_anew(
-    copies: DecompressedCopies,
+    copies: UnpackCache,
 ) -> None:
     entered, release = threading.Event(), threading.Event()
 
@@ -172,7 +170,7 @@ def test_all_who_wait_get_the_error_of_the_one_who_makes_it_and_the_next_one_tri
 
 
 def test_closing_ends_what_waits_and_what_is_being_made(tmp_path: Path) -> None:
-    copies = DecompressedCopies(tmp_path, 1000)
+    copies = UnpackCache(tmp_path, 1000)
     closed = threading.Event()
 
     def endless() -> Iterator[bytes]:
@@ -189,7 +187,7 @@ def test_closing_ends_what_waits_and_what_is_being_made(tmp_path: Path) -> None:
     assert copies.used_bytes == 0
 
 
-def test_a_folder_that_is_gone_is_told_as_the_drive_that_failed(copies: DecompressedCopies, tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_told_as_the_drive_that_failed(copies: UnpackCache, tmp_path: Path) -> None:
     (tmp_path / "copies").rename(tmp_path / "moved")
     with pytest.raises(DriveFailed, match="the folder is gone"):
         Shard(1).read(copies)
@@ -201,21 +199,21 @@ def test_a_process_that_dies_leaves_nothing_and_what_it_could_leave_is_swept(tmp
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from storage_node.store.archives.copies import DecompressedCopies\n"
+        "from storage_node.store.archives.unpack_cache import UnpackCache\n"
         "def half():\n"
         "    yield b'x' * 500\n"
         "    os._exit(9)\n"
-        "with DecompressedCopies(Path(sys.argv[1]), 1000).get(1, 1000, half, timeout_s=1): pass\n"
+        "with UnpackCache(Path(sys.argv[1]), 1000).get(1, 1000, half, timeout_s=1): pass\n"
     )
     died = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
     assert (died.returncode, list(tmp_path.iterdir())) == (9, [])
     (tmp_path / "77.abc.unpacking").write_bytes(b"")
     (tmp_path / "someone else's").write_bytes(b"kept")
-    DecompressedCopies(tmp_path, 1000).close()
+    UnpackCache(tmp_path, 1000).close()
     assert os.listdir(tmp_path) == ["someone else's"]
 
 
-def test_descriptors_are_given_back_under_a_crowd(copies: DecompressedCopies) -> None:
+def test_descriptors_are_given_back_under_a_crowd(copies: UnpackCache) -> None:
     shards = [Shard(number, 300) for number in range(8)]
     failures: list[LoaderError] = []
 
