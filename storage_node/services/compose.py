@@ -22,7 +22,7 @@ from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
 from storage_node.services.objects import ObjectsService
 from storage_node.store.checksum import combine, crc32c
-from storage_node.store.compose import check_parts, landed
+from storage_node.store.compose import check_parts, committed_earlier
 from storage_node.store.tar_append import tar_end
 
 PROGRESS_S = 1.0
@@ -65,7 +65,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
             header = composing.request.object
             if not header.condition.write_id:
                 raise
-            record = await self._node.read(landed, self._node.store, header)
+            record = await self._node.read(committed_earlier, self._node.store, header)
             if record is None:
                 raise
             again = pb.ComposeRequest(object=header, inherit_metadata=True)

@@ -42,7 +42,7 @@ def compose_object(
     """
     check_parts(request)
     header = request.object
-    if header.condition.write_id and (record := landed(store, header)) is not None:
+    if header.condition.write_id and (record := committed_earlier(store, header)) is not None:
         return record
     metadata = dict(header.metadata)
     if request.inherit_metadata:
@@ -62,14 +62,14 @@ def compose_object(
     return upload.commit()
 
 
-def landed(store: Store, header: objects.PutHeader) -> CatalogEntry | None:
+def committed_earlier(store: Store, header: objects.PutHeader) -> CatalogEntry | None:
     """What an earlier try of this write, by its id, has stored. Raises what `Store.newest_entry` raises.
 
     Of an object made of its own former version a second try cannot even be read.
     """
     bucket_uuid = store.bucket(header.bucket).uuid_bytes
     before = store.replicas.newest_entry(bucket_uuid, header.name)
-    return store.landed(bucket_uuid, header.name, header.condition.write_id, before)
+    return store.committed_earlier(bucket_uuid, header.name, header.condition.write_id, before)
 
 
 def _chunks(store: Store, request: pb.ComposeRequest, moved: Callable[[int], None]) -> Iterator[bytes]:

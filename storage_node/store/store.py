@@ -196,11 +196,11 @@ class Store:
 
     # -- objects
 
-    def landed(
+    def committed_earlier(
         self, bucket_uuid: bytes, name: str, write_id: bytes, before: CatalogEntry | None
     ) -> CatalogEntry | None:
         """What another try of a write has stored; `before` is what there is of the name. Raises DriveFailed."""
-        return self.drive_set.at(self.drive_set.owner(bucket_uuid, name)).landed(write_id, before)
+        return self.drive_set.at(self.drive_set.owner(bucket_uuid, name)).committed_earlier(write_id, before)
 
     def begin_put(
         self,

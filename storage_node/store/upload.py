@@ -118,10 +118,10 @@ class Upload:
         before = self.newest()
         if (fault := condition.fault(self.label, before)) is None:
             return None
-        landed = self.drive.landed(condition.write_id, before)
-        if landed is None:
+        committed_earlier = self.drive.committed_earlier(condition.write_id, before)
+        if committed_earlier is None:
             raise fault
-        return landed
+        return committed_earlier
 
     def commit(self) -> CatalogEntry:
         """Make the object visible, whole, replacing one of the same name; what counts now.

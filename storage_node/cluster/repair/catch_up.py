@@ -1,7 +1,7 @@
 """Catch-up of a returning node: it finds out what it missed before it answers reads of replicated objects.
 
 First it tells every other node that it is back, and from then on it takes part in their writes, or is told of those
-that it takes no part in. Then it goes through what the others have. What it has older, or not at all, stays in doubt,
+that it takes no part in. Then it goes through what the others have. What it has older, or not at all, counts as stale,
 name by name, until the newer version has arrived; all the rest is served as soon as the comparison is done. Other
 nodes' silence holds it up for `reconcile_patience_s` at most: after that it serves what it has, and says so.
 
@@ -34,8 +34,8 @@ from storage_node.store.stale_replicas import StaleName
 BACKOFF, RETRY = Backoff(0.1, 1.0, jitter=0), Backoff(0.1, 5.0, jitter=0)
 RESOLVE_INTERVAL_S = 0.25
 MAX_MISSING = 100_000
-"""Names that this node lacks and remembers as such. While there are more, whatever it lacks in that bucket is in doubt,
-and it compares again when it has those."""
+"""Names that this node lacks and remembers as such. While there are more, whatever it lacks in that bucket counts as
+stale, and it compares again when it has those."""
 GIVEN_UP_S = 30.0
 """A write that was announced and cannot be found anywhere after this time has not come to pass."""
 _HIGHEST = Version(2**32, 0)
@@ -96,7 +96,7 @@ class Reconciler:
     # -- coming back
 
     async def _return(self) -> None:
-        """Compare this node with all others; afterwards no bucket is in doubt as a whole."""
+        """Compare this node with all others; afterwards no bucket counts as stale as a whole."""
         began_s, asked = time.monotonic(), self._asked
         deadline_s = began_s + self._node.config.reconcile_patience_s
         view, silent = await self._announce(deadline_s)
@@ -156,8 +156,10 @@ class Reconciler:
             failures += 1
 
     async def _fill_gaps(self) -> None:
-        """Compare with the next node what this one lacks; when all have had their turn, nothing is in doubt as lacking
-        but the names that are known by then. Names are fetched between one node and the next."""
+        """Compare with the next node what this one lacks. Names are fetched between one node and the next.
+
+        When all have had their turn, nothing that is lacking counts as stale but the names that are known by then.
+        """
         view, asked = self._membership.view, self._asked
         here = self._membership.position
         if view is None or here is None or self._missing >= MAX_MISSING or time.monotonic() < self._retry_s:
@@ -244,7 +246,7 @@ class Reconciler:
     # -- fetching
 
     async def resolve(self) -> None:
-        """Bring names that are in doubt up to date, as far as that is possible now. Raises LoaderError."""
+        """Bring stale names up to date, as far as that is possible now. Raises LoaderError."""
         view = self._membership.view
         if view is None:
             return
@@ -291,10 +293,10 @@ class Reconciler:
             except ReplicaLost as lost:
                 log.info("newer versions of %d names cannot be fetched for now: %s", len(wanted), lost)
 
-    def _give_up(self, bucket: pb.MapBucket, name: str, doubt: StaleName) -> None:
+    def _give_up(self, bucket: pb.MapBucket, name: str, stale: StaleName) -> None:
         """No node has what was announced."""
-        if time.monotonic() - doubt.since_s > GIVEN_UP_S:
-            self._store.replicas.stale.trust_name(bucket.uuid, name, doubt.version)
+        if time.monotonic() - stale.since_s > GIVEN_UP_S:
+            self._store.replicas.stale.trust_name(bucket.uuid, name, stale.version)
 
     async def _fetch(self, endpoint: str, bucket: pb.MapBucket, wanted: Sequence[tuple[str, State]]) -> None:
         names, sizes = [name for name, _ in wanted], [state.size_bytes for _, state in wanted]
@@ -306,7 +308,7 @@ class Reconciler:
             self._counts.bytes_fetched += sum(sizes[at] for at in group if names[at] not in left)
 
     def _still_older(self, bucket: pb.MapBucket, names: Sequence[str]) -> dict[str, State | None]:
-        """What this node has of those names that are still in doubt; the others are not any more."""
+        """What this node has of those names that are still stale; the others are not any more."""
         left: dict[str, State | None] = {}
         for name, state in self._states(bucket.name, names).items():
             wanted = self._store.replicas.stale.wanted(bucket.uuid, name)

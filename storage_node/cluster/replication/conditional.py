@@ -73,7 +73,7 @@ async def decide(
         if fault is None:
             decided.append(ConditionOutcome(there))
             continue
-        committed = nodes.node.store.landed(replica_set.bucket.uuid, name, condition.write_id, there.here)
+        committed = nodes.node.store.committed_earlier(replica_set.bucket.uuid, name, condition.write_id, there.here)
         if committed is None:
             decided.append(fault)
         elif committed.version == there.version:

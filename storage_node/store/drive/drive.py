@@ -320,10 +320,10 @@ class Drive:
         self._require_writable()
         self._changes.replace_entry(key, record, blocks)
 
-    def landed(self, write_id: bytes, before: CatalogEntry | None) -> CatalogEntry | None:
-        """See `LandedWrites.find`. Raises StoreReadOnly, Closed."""
+    def committed_earlier(self, write_id: bytes, before: CatalogEntry | None) -> CatalogEntry | None:
+        """See `EarlierCommits.find`. Raises StoreReadOnly, Closed."""
         self._require_writable()
-        return self._changes.landed.find(write_id, before)
+        return self._changes.committed_earlier.find(write_id, before)
 
     @property
     def changes(self) -> Changes:

@@ -103,7 +103,7 @@ def parse_version(text: str) -> Version:
     return Version(*map(int, parts))
 
 
-class LandedWrites:
+class EarlierCommits:
     """The last writes that came with an id, by that. Thread-safe."""
 
     def __init__(self) -> None:

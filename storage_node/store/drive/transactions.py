@@ -24,7 +24,7 @@ from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.garbage import Garbage
 from storage_node.store.drive.name_stripes import Stripes
 from storage_node.store.drive.pending import PendingObject
-from storage_node.store.drive.preconditions import Condition, LandedWrites, require, too_late
+from storage_node.store.drive.preconditions import Condition, EarlierCommits, require, too_late
 from storage_node.store.drive.publish import CommitFiles
 from storage_node.store.drive.retained_versions import Ended, Retention
 from storage_node.store.drive.sequence import SequenceNumbers
@@ -67,7 +67,7 @@ class Changes:
         self._require_writable = require_writable
         self.numbers = SequenceNumbers(catalog)
         self.retention = Retention(files, catalog)
-        self.landed = LandedWrites()
+        self.committed_earlier = EarlierCommits()
         self.stripes = Stripes()
         self.dead_buckets: set[bytes] = set()  # guarded by all stripes
 
@@ -111,7 +111,7 @@ class Changes:
             results: list[CatalogEntry | VersionConflict | WriteTooLate] = list(records)
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
-                if (settled := self.landed.settled(pending.condition, pending.name, before)) is not None:
+                if (settled := self.committed_earlier.settled(pending.condition, pending.name, before)) is not None:
                     results[at] = settled
                     continue
                 floor = self.retention.floor(pending.bucket_uuid)
@@ -131,7 +131,7 @@ class Changes:
                 newest[key] = results[at] = records[at]
                 chosen.append(_Chosen(key, pending, records[at]))
             ended = self._publish(chosen, files, current) if chosen else Ended([], [])
-            self.landed.add((pending.write_id, record) for _, pending, record in chosen)
+            self.committed_earlier.add((pending.write_id, record) for _, pending, record in chosen)
         self.defer_unlink(ended)
         return results
 
