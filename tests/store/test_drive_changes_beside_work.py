@@ -12,6 +12,7 @@ import pytest
 
 from ais_loader.errors import BucketNotFound, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.pool.membership import DrivePool
 from storage_node.store.store import Store
 from storage_node.store.writes import stage_object
 from tests.store.batch_kit import batch
@@ -143,3 +144,22 @@ def test_everything_stays_readable_while_drives_come_and_go(tmp_path: Path) -> N
         assert contents(store) == {**FIXED, **{name: data for name, data in work.last.items() if data is not None}}
         used = [drive.root for drive in store.drives if drive is not None]
     assert_sound(*used)
+
+
+def test_a_drive_that_comes_refuses_uploads_into_a_bucket_deleted_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = DrivePool._change_drives
+    with store_with({}, tmp_path / "a") as store:
+        begun = [stage_object(store, BUCKET, f"late/{number}", [b"x"], {}) for number in range(40)]
+
+        def delete_then_change(pool: DrivePool, *arguments: object, **options: object) -> None:
+            store.delete_bucket(BUCKET, force=True)
+            change(pool, *arguments, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(DrivePool, "_change_drives", delete_then_change)
+        store.pool.add_drive(tmp_path / "b")
+        assert {type(result) for result in store.commit_many(begun)} == {BucketNotFound}
+        added = store.drives[1]
+        assert added is not None and next(added.entries(), None) is None
+    assert_sound(tmp_path / "a", tmp_path / "b")
