@@ -18,10 +18,11 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "grpc, Python reader":
         return str(request.getfixturevalue("python_reader_node").url)
     if request.param == "embedded, Python reader":
-        from storage_node.store.read import batch
+        from storage_node.store.read import entry_reader, frame_reader
         from storage_node.store.read import native_reader as batch_read
 
-        monkeypatch.setattr(batch, "read_frame", batch_read.read_frame_python)
-        monkeypatch.setattr(batch, "read_list", batch_read.read_list_python)
+        for module in (frame_reader, entry_reader):
+            monkeypatch.setattr(module, "read_frame", batch_read.read_frame_python)
+        monkeypatch.setattr(frame_reader, "read_list", batch_read.read_list_python)
     path: Path = request.getfixturevalue("embedded_path")
     return f"file://{path}"
