@@ -25,7 +25,9 @@ class FrameReader:
         self._request = request
         self._waited = bytearray(1)
         """Becomes 1 when a drive had to be waited for."""
-        self._entries = EntryReader(table, lookup, request, self._waited)
+        self._lookup = lookup
+        self._entries: EntryReader | None = None
+        """Made when the first entry needs it: most batches do without."""
         self._has_duplicates = len(set(table.sources(slice(0, table.n)))) < table.n
 
     def waited(self) -> bool:
@@ -43,7 +45,7 @@ class FrameReader:
         """See `StoreBatch.read`."""
         table = self._table
         if span.is_piece:
-            return self._entries.read_piece(span)
+            return self._patient().read_piece(span)
         at = slice(span.first, span.stop)
         if self._is_plain(span):
             # Room for the checksums that are only known after reading, in front of the payload.
@@ -125,6 +127,11 @@ class FrameReader:
         )
         return result if isinstance(result, bytes) else None
 
+    def _patient(self) -> EntryReader:
+        if self._entries is None:
+            self._entries = EntryReader(self._table, self._lookup, self._request, self._waited)
+        return self._entries
+
     def _read_patiently(self, span: FrameSpan) -> Frame:
         """Entry by entry: duplicates are read once, failures get their status, moving objects another look."""
         table = self._table
@@ -144,7 +151,7 @@ class FrameReader:
                     part = parts[first - span.first]
                     table.checksum[position], table.kind[position] = table.checksum[first], table.kind[first]
                 else:
-                    part = self._entries.read(position)
+                    part = self._patient().read(position)
                     if not table.status[position]:
                         seen[key] = position
             parts.append(part)
@@ -152,4 +159,5 @@ class FrameReader:
 
     def close(self) -> None:
         """See `StoreBatch.close`."""
-        self._entries.close()
+        if self._entries is not None:
+            self._entries.close()
