@@ -32,7 +32,7 @@ $(STAMP): setup.cfg setup.py pyproject.toml storage_node/store/_native.c storage
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
 	@echo "Installing the packages into $(VENV) (the first time downloads several GB with torch; a re-run resumes)"
 	$(BIN)/uv pip install --python $(BIN)/python --editable '.[dev]'
-	@$(BIN)/python -c "from storage_node.store.read.native_reader import IMPLEMENTATION as reader; print('batch reader: ' + reader + ('' if reader == 'native' else ' (no C compiler: slower, same answers)'))"
+	@$(BIN)/python -c "from storage_node.store.read.batch_reader import IMPLEMENTATION as reader; print('batch reader: ' + reader + ('' if reader == 'native' else ' (no C compiler: slower, same answers)'))"
 	@touch $@
 
 demo: setup

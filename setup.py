@@ -1,7 +1,7 @@
 """What setup.cfg cannot say: where the packages lie, and the one native module.
 
 The module is optional: where no compiler is found the installation succeeds and storage_node runs
-on its Python reference (storage_node/store/read/native_reader.py), with the same answers.
+on its Python reference (storage_node/store/read/batch_reader.py), with the same answers.
 """
 
 from setuptools import Extension, find_packages, setup

@@ -21,7 +21,7 @@ from storage_node.cluster.repair.transfers import RepairMetrics
 from storage_node.metric_counters import BOUNDS_S, Histogram
 from storage_node.metric_list import METRICS
 from storage_node.promote.metrics import PromoteMetrics
-from storage_node.store.read.native_reader import IMPLEMENTATION
+from storage_node.store.read.batch_reader import IMPLEMENTATION
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

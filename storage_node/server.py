@@ -191,7 +191,7 @@ class NodeServer:
             ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), server)
             snapshots = NodeSnapshots(node, self.membership, writes, repair)
             ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), server)
-            copies = SnapshotCopiesService(node, writes.commit_barrier, snapshots.convergence, snapshots.snapshots)
+            copies = SnapshotCopiesService(node, writes.snapshot_barrier, snapshots.convergence, snapshots.snapshots)
             ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, server)
             self.drives = drives = DriveManager(node, self.membership, self._acceptor_store, repair)
             ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), server)

@@ -29,7 +29,7 @@ from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.object_info import stored_of
-from storage_node.promote.here import promote_path
+from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job
 from storage_node.promote.walk import Wanted
 from storage_node.store.archives.limits import ShardLimits
@@ -38,15 +38,15 @@ from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.format import CatalogEntry
 from storage_node.store.member_listing import list_members
 from storage_node.store.read.batch import StoreBatch
-from storage_node.store.read.native_reader import IMPLEMENTATION
+from storage_node.store.read.batch_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import open_member, open_object
 from storage_node.store.reframe_on_put import content_of
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.summary import Tally
 from storage_node.store.tar_append import tar_end
 from storage_node.store.upload import Upload
-from storage_node.store.writes import stage_object
 
 _COMMIT_TOGETHER = 128
 _COMMIT_TOGETHER_BYTES = 8 << 20

@@ -17,7 +17,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.cluster.map.membership import Membership
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
-from storage_node.store.read.native_reader import CachedFile, read_cached
+from storage_node.store.read.batch_reader import CachedFile, read_cached
 from storage_node.store.store import Store
 
 MAX_BYTES = 384 << 10

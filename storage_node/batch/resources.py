@@ -54,7 +54,7 @@ class BatchResources:
         return self.budget.held_bytes + self.buffered.held_bytes + self.assembly.held_bytes
 
     @contextlib.contextmanager
-    def taken_on(self, request: pb.BatchRequest) -> Iterator[None]:
+    def admit(self, request: pb.BatchRequest) -> Iterator[None]:
         """Count a batch while it is being served. Raises Busy when there are too many.
 
         Parts of a batch, which wait for no other node, are counted apart: nodes whose batches wait for each other's

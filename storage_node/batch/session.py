@@ -173,7 +173,7 @@ class _Session:
         try:
             if service.stopping:
                 raise Busy("the node is stopping", "stopping")
-            with service.resources.taken_on(request):
+            with service.resources.admit(request):
                 async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
                     run = await self._run_for(batch_id, request, credit, tally)
                     end = await run.run()

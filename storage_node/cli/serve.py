@@ -175,7 +175,7 @@ def serve(
     exit code 0.
     """
     from ais_loader.errors import InvalidRequest
-    from storage_node.ops.run import run_node
+    from storage_node.ops.serve import run_node
 
     chosen = _config(
         {

@@ -1,4 +1,4 @@
 """Clusters run by Ray. In reading order: `commands` over `node_discovery`, `ray_head`, `ray_actors` and `decommission`;
-`actor`, `supervisor` and `run` (a node's process); `status`, `drive_commands` and `rolling_settings` (calls to nodes
+`actor`, `supervisor` and `serve` (a node's process); `status`, `drive_commands` and `rolling_settings` (calls to nodes
 that run); `node_file`, `settings_store` and `node_log` (files beside the drives).
 """

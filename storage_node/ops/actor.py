@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage_node.ops import node_log
-from storage_node.ops.run import keep_freed_memory
+from storage_node.ops.serve import keep_freed_memory
 from storage_node.ops.supervisor import Supervisor
 
 HOOK_GRACE_S = 2.0

@@ -1,4 +1,4 @@
-"""Supervisor of one node: keeps it serving on the drives that carry its uuid, for as long as its process crash_backoff.
+"""Supervisor of one node: keeps it serving on the drives that carry its uuid, for as long as its process lives.
 
 Whatever is missing is waited for and said, never fatal: a drive that is not mounted yet, one whose former holder has
 not let go (a process that outlived its Ray), a port that is taken. A drive that appears later is taken in, by serving
@@ -75,7 +75,7 @@ class Supervisor:
         self._metrics = ""
         self._renewing = False
         self._rested = False
-        """No more waiting because of former crash_backoff."""
+        """No more waiting because of former lives."""
         self._counted = False
         """This life stands in the node's file."""
         self._lasted = False

@@ -20,7 +20,7 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import HeldWrite, require_bucket
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
-from storage_node.promote.here import find_many, give_up, stage
+from storage_node.promote.into_store import find_many, give_up, stage
 from storage_node.promote.job import Job, Outcome, failed, is_small, open_unless_there, stamp_metadata
 from storage_node.promote.source import SourceFile, Stamp
 from storage_node.promote.walk import Found, FoundFile, NotFit

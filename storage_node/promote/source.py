@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from ais_loader.errors import SourceChanged, SourceRefused, SourceUnreadable
-from storage_node.promote.beneath import FILE, open_beneath
+from storage_node.promote.confined_path import FILE, open_beneath
 from storage_node.promote.walk import FoundFile
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.clone_or_copy import read_source, source_pieces

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ais_loader.errors import LoaderError, SourceRefused, SourceUnreadable
-from storage_node.promote.beneath import FOLDER, open_beneath
+from storage_node.promote.confined_path import FOLDER, open_beneath
 from storage_node.store.names import check_object_name
 
 GROUP_FILES, GROUP_BYTES, GROUP_FOLDERS = 128, 8 << 20, 32

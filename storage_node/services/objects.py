@@ -25,12 +25,12 @@ from storage_node.services.reframing import Reframing
 from storage_node.store.drive.preconditions import condition_of, parse_condition
 from storage_node.store.format import CatalogEntry
 from storage_node.store.member_listing import list_members
-from storage_node.store.read.native_reader import IMPLEMENTATION
+from storage_node.store.read.batch_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import MemberReader, ObjectReader, open_member, open_object
+from storage_node.store.staging import check_content, stage_object
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.upload import Upload
-from storage_node.store.writes import check_content, stage_object
 
 MAX_PAGE_SIZE = 10_000
 

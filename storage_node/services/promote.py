@@ -26,9 +26,9 @@ from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.node import Node
-from storage_node.promote.beneath import FOLDER, root_of
 from storage_node.promote.cluster import ClusterPromotion, have
-from storage_node.promote.here import own_folders, promote_group
+from storage_node.promote.confined_path import FOLDER, root_of
+from storage_node.promote.into_store import own_folders, promote_group
 from storage_node.promote.job import Job, Outcome
 from storage_node.promote.metrics import PromoteMetrics
 from storage_node.promote.walk import Folder, Found, Walk, Wanted, groups

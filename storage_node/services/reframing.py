@@ -14,7 +14,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.node import Node
 from storage_node.store.checksum import crc32c
 from storage_node.store.reframe_on_put import Spooled, can_reframe, reframed_bytes, replacement, spool_for
-from storage_node.store.writes import check_content
+from storage_node.store.staging import check_content
 
 _CHUNK_END = b""
 

@@ -12,9 +12,9 @@ from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, Unsuppor
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc
-from storage_node.cluster.replication.commit_barrier import CommitBarrier
 from storage_node.cluster.replication.replica import from_wire, require_bucket, to_wire
 from storage_node.cluster.replication.replica_stream import ReplicaLost
+from storage_node.cluster.replication.snapshot_barrier import SnapshotBarrier
 from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.node import Node
@@ -22,19 +22,19 @@ from storage_node.services.errors import Context, abort
 from storage_node.store.format import CatalogEntry
 from storage_node.store.names import check_object_name
 from storage_node.store.retained_replicas import KeptVersion, Seen, seen, seen_after
+from storage_node.store.staging import check_content
 from storage_node.store.store import Store
-from storage_node.store.writes import check_content
 
 T = TypeVar("T")
 
 
 class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer):
     def __init__(
-        self, node: Node, commit_barrier: CommitBarrier, convergence: Convergence, snapshots: SnapshotCoordinator
+        self, node: Node, snapshot_barrier: SnapshotBarrier, convergence: Convergence, snapshots: SnapshotCoordinator
     ) -> None:
         self._node = node
         self._store = node.store
-        self._commit_barrier = commit_barrier
+        self._commit_barrier = snapshot_barrier
         self._convergence = convergence
         self._snapshots = snapshots
 

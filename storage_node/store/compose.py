@@ -16,8 +16,8 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects
 from storage_node.store.drive.preconditions import condition_of
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.object_reader import ObjectReader, open_object
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 
 MAX_PARTS = 10_000
 

@@ -27,9 +27,9 @@ from storage_node.store.archives.reframe import reframe
 from storage_node.store.archives.source import FdSource, chunks_of
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.object_files import drive_error
+from storage_node.store.staging import check_content
 from storage_node.store.store import Store
 from storage_node.store.upload import checked_metadata
-from storage_node.store.writes import check_content
 
 WORTH_BYTES = 1 << 20
 """An archive is left alone if no more than this has to be unpacked in front of any member."""

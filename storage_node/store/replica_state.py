@@ -13,7 +13,7 @@ from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault
 from storage_node.store.pool.drive_set import DriveSet
-from storage_node.store.pool.writes import PlacedChanges
+from storage_node.store.pool.write_routing import PlacedChanges
 from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.stale_replicas import ReplicaStale, StaleReplicas
 

@@ -27,7 +27,7 @@ from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.pool.membership import DrivePool, synchronise
 from storage_node.store.pool.open import DriveOptions, OpenDrives, drive_folders, open_drives
-from storage_node.store.pool.writes import PlacedChanges, StagedObject
+from storage_node.store.pool.write_routing import PlacedChanges, StagedObject
 from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.replica_state import ReplicaState, not_found_message
 from storage_node.store.snapshots import Snapshots

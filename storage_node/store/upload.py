@@ -12,7 +12,7 @@ from storage_node.store.drive.preconditions import Condition
 from storage_node.store.files.clone_or_copy import Taken, fill
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import WRITE_ID_KEY, CatalogEntry, Version
-from storage_node.store.pool.writes import PlacedChanges, StagedObject
+from storage_node.store.pool.write_routing import PlacedChanges, StagedObject
 
 MAX_METADATA_BYTES = 4096
 

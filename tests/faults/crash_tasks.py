@@ -17,8 +17,8 @@ from storage_node.store import failpoints
 from storage_node.store.drive import clean_shutdown as session
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck import fsck as doctor
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.faults import power_kit
 from tests.faults.crash_kit import Expected, Journal, State, assert_tidy, content, holdings, state_of
 from tests.store.store_kit import names, read

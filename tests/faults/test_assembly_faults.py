@@ -25,8 +25,8 @@ from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.node.cluster_kit import BUCKET, Answer
 from tests.node.node_kit import RawSession, batch_of
 

@@ -20,7 +20,7 @@ from storage_node.batch.session import BatchService
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 from storage_node.store.format import Version
-from storage_node.store.writes import stage_object
+from storage_node.store.staging import stage_object
 
 BUCKET = "b"
 

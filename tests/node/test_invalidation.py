@@ -42,7 +42,7 @@ def hold_fetching(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Non
     async def nothing(self: object) -> None:
         return
 
-    monkeypatch.setattr("storage_node.cluster.repair.catch_up.Reconciler.resolve", nothing)
+    monkeypatch.setattr("storage_node.cluster.repair.reconcile.Reconciler.resolve", nothing)
 
 
 @pytest.mark.parametrize("change", ["put", pytest.param("put_many", marks=pytest.mark.slow), "delete"])

@@ -21,7 +21,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 from storage_node.config import ServerConfig
 from storage_node.promote import cluster as promoting
-from storage_node.promote.here import promote_group
+from storage_node.promote.into_store import promote_group
 from storage_node.promote.job import Job, Outcome, open_unless_there
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import Found

@@ -14,7 +14,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from storage_node.store.read.native_reader import Failure, read_frame_python, read_list_python
+from storage_node.store.read.batch_reader import Failure, read_frame_python, read_list_python
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from storage_node.store.files.segment_format import (
 )
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.fsck.report import Report
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.snapshot_kit import at, reap
 from tests.store.store_kit import BUCKET, contents, object_files, store_at
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage_node.store.read.native_reader import FailureCode
+from storage_node.store.read.batch_reader import FailureCode
 from tests.store.batch_read_kit import (
     FILE_SYSTEMS,
     READERS,

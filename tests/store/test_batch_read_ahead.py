@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ais_loader.testing import eventually
-from storage_node.store.read.native_reader import announce_python, read_frame_python
+from storage_node.store.read.batch_reader import announce_python, read_frame_python
 from tests.store.batch_read_kit import READERS, Folder, columns, content, whole_files
 
 WAYS: dict[str, tuple[Any, Any]] = {"python": (announce_python, read_frame_python)}

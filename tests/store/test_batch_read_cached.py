@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storage_node.store.read.native_reader import CachedFile, read_cached_python
+from storage_node.store.read.batch_reader import CachedFile, read_cached_python
 from tests.store.batch_read_kit import READERS, Folder, content, crc
 
 READ: dict[str, Callable[..., bytes | None]] = {"python": read_cached_python}

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-from storage_node.store.read import native_reader as batch_read
-from storage_node.store.read.native_reader import FailureCode
+from storage_node.store.read import batch_reader as batch_read
+from storage_node.store.read.batch_reader import FailureCode
 from tests.store.batch_read_kit import READERS
 
 
@@ -21,7 +21,7 @@ def test_the_failure_codes_of_the_native_module_are_those_of_the_reference() -> 
 def chosen(setting: str, before: str = "") -> subprocess.CompletedProcess[str]:
     code = (
         f"import sys; {before}\n"
-        "from storage_node.store.read import native_reader as b; print(b.IMPLEMENTATION, b.read_frame)"
+        "from storage_node.store.read import batch_reader as b; print(b.IMPLEMENTATION, b.read_frame)"
     )
     environment = os.environ | {"AIS_LOADER_READER": setting, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)

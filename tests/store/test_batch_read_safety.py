@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_node.store.read.native_reader import Failure, FailureCode
+from storage_node.store.read.batch_reader import Failure, FailureCode
 from tests.store.batch_read_kit import (
     FILE_SYSTEMS,
     READERS,

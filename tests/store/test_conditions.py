@@ -12,9 +12,9 @@ import pytest
 from ais_loader.errors import InvalidRequest, ObjectNotFound, VersionConflict
 from storage_node.store.drive.preconditions import Condition, parse_condition, parse_version
 from storage_node.store.format import WRITE_ID_KEY, CatalogEntry, Version
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from storage_node.store.upload import Upload
-from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, put, read, store_at
 
 ABSENT = Condition(if_absent=True)

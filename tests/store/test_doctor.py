@@ -53,7 +53,7 @@ def test_a_sound_store_has_no_findings_and_is_counted(root: Path) -> None:
 
 
 def test_a_report_is_json_and_says_which_batch_reader_runs(root: Path) -> None:
-    from storage_node.store.read.native_reader import IMPLEMENTATION
+    from storage_node.store.read.batch_reader import IMPLEMENTATION
 
     flip_a_byte(object_files(root)[0])
     report = check([root], checksums=True)
@@ -68,7 +68,7 @@ def test_a_report_is_json_and_says_which_batch_reader_runs(root: Path) -> None:
 
 
 def test_the_python_batch_reader_is_reported_with_its_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_node.store.read.native_reader.IMPLEMENTATION", "python")
+    monkeypatch.setattr("storage_node.store.read.batch_reader.IMPLEMENTATION", "python")
     report = check([root])
     assert report.batch_reader == "python" and report.batch_reader_reason
 

@@ -10,8 +10,8 @@ import pytest
 from ais_loader.errors import StoreLocked
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck.fsck import check, repair
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, drive_of, put, store_at
 
 

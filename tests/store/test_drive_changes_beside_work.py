@@ -13,8 +13,8 @@ import pytest
 from ais_loader.errors import BucketNotFound, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.pool.membership import DrivePool
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.batch_kit import batch
 from tests.store.drives_kit import store_with
 from tests.store.store_kit import BUCKET, assert_sound, contents, names, put, read

@@ -19,9 +19,9 @@ from storage_node.store.drive import identity as identities
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.pool import rebalance as moving
-from storage_node.store.pool import writes as placed_changes
+from storage_node.store.pool import write_routing as placed_changes
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.batch_kit import batch
 from tests.store.memory_folder import IN_MEMORY
 from tests.store.store_kit import BUCKET, assert_sound, contents, names, put, read

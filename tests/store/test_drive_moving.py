@@ -15,7 +15,7 @@ from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.fsck import fsck as doctor
-from storage_node.store.pool import writes as placed_changes
+from storage_node.store.pool import write_routing as placed_changes
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.drives_kit import WANTED, move_all, store_with

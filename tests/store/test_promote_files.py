@@ -12,9 +12,9 @@ from store_kit import BUCKET, assert_sound, contents, drive_of, file_of, put, st
 
 from ais_loader.errors import DriveFull, SourceChanged, SourceRefused, SourceUnreadable, StoreReadOnly
 from ais_loader.testing import seeded_bytes
-from storage_node.promote import beneath, job
-from storage_node.promote.beneath import root_of
-from storage_node.promote.here import promote_path
+from storage_node.promote import confined_path, job
+from storage_node.promote.confined_path import root_of
+from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job, Outcome
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import GROUP_FILES, Wanted
@@ -225,7 +225,7 @@ def spoiling(monkeypatch: pytest.MonkeyPatch, path: Path, change: Callable[[Path
             change(path)
         return found
 
-    monkeypatch.setattr("storage_node.promote.here.open_unless_there", opened)
+    monkeypatch.setattr("storage_node.promote.into_store.open_unless_there", opened)
 
 
 def test_a_name_that_stands_for_another_file_by_then_is_not_linked(
@@ -300,20 +300,20 @@ def test_no_link_leads_out_of_a_root_however_it_is_reached(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, openat2: bool
 ) -> None:
     if not openat2:
-        monkeypatch.setattr(beneath, "has_openat2", lambda: False)
+        monkeypatch.setattr(confined_path, "has_openat2", lambda: False)
     (tmp_path / "secret").write_bytes(b"secret")
     (source / "x").mkdir()
     (source / "x" / "file").write_bytes(b"inside")
     (source / "out").symlink_to(tmp_path)
     (source / "x" / "up").symlink_to("../../secret")
-    root_fd = os.open(source, beneath.FOLDER)
+    root_fd = os.open(source, confined_path.FOLDER)
     try:
-        fd = beneath.open_beneath(root_fd, b"x/file", beneath.FILE)
+        fd = confined_path.open_beneath(root_fd, b"x/file", confined_path.FILE)
         assert os.read(fd, 10) == b"inside"
         os.close(fd)
         for way in (b"out/secret", b"x/up", b"../secret", b"x/../../secret"):
             with pytest.raises((SourceRefused, SourceUnreadable)):
-                beneath.open_beneath(root_fd, way, beneath.FILE)
+                confined_path.open_beneath(root_fd, way, confined_path.FILE)
     finally:
         os.close(root_fd)
 

@@ -15,9 +15,9 @@ from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.retained_replicas import KeptVersion, NewerFirst, Seen, seen, seen_after
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from storage_node.store.store_record import SnapshotRecord
-from storage_node.store.writes import stage_object
 from tests.store.snapshot_kit import LARGE, at, reap, retained
 from tests.store.store_kit import BUCKET, drive_of
 

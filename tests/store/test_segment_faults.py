@@ -12,8 +12,8 @@ from storage_node.store.files import segments
 from storage_node.store.files.segments import Segments
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.fsck import fsck as doctor
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.segment_kit import head_of
 from tests.store.snapshot_kit import reap
 from tests.store.store_kit import (

@@ -20,8 +20,8 @@ from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.object_reader import open_member, open_object
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.drives_kit import files_on
 from tests.store.segment_kit import lose_begin, lose_end
 from tests.store.snapshot_kit import at, reap, retained

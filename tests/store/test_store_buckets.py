@@ -19,8 +19,8 @@ from ais_loader.errors import (
     StoreReadOnly,
 )
 from storage_node.store import store_record as records
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, contents, object_files, put, store_at
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from ais_loader.errors import Closed, StoreLocked
 from storage_node.store.read.object_reader import open_object
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, names, put, read, store_at
 
 pytestmark = pytest.mark.fresh_process

@@ -11,8 +11,8 @@ import pytest
 
 from ais_loader.errors import DriveFull, LoaderError, ObjectNotFound
 from storage_node.store.drive.catalog import WriteBatch
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.small_drive import InjectedDrive, SmallDrive, small_drive
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, object_files, put, read, store_at
 

@@ -15,8 +15,8 @@ from ais_loader.errors import ObjectNotFound
 from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.names import object_name_fault
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.memory_folder import IN_MEMORY
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, names, put, read, store_at
 

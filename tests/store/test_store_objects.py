@@ -11,8 +11,8 @@ from ais_loader.errors import BucketNotFound, Closed, ContentMismatch, InvalidRe
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import BLOCK_BYTES, BLOCKS_PER_CHUNK
 from storage_node.store.read.object_reader import CHUNK_BYTES, open_object
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, drive_of, names, object_files, put, read, store_at
 
 SIZES = (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES, 3 * BLOCK_BYTES - 1, 5 * BLOCK_BYTES + 7)

@@ -16,8 +16,8 @@ import pytest
 from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.format import BLOCK_BYTES
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.batch_kit import batch
 from tests.store.store_kit import BUCKET, assert_sound, drive_of, put, read, store_at
 

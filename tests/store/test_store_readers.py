@@ -15,8 +15,8 @@ import pytest
 from ais_loader.errors import BucketNotFound, ObjectNotFound, StoreReadOnly
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.format import BLOCK_BYTES
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.batch_kit import batch
 from tests.store.store_kit import BUCKET, contents, drive_of, names, put, read, store_at
 

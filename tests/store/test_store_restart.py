@@ -9,8 +9,8 @@ import pytest
 
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import WriteBatch
+from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.writes import stage_object
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, object_files, put, store_at
 
 ORPHAN = "objects/00/00/" + "ab" * 14 + ".7"

@@ -21,7 +21,6 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.membership import Membership
-from storage_node.cluster.repair.catch_up import Reconciler, copied_buckets
 from storage_node.cluster.repair.finish_change import RETRY, all_act_by, finish
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers, reach
 from storage_node.cluster.repair.plan import (
@@ -33,6 +32,7 @@ from storage_node.cluster.repair.plan import (
     plan,
     questions,
 )
+from storage_node.cluster.repair.reconcile import Reconciler, copied_buckets
 from storage_node.cluster.repair.transfers import GROUP_NAMES, RepairMetrics, Transfers, chunks
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.coordinator import WriteCoordinator

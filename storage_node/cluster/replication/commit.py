@@ -12,19 +12,19 @@ from ais_loader.errors import LoaderError, WriteTooLate
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.object_info import Stored, info_of
-from storage_node.cluster.replication.commit_barrier import CommitBarrier
 from storage_node.cluster.replication.conditional import decide
-from storage_node.cluster.replication.fan_out import (
+from storage_node.cluster.replication.name_locks import NameLocks
+from storage_node.cluster.replication.nonparticipants import (
     invalidate_after_commits,
     invalidate_nonparticipants,
     map_version,
     outdated,
 )
-from storage_node.cluster.replication.name_locks import NameLocks
 from storage_node.cluster.replication.replica import from_wire, to_wire
 from storage_node.cluster.replication.replica_client import ReplicaClient, close_all, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
+from storage_node.cluster.replication.snapshot_barrier import SnapshotBarrier
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.format import Version
 
@@ -106,7 +106,7 @@ class CommitProtocol:
         self._clock_skips = clock_skips
         self.names = NameLocks()
         """Held by whoever changes one of them."""
-        self.barrier = CommitBarrier()
+        self.barrier = SnapshotBarrier()
         self._running: set[asyncio.Future[Any]] = set()
 
     async def settle(self) -> None:

@@ -24,20 +24,20 @@ from storage_node.cluster.channels import Channels
 from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.replication.commit import CommitProtocol, PendingWrite, Result, VersionClockSkips
-from storage_node.cluster.replication.commit_barrier import CommitBarrier
 from storage_node.cluster.replication.conditional import decide, misplaced
 from storage_node.cluster.replication.delete_many import Deletions
-from storage_node.cluster.replication.fan_out import (
+from storage_node.cluster.replication.listing_filter import Listed, not_deleted
+from storage_node.cluster.replication.nonparticipants import (
     invalidate_after_commits,
     invalidate_nonparticipants,
     invalidate_one,
     map_version,
 )
-from storage_node.cluster.replication.listing_filter import Listed, not_deleted
 from storage_node.cluster.replication.replica import HeldWrite, from_wire, to_wire
 from storage_node.cluster.replication.replica_client import ReplicaClient, close_all, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
+from storage_node.cluster.replication.snapshot_barrier import SnapshotBarrier
 from storage_node.node import Node
 from storage_node.store.drive.preconditions import Condition, condition_of
 from storage_node.store.format import Version
@@ -62,7 +62,7 @@ class WriteCoordinator:
         self._deletions = Deletions(self._nodes, self._clock_skips, self._commits)
 
     @property
-    def commit_barrier(self) -> CommitBarrier:
+    def snapshot_barrier(self) -> SnapshotBarrier:
         return self._commits.barrier
 
     async def settle(self) -> None:

@@ -15,7 +15,7 @@ from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.replication.commit import CommitProtocol, VersionClockSkips
-from storage_node.cluster.replication.fan_out import (
+from storage_node.cluster.replication.nonparticipants import (
     invalidate_after_commits,
     invalidate_nonparticipants,
     invalidate_one,

@@ -14,9 +14,9 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.staging import check_content, stage_object
 from storage_node.store.store import Store
 from storage_node.store.upload import Upload
-from storage_node.store.writes import check_content, stage_object
 
 MAX_VERSIONS = 10_000
 """Of one page."""

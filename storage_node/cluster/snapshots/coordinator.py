@@ -35,8 +35,8 @@ from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.mutations import unchanged
 from storage_node.cluster.repair.peers import reach
 from storage_node.cluster.repair.transfers import bucket_ref
-from storage_node.cluster.replication.commit_barrier import DRAIN_S, HOLD_S
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, STEP_TIMEOUT_S, ReplicaLost, reporting
+from storage_node.cluster.replication.snapshot_barrier import DRAIN_S, HOLD_S
 from storage_node.cluster.snapshots.converge import KEEP_TIMEOUT_S
 from storage_node.store.failpoints import failpoint
 from storage_node.store.names import SNAPSHOT_MARK, check_snapshot_name

@@ -131,7 +131,7 @@ class Report:
 
 def batch_reader() -> tuple[str, str | None]:
     """Which batch reader is in use, and why it is the slower one if it is."""
-    from storage_node.store.read.native_reader import IMPLEMENTATION
+    from storage_node.store.read.batch_reader import IMPLEMENTATION
 
     if IMPLEMENTATION == "native":
         return IMPLEMENTATION, None

@@ -1,3 +1,3 @@
 """Reads of one store. In reading order: `batch` (GetBatch), `batch_lookup` and `batch_members` over `batch_table` (what
-each entry is), `frame_plan`, `frame_reader` and `entry_reader` over `native_reader` (the bytes); `object_reader`.
+each entry is), `frame_plan`, `frame_reader` and `entry_reader` over `batch_reader` (the bytes); `object_reader`.
 """

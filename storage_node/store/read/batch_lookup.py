@@ -19,9 +19,9 @@ from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import CatalogEntry
 from storage_node.store.pool.placement import DrivePlacement
 from storage_node.store.read.batch_members import find_member, status_of
+from storage_node.store.read.batch_reader import FailureCode
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.read.frame_plan import check_columns, check_range
-from storage_node.store.read.native_reader import FailureCode
 from storage_node.store.replica_state import not_found_message
 from storage_node.store.stale_replicas import ReplicaStale, stale_message
 from storage_node.store.store import Store

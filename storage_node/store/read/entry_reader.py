@@ -21,9 +21,9 @@ from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_members import MemberPart, status_of
+from storage_node.store.read.batch_reader import FailureCode, read_frame
 from storage_node.store.read.batch_table import BatchTable
 from storage_node.store.read.frame_plan import FrameSpan
-from storage_node.store.read.native_reader import FailureCode, read_frame
 
 _LOOKUPS_OF_A_MOVING_OBJECT = 10
 

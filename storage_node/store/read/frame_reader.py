@@ -9,10 +9,10 @@ import numpy as np
 from ais_loader.wire.frame import Frame, encode_frame, encode_prefix
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read.batch_lookup import BatchLookup
+from storage_node.store.read.batch_reader import Failure, announce, read_frame, read_list
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.read.entry_reader import EntryReader, frame_of
 from storage_node.store.read.frame_plan import FrameSpan
-from storage_node.store.read.native_reader import Failure, announce, read_frame, read_list
 
 _MIN_ENTRIES_PER_PART = 16
 

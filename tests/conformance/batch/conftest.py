@@ -18,8 +18,8 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "grpc, Python reader":
         return str(request.getfixturevalue("python_reader_node").url)
     if request.param == "embedded, Python reader":
+        from storage_node.store.read import batch_reader as batch_read
         from storage_node.store.read import entry_reader, frame_reader
-        from storage_node.store.read import native_reader as batch_read
 
         for module in (frame_reader, entry_reader):
             monkeypatch.setattr(module, "read_frame", batch_read.read_frame_python)

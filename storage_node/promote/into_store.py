@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from ais_loader.errors import DriveFailed, LoaderError, ObjectNotFound, SourceRefused, SourceUnreadable, StoreReadOnly
 from ais_loader.wire.object_info import Stored, stored_of
-from storage_node.promote.beneath import FOLDER
+from storage_node.promote.confined_path import FOLDER
 from storage_node.promote.job import (
     Job,
     Outcome,

@@ -26,7 +26,7 @@ class _Hold:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class CommitBarrier:
+class SnapshotBarrier:
     def __init__(self) -> None:
         self._passing: Counter[bytes] = Counter()
         self._holds: dict[bytes, _Hold] = {}

@@ -8,8 +8,8 @@ import pytest
 from loop_kit import run, settle
 
 from storage_node.cluster.errors import TooFewCopies
-from storage_node.cluster.replication import commit_barrier
-from storage_node.cluster.replication.commit_barrier import CommitBarrier
+from storage_node.cluster.replication import snapshot_barrier
+from storage_node.cluster.replication.snapshot_barrier import SnapshotBarrier
 
 B, OTHER, FIRST, SECOND = b"b" * 16, b"o" * 16, b"1" * 16, b"2" * 16
 
@@ -17,12 +17,12 @@ B, OTHER, FIRST, SECOND = b"b" * 16, b"o" * 16, b"1" * 16, b"2" * 16
 class Write:
     """One that passes until `end` is called."""
 
-    def __init__(self, barrier: CommitBarrier, *buckets: bytes) -> None:
+    def __init__(self, barrier: SnapshotBarrier, *buckets: bytes) -> None:
         self.passing = False
         self._ended = asyncio.Event()
         self._task = asyncio.create_task(self._run(barrier, buckets))
 
-    async def _run(self, barrier: CommitBarrier, buckets: tuple[bytes, ...]) -> None:
+    async def _run(self, barrier: SnapshotBarrier, buckets: tuple[bytes, ...]) -> None:
         async with barrier.passing(buckets):
             self.passing = True
             await self._ended.wait()
@@ -34,7 +34,7 @@ class Write:
 
 def test_a_hold_waits_for_the_writes_that_pass_and_the_others_for_its_release() -> None:
     async def test() -> None:
-        barrier = CommitBarrier()
+        barrier = SnapshotBarrier()
         before, elsewhere = Write(barrier, B, OTHER), Write(barrier, OTHER)
         await settle()
         holding = asyncio.create_task(barrier.hold(B, FIRST))
@@ -62,8 +62,8 @@ def test_a_hold_waits_for_the_writes_that_pass_and_the_others_for_its_release() 
 
 def test_a_hold_ends_by_itself_and_gives_up_on_writes_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        barrier = CommitBarrier()
-        monkeypatch.setattr(commit_barrier, "DRAIN_S", 0.02)
+        barrier = SnapshotBarrier()
+        monkeypatch.setattr(snapshot_barrier, "DRAIN_S", 0.02)
         slow = Write(barrier, B)
         await settle()
         with pytest.raises(TooFewCopies, match=r"under way for 0\.02 s"):
@@ -73,7 +73,7 @@ def test_a_hold_ends_by_itself_and_gives_up_on_writes_that_take_too_long(monkeyp
         assert next_one.passing
         await slow.end()
         await next_one.end()
-        monkeypatch.setattr(commit_barrier, "HOLD_S", 0.02)
+        monkeypatch.setattr(snapshot_barrier, "HOLD_S", 0.02)
         await barrier.hold(B, FIRST)
         waiting = Write(barrier, B)
         await waiting.end()
