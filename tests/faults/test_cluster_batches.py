@@ -22,6 +22,7 @@ from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
+from tests.faults.fault_kit import serve_all
 from tests.node.node_kit import RawSession, batch_of
 
 MiB = 1 << 20
@@ -75,6 +76,7 @@ class Cluster:
         eventually(lambda: self._newest().node[node].endpoint == own, timeout_s=30)
         # Before its link is in the map again: it tells its peers that it is back under the address that it listens on.
         eventually(lambda: self._serves(node), timeout_s=60, interval_s=0.1)
+        serve_all(self.running)
         self.change()
 
     def _serves(self, node: int) -> bool:
@@ -103,6 +105,7 @@ def cluster() -> Iterator[Cluster]:
             with connect(made.url) as client:
                 for name in ("one", "two"):
                     client.bucket(name).put_many(OBJECTS.items())
+            serve_all(running)  # on a busy machine a write may have missed a replica
             yield made
         finally:
             for link in links:
