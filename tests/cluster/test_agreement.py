@@ -171,6 +171,7 @@ def test_clusters_made_at_once_of_overlapping_nodes_share_none(seed: int) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # all processor, on machines that may be busy
 @settings(max_examples=1500, deadline=None)
 @given(seed=seeds, kill=st.sampled_from([0.0, 0.005]))
 def test_nodes_come_and_go_many_times(seed: int, kill: float) -> None:

@@ -141,6 +141,7 @@ def test_a_harmed_archive_gives_a_typed_error_or_right_bytes(store: Store, harm:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # all processor, on machines that may be busy
 @pytest.mark.timeout(3600)
 @settings(max_examples=LONG, suppress_health_check=[HealthCheck.too_slow])
 @given(harm=HARMS)
