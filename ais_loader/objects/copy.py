@@ -19,8 +19,8 @@ from ais_loader.changes import CopySummary, Failure, OnError, OnProgress, Rename
 from ais_loader.entry import ObjectInfo
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.parts import require_ordinary
-from ais_loader.transport.backoff import Patience
 from ais_loader.transport.base import Transport
+from ais_loader.transport.retry import Patience
 
 Copied: TypeAlias = ObjectInfo | errors.LoaderError | None
 """What came of one object of many: the copy, why there is none, or None for one that was there already."""

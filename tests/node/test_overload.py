@@ -76,7 +76,7 @@ def test_a_single_object_is_no_way_past_the_mark(tmp_path: Path) -> None:
 def test_a_client_gives_up_when_the_node_stays_too_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     clock = SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses), perf_counter=time.perf_counter)
-    monkeypatch.setattr("ais_loader.transport.backoff.time", clock)
+    monkeypatch.setattr("ais_loader.transport.retry.time", clock)
     with serving(tmp_path, critical_memory_bytes=MARK, reject_retry_after_ms=10) as node:
         fill(node)
         Memory(node, over_for=10**9)

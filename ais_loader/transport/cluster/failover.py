@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ais_loader import errors
-from ais_loader.transport.backoff import Patience
 from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.transport.retry import Patience
 
 T = TypeVar("T")
 QUICK_TIMEOUT_S = 2.0

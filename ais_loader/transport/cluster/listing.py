@@ -17,7 +17,7 @@ from ais_loader.errors import (
     SilenceTimeout,
     SnapshotNotFound,
 )
-from ais_loader.transport.backoff import Patience
+from ais_loader.transport.retry import Patience
 
 
 def merged_listing(

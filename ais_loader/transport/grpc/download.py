@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ais_loader import errors
-from ais_loader.transport.backoff import Patience
 from ais_loader.transport.grpc.watchdog import Watchdog
+from ais_loader.transport.retry import Patience
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 

@@ -12,9 +12,9 @@ from typing import Protocol, TypeAlias
 from ais_loader import errors
 from ais_loader.content import Source
 from ais_loader.entry import ObjectInfo
-from ais_loader.transport.backoff import Patience
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.grpc.put_messages import small_object
+from ais_loader.transport.retry import Patience
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import stored_of
 

@@ -23,7 +23,6 @@ from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.transport.backoff import NO_RETRY_S
 from ais_loader.transport.base import FrameStream, PutSpec
 from ais_loader.transport.fork_safety import GATE, take_part
 from ais_loader.transport.grpc.bucket_calls import BucketCalls
@@ -37,6 +36,7 @@ from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S, PutAnswers, put_
 from ais_loader.transport.grpc.put_messages import put_header, put_messages
 from ais_loader.transport.grpc.put_stream import LARGE_BYTES, AnswerStream, object_info, put_many
 from ais_loader.transport.grpc.snapshot_calls import call_snapshots
+from ais_loader.transport.retry import NO_RETRY_S
 from ais_loader.transport.session.batch_stream import GrpcStream, SharedAnswers, StreamPolicy
 from ais_loader.transport.session.long_batch import DedicatedStreamAnswers
 from ais_loader.transport.session.session import Session

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from ais_loader import errors
-from ais_loader.transport.backoff import Patience
+from ais_loader.transport.retry import Patience
 from ais_loader.transport.session.session import Broken, Event, Inbox, Session
 from ais_loader.wire.answer_check import AnswerCheck
 from ais_loader.wire.batch_columns import entry_values

@@ -1,4 +1,4 @@
-"""Backoff: growing pauses with jitter, and a limit on the time of failures without progress.
+"""Retry limit: growing pauses with jitter, until failures have gone on for too long without progress.
 
 For streams, which make progress between failures; calls that either succeed or fail use tenacity.
 """
