@@ -8,8 +8,10 @@ STAMP := $(VENV)/.ais-loader-ready
 RERUN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
 # Processes that run tests side by side. A file stays in one, with its nodes, and each process has its files in the order
 # that one alone has: what forks comes before what leaves gRPC running.
-WORKERS ?= 2
-SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Three keep two cores busy, as tests wait a lot; slow ones start processes of their own, and two are enough.
+WORKERS ?= 3
+SLOW_WORKERS ?= 2
+SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo test test-slow check docs protos clean
 
@@ -20,7 +22,7 @@ help:
 	@echo "make check      set up, then lint, type-check, compare the generated protobuf modules, and build the documentation"
 	@echo "make docs       set up, then write the API reference and all pages as HTML to build/docs"
 	@echo "make protos     write the generated protobuf modules anew"
-	@echo "WORKERS=N runs tests in N processes side by side instead of 2"
+	@echo "WORKERS=N runs quick tests in N processes side by side instead of 3, SLOW_WORKERS=N slow ones instead of 2"
 	@echo "VENV=DIR uses an environment elsewhere, PYTHON=... another interpreter (3.11 or newer)"
 
 setup: $(STAMP)
@@ -39,10 +41,10 @@ demo: setup
 	$(BIN)/python -m examples.speech.train
 
 test: setup
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(RERUN) -m "not slow"
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SIDE_BY_SIDE) $(RERUN) -m "not slow"
 
 test-slow: setup
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(RERUN) --timeout 300 -o faulthandler_timeout=280 -m slow
+	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(RERUN) --timeout 300 -o faulthandler_timeout=280 -m slow
 
 check: setup
 	$(BIN)/ruff format --check .
