@@ -330,7 +330,7 @@ class Gather:
             if (view := membership.view) is None or view.version <= known:
                 newer = await resources.peers.newer_map(endpoint, known)
                 if newer is not None:
-                    await resources.node.read(membership.learn, newer)
+                    await resources.node.learn(newer)
                 else:
                     await asyncio.sleep(_RETRY_PAUSE_S)
             view = membership.view
