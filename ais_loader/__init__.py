@@ -13,7 +13,7 @@ from ais_loader import errors
 from ais_loader.batch import Batch
 from ais_loader.bucket import Bucket
 from ais_loader.changes import CopySummary, DeleteSummary, Failure, Progress, PromoteSummary, PutSummary, RenameSummary
-from ais_loader.client import Client, connect
+from ais_loader.client import Client, WithOpaque, connect
 from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
 from ais_loader.errors import LoaderError
 from ais_loader.object_file import ObjectFile, ObjectReader
@@ -67,6 +67,7 @@ __all__ = [
     "SnapshotInfo",
     "Status",
     "UploadInfo",
+    "WithOpaque",
     "connect",
     "errors",
 ]

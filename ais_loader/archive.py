@@ -13,13 +13,14 @@ import os
 import tarfile
 import zipfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, Literal, Protocol, TypeAlias, cast
 
 from ais_loader.batch import Batch
 from ais_loader.entry import Entry, Item
-from ais_loader.errors import InvalidRequest
+from ais_loader.errors import InvalidName, InvalidRequest
 from ais_loader.extras import needs
+from ais_loader.transport.validation import member_name_fault
 
 ArchiveFormat: TypeAlias = Literal["tar", "tar.gz", "tar.lz4", "tar.zst", "zip"]
 ArchiveNames: TypeAlias = Literal["bucket", "object"]
@@ -60,6 +61,15 @@ def member_name(entry: Entry, names: ArchiveNames, *, failed: bool = False) -> s
     if entry.member is not None:
         parts.append(entry.member)
     return "/".join(parts)
+
+
+def check_names(entries: Iterable[Entry], names: ArchiveNames) -> None:
+    """Raises InvalidName for the first entry that can be no member under its name."""
+    for at, entry in enumerate(entries):
+        name = member_name(entry, names)
+        if fault := member_name_fault(name):
+            shown = name if len(name) <= 80 else name[:77] + "..."
+            raise InvalidName(f"entry {at} would be the member {shown!r} of the archive: {fault}; fetch it as an item")
 
 
 class BatchArchive:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ais_loader.entry import EntryLike, Item, Status, entry_error
 from ais_loader.errors import Closed, InvalidRequest, LoaderError
+from ais_loader.joined_ranges import JoinedRanges
 from ais_loader.packed import PackedBatch, pack
 from ais_loader.requests import OnError
 from ais_loader.timing import BatchTiming, Cause, Stopwatch
@@ -44,7 +45,15 @@ class Batch:
         open_stream: Callable[[pb.BatchRequest], FrameStream],
         on_error: OnError,
         bucket: str | None = None,
+        joined: JoinedRanges | None = None,
+        opaque: Any = None,
     ) -> None:
+        self.opaque = opaque
+        """What was given to `get_batch` or `get_batches` with the entries: yours, and never sent."""
+        self.failures: dict[int, LoaderError] = {}
+        """After `tobytes` or `packed`: of each entry that failed, by its index, why."""
+        self._joined = joined  # of `entries`, which are then asked for in parts
+        asked = len(entries) if joined is None else len(joined.asked)
         self._watch = Stopwatch()
         self.between_frames: Cause = "consumer"
         """What the time between two frames is spent on, in `timing`; for those who take frames for a purpose."""
@@ -59,7 +68,8 @@ class Batch:
         self._closed = False
         self._ordered = all(request.ordered for request in requests)
         self._expected = 0
-        self._came: npt.NDArray[np.bool_] = np.zeros(0 if self._ordered else len(entries), np.bool_)
+        self._asked = asked
+        self._came: npt.NDArray[np.bool_] = np.zeros(0 if self._ordered else asked, np.bool_)
         self._pieces: tuple[int, bytearray] | None = None
         self._advance()
         self._watch.enter("ahead")
@@ -116,8 +126,9 @@ class Batch:
 
     def _whole_frames(self) -> Iterator[Frame]:
         """Frames, in index order if that is asked for; pieces of a large entry arrive here as one frame."""
+        frames = self._timed_frames()
         try:
-            yield from self._timed_frames()
+            yield from frames if self._joined is None else self._joined.joined(frames)
         finally:
             self._watch.stop()
 
@@ -142,8 +153,8 @@ class Batch:
                 watch.enter("wire")
             self._done_with(self._streams.popleft())
             self._advance()
-        if not self._closed and self._expected != len(self._entries):
-            raise LoaderError(f"the answer ended after {self._expected:,} of {len(self._entries):,} entries")
+        if not self._closed and self._expected != self._asked:
+            raise LoaderError(f"the answer ended after {self._expected:,} of {self._asked:,} entries")
 
     def _done_with(self, stream: FrameStream) -> None:
         self._retries += stream.retries
@@ -195,13 +206,15 @@ class Batch:
             self._streams.append(self._open_stream(self._waiting.popleft()))
 
     def tobytes(self) -> list[bytes | None]:
-        """All items as bytes of their own, in order; None for a failed one (only with on_error="placeholder")."""
+        """All items as bytes of their own, in order; None for a failed one (only with on_error="placeholder"), of which
+        `failures` then has the error."""
         frames = self._take_frames()
         self._watch.enter("wire")
         if len(self._streams) == 1 and not self._waiting and (read := self._streams[0].read_all()) is not None:
             self._watch.took_whole(read)
             self.close()
-            return cast(list[bytes | None], read)
+            values = cast(list[bytes | None], read)
+            return values if self._joined is None else self._joined.joined_values(values)
         result: list[bytes | None] = [None] * len(self._entries)
         for frame in frames:
             start, data = 0, frame.payload
@@ -209,7 +222,7 @@ class Batch:
             if frame.status.any():
                 for index, status, stop in zip(frame.index.tolist(), frame.status.tolist(), stops, strict=True):
                     if status:
-                        self._fault(frame, index, status)
+                        self.failures[index] = self._fault(frame, index, status)
                     else:
                         result[index] = bytes(data[start:stop])
                     start = stop
@@ -223,9 +236,9 @@ class Batch:
         """All items end to end in one array; see PackedBatch."""
         frames = []
         for frame in self._take_frames():
-            if self._raising and frame.status.any():
-                at = int(frame.status.argmax())
-                self._fault(frame, int(frame.index[at]), int(frame.status[at]))
+            for at in frame.status.nonzero()[0].tolist():
+                index = int(frame.index[at])
+                self.failures[index] = self._fault(frame, index, int(frame.status[at]))
             frames.append(frame)
         self._watch.resume("decode")
         packed = pack(frames, ordered=self._ordered)

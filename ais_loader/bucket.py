@@ -14,8 +14,9 @@ from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.objects.bucket_composing import BucketComposing
 from ais_loader.objects.delete import delete_many, delete_prefix, iter_delete_many
+from ais_loader.objects.head_many import head_many
 from ais_loader.objects.metadata import set_metadata
-from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_members
+from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, pinned_members
 from ais_loader.objects.put_many import iter_put_many, put_many
 from ais_loader.objects.put_spec import ToPut, check_version, put_spec
 from ais_loader.promote import Overwrite, PromoteResult, Shared, promote_all, promote_spec
@@ -84,7 +85,7 @@ class Bucket(BucketComposing):
                 tries again and knows what it has stored itself; docs/cluster.md has what a cluster guarantees.
 
         Raises InvalidName, InvalidRequest, BucketNotFound, ContentMismatch, VersionConflict, DriveFull, StoreReadOnly,
-        NodeUnavailable, TypeError.
+        NodeUnavailable when it was not stored, OutcomeUnknown when it may have been, TypeError.
         """
         source = Source(data)
         spec = put_spec(
@@ -259,6 +260,7 @@ class Bucket(BucketComposing):
         self,
         name: str,
         *,
+        member: str | None = None,
         version: str | None = None,
         timeout_s: float = 30.0,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
@@ -267,15 +269,20 @@ class Bucket(BucketComposing):
         """An object as a read-only, seekable binary file, of the version that it has now.
 
         Args:
+            member: of the archive that the object is, in its place. A small one comes with fewer requests by `get`.
             version: the one that it must have.
             timeout_s: longest silence of the store while bytes are waited for.
             read_ahead_bytes: most that is asked for ahead of a reader that goes straight on; it is held in memory.
             verify: compare what is read with the stored block checksums.
 
-        Raises ObjectNotFound, BucketNotFound, InvalidRequest.
+        Raises ObjectNotFound, BucketNotFound, MemberNotFound, NotAnArchive, InvalidRequest.
         """
         info = pinned_head(self._transport, self.name, name, version)
-        return ObjectFile(self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify)
+        if member is not None:
+            info = pinned_member(self._transport, info, member)
+        return ObjectFile(
+            self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify, member=member
+        )
 
     def reader(
         self,
@@ -294,6 +301,18 @@ class Bucket(BucketComposing):
         """Raises ObjectNotFound, BucketNotFound."""
         return self._transport.head(self.name, name)
 
+    def head_many(self, names: Iterable[str]) -> list[ObjectInfo | None]:
+        """What each of these objects is, in order, with None for those that are not there; 1,000 with one request.
+
+        Raises BucketNotFound; DriveFailed, NodeUnavailable, SilenceTimeout where it cannot be known; InvalidRequest for
+        what is no name.
+        """
+        return head_many(self._transport, self.name, names)
+
+    def exists_many(self, names: Iterable[str]) -> list[bool]:
+        """Whether each of these objects is there, in order. Otherwise as `head_many`."""
+        return [info is not None for info in self.head_many(names)]
+
     def set_metadata(self, name: str, metadata: Mapping[str, str], *, if_version: str | None = None) -> ObjectInfo:
         """Give an object these metadata in place of those that it has: a new version of it, with the same bytes.
 
@@ -309,7 +328,7 @@ class Bucket(BucketComposing):
     def delete(self, name: str, *, if_version: str | None = None) -> None:
         """`if_version`: delete it only if it has this version.
 
-        Raises ObjectNotFound, BucketNotFound, StoreReadOnly, VersionConflict, NodeUnavailable (it may be done then).
+        Raises ObjectNotFound, BucketNotFound, StoreReadOnly, VersionConflict, NodeUnavailable, OutcomeUnknown.
         """
         if if_version is not None:
             check_version(if_version)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any, Literal, TypeVar, overload
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast, overload
 
 from ais_loader import errors
-from ais_loader.archive import ArchiveFormat, ArchiveNames, BatchArchive, check_options
+from ais_loader.archive import ArchiveFormat, ArchiveNames, BatchArchive, check_names, check_options
 from ais_loader.batch import Batch
 from ais_loader.bucket import Bucket
 from ais_loader.entry import Entry, EntryLike
+from ais_loader.joined_ranges import JoinedRanges, of_one_version
 from ais_loader.object_file import ObjectFile
 from ais_loader.options import ClusterOptions, EmbeddedOptions
-from ais_loader.requests import BatchOptions, requests_for_entries
+from ais_loader.requests import BatchOptions, requests_for_entries, to_entries
 from ais_loader.snapshots import pinned_name
 from ais_loader.transport.base import BucketInfo, Transport
 from ais_loader.transport.fork_safety import GATE
@@ -36,8 +38,8 @@ def connect(
             comma separated, are its drives. `grpc://host:7480`: a storage node; several endpoints, comma separated, are
             tried in turn. Of a cluster any endpoint will do: the others are learnt from it. Without `url`, the
             environment variable AIS_LOADER_URL says.
-        mode: how to open an embedded store: "a" reads and writes and holds it alone; "r" never locks, beside any
-            writer. Nodes are open to many at once, and take no notice of it.
+        mode: "a" reads and writes: an embedded store is held alone. "r" only reads, beside any writer, and locks
+            nothing; whatever would change the store raises StoreReadOnly.
         options: EmbeddedOptions or ClusterOptions, whichever `url` asks for.
 
     Raises:
@@ -58,8 +60,10 @@ def connect(
         chosen = _options_for(text, options, ClusterOptions)
         with GATE.call():  # a child would wait for ever for a module that another thread was importing
             from ais_loader.transport.cluster.discovery import ClusterTransport
+            from ais_loader.transport.read_only import ReadOnlyTransport
 
-        return Client(ClusterTransport(text, chosen))
+        nodes = ClusterTransport(text, chosen)
+        return Client(cast(Transport, ReadOnlyTransport(nodes)) if mode == "r" else nodes)
     if "://" in text and not text.startswith("file://"):
         scheme = text.partition("://")[0]
         raise errors.InvalidRequest(
@@ -85,6 +89,14 @@ def _options_for(url: str, options: EmbeddedOptions | ClusterOptions | None, kin
         raise TypeError(f"options is a {type(options).__name__}: need {kind.__name__}")
     what = "storage nodes" if kind is ClusterOptions else "an embedded store"
     raise errors.InvalidRequest(f"{url!r} is {what}: it takes {kind.__name__}, not {type(options).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class WithOpaque:
+    """Entries of a batch for `Client.get_batches`, and a value of yours that rides with it."""
+
+    entries: Sequence[EntryLike]
+    opaque: Any
 
 
 class Client:
@@ -160,6 +172,7 @@ class Client:
         *,
         archive: ArchiveFormat | None = None,
         archive_names: ArchiveNames = "bucket",
+        opaque: Any = None,
         **options: Any,
     ) -> Batch | BatchArchive:
         """Fetch many entries with one request.
@@ -171,25 +184,41 @@ class Client:
                 verify_ranges.
             archive: "tar", "tar.gz", "tar.lz4", "tar.zst" or "zip": have the batch as one archive instead.
             archive_names: of its members: "bucket" for bucket/object, "object" without the bucket.
+            opaque: yours: it stays in this process and is the Batch's `opaque`.
 
         Returns:
             A Batch that yields N Items, in exactly this order unless ordered=False. It is lazy: a slow consumer slows
             the store down instead of filling memory. With `archive` a BatchArchive, to be written to a file.
 
         Raises:
-            InvalidRequest, TypeError: here. Errors of entries and of the connection come while iterating: with
-            on_error="raise" ObjectNotFound, BucketNotFound, RangeError, CorruptObject, NodeUnavailable, EntryFailed;
-            always NodeUnavailable, SilenceTimeout, Overloaded when the batch itself cannot go on.
+            InvalidRequest, TypeError: here; InvalidName for an entry whose member of an archive would be named like a
+            path that leads elsewhere; NodeUnavailable, DriveFailed where entries have several ranges. Errors of entries
+            and of the connection come while iterating: with on_error="raise" ObjectNotFound, BucketNotFound,
+            RangeError, CorruptObject, NodeUnavailable, EntryFailed; always NodeUnavailable, SilenceTimeout, Overloaded
+            when the batch itself cannot go on.
         """
         chosen = BatchOptions(**options)
         if archive is not None:
             check_options(archive, archive_names)
-        parsed, requests = requests_for_entries(entries, chosen)
-        batch = self._batch(parsed, requests, chosen)
+        parsed = to_entries(entries)
+        joined: JoinedRanges | None = None
+        if any(entry.ranges is not None for entry in parsed):
+            parsed = of_one_version(parsed, lambda bucket, names: self.bucket(bucket).head_many(names))
+            joined = JoinedRanges(parsed)
+        _, requests = requests_for_entries(parsed if joined is None else joined.asked, chosen)
+        if archive is not None:
+            check_names(parsed, archive_names)
+        batch = self._batch(parsed, requests, chosen, joined=joined, opaque=opaque)
         return batch if archive is None else BatchArchive(batch, archive, archive_names)
 
     def _batch(
-        self, entries: Sequence[EntryLike], requests: list[Any], options: BatchOptions, bucket: str | None = None
+        self,
+        entries: Sequence[EntryLike],
+        requests: list[Any],
+        options: BatchOptions,
+        bucket: str | None = None,
+        joined: JoinedRanges | None = None,
+        opaque: Any = None,
     ) -> Batch:
         transport, timeout_s = self._transport, options.timeout_s
         return Batch(
@@ -200,6 +229,8 @@ class Client:
             ),
             options.on_error,
             bucket,
+            joined,
+            opaque,
         )
 
     def _long_batch(
@@ -211,9 +242,15 @@ class Client:
         return None if stream is None else Batch(parsed, requests, lambda _: stream, "raise")
 
     def get_batches(
-        self, batches: Iterable[Sequence[EntryLike]], *, in_flight: int = 3, **options: Any
+        self,
+        batches: Iterable[Sequence[EntryLike] | WithOpaque],
+        *,
+        in_flight: int = 3,
+        **options: Any,
     ) -> Generator[Batch, None, None]:
         """One Batch after another, with the next ones already under way on the same session.
+
+        A `WithOpaque(entries, value)` in place of its entries gives its batch that value, as `batch.opaque`.
 
         Lazy: the first are asked for when the first is taken. `batches` may be endless: it is drawn `in_flight` ahead.
         A batch that fails, or is dropped half-read, does no harm to the others. Arguments and errors as `get_batch`.
@@ -223,12 +260,15 @@ class Client:
         return self._pipelined(batches, in_flight, options)
 
     def _pipelined(
-        self, batches: Iterable[Sequence[EntryLike]], in_flight: int, options: dict[str, Any]
+        self, batches: Iterable[Sequence[EntryLike] | WithOpaque], in_flight: int, options: dict[str, Any]
     ) -> Generator[Batch, None, None]:
         under_way: deque[Batch] = deque()
         try:
             for entries in batches:
-                under_way.append(self.get_batch(entries, **options))
+                if isinstance(entries, WithOpaque):
+                    under_way.append(self.get_batch(entries.entries, opaque=entries.opaque, **options))
+                else:
+                    under_way.append(self.get_batch(entries, **options))
                 if len(under_way) >= in_flight:
                     yield under_way.popleft()
             while under_way:

@@ -47,11 +47,13 @@ _ERROR_OF_STATUS: dict[int, type[errors.LoaderError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing to fetch: an object, a byte range of it, or a member of an archive.
+    """One thing to fetch: an object, a member of an archive, or a byte range or several of either.
 
     `bucket` may be `bucket@snapshot`. `name` is taken literally and never split. `length=None` reads to the end.
     `version` accepts only that version of the object. `opaque` is yours: it stays in this process and comes back as
-    `item.entry.opaque`.
+    `item.entry.opaque`. `ranges` is for several in place of one: pairs of start and length, of which the data is the
+    bytes one after another, all of the same version; without `version` that is the newest one when the batch is asked
+    for, and an item whose object is replaced meanwhile fails with ObjectNotFound.
     """
 
     bucket: str
@@ -61,6 +63,7 @@ class Entry:
     length: int | None = None
     version: str | None = None
     opaque: Any = field(default=None, compare=False)
+    ranges: tuple[tuple[int, int | None], ...] | None = None
 
     @classmethod
     def from_url(cls, url: str) -> Entry:
@@ -120,6 +123,8 @@ class MemberInfo:
     """CRC-32C of the member's bytes."""
     version: str
     """The archive's."""
+    hidden: int = 0
+    """The archive's: how many of its files cannot be asked for, because a later one has their name."""
 
     def entry(self) -> Entry:
         """What fetches it, in this version of the archive."""

@@ -76,4 +76,5 @@ def _is_whole_object(entry: Entry) -> bool:
         and entry.length is None
         and entry.version is None
         and entry.opaque is None
+        and entry.ranges is None
     )

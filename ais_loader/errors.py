@@ -10,9 +10,10 @@
     ├── PromoteIncomplete               some files were not promoted: promote again, the rest is there
     ├── StoreError                      the store or a drive needs an operator: StoreLocked, DriveFull, ...
     ├── NodeUnavailable (ConnectionError)   retryable: nobody answers
+    │   └── OutcomeUnknown              a write may have been done: read what there is, and decide anew
     ├── Overloaded                      retryable: the node asked to come back later, again and again
     ├── StaleMap                        retryable: the cluster has changed meanwhile; clients plan anew by themselves
-    ├── WriteTooLate                    retryable: a snapshot was made meanwhile: write it again
+    ├── WriteTooLate                    retryable: something came in between: write it again
     ├── SilenceTimeout (TimeoutError)   retryable: nothing arrived for timeout_s
     ├── Closed                          the client, store or batch was closed before this call
     └── EntryFailed                     an entry of a batch failed in a way that has no class of its own
@@ -291,6 +292,24 @@ class NodeUnavailable(LoaderError, ConnectionError):
     """False: no connection was made, so that whatever was asked for has not been done."""
 
 
+class ClockOffset(NodeUnavailable):
+    """Nodes' clocks differ by more than `max_clock_offset_s`, so that a write could not be ordered; its message says
+    whose."""
+
+    kind = "clock-offset"
+
+
+class OutcomeUnknown(NodeUnavailable):
+    """A write or deletion may have been done, or not, or may yet be; nobody who could tell answers.
+
+    It has been tried again for `retry_s`, unless it is one of many, and was not done twice. Read what is there before
+    writing again: the object may be this one, an older one, or one that somebody else has put since.
+    """
+
+    kind = "outcome-unknown"
+    retryable = False
+
+
 class Overloaded(LoaderError):
     """The node asked to come back later, for as long as the client tried."""
 
@@ -312,7 +331,8 @@ class StaleMap(LoaderError):
 
 
 class WriteTooLate(LoaderError):
-    """A snapshot was made while this write was on its way, which it should be in and is not: write it again."""
+    """A snapshot that this write should be in, or another write that it would have undone, came in between: write it
+    again."""
 
     kind = "write-too-late"
     retryable = True
@@ -338,6 +358,11 @@ def _subclasses(cls: type[LoaderError]) -> list[type[LoaderError]]:
 def from_kind(kind: str, message: str) -> LoaderError:
     """The error that a store or node means by `kind`; LoaderError itself for a kind of a later version."""
     return BY_KIND.get(kind, LoaderError)(message)
+
+
+def from_node(kind: str, message: str) -> LoaderError:
+    """As `from_kind`, of a node: one that has closed its store is about to stop, and nobody has closed its client."""
+    return NodeUnavailable(message) if kind == Closed.kind else from_kind(kind, message)
 
 
 BY_KIND = {cls.kind: cls for cls in _subclasses(LoaderError)}

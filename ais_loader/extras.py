@@ -16,9 +16,12 @@ EXTRAS = {
     "zstandard": "archives",
     "torch": "torch",
     "fsspec": "fsspec",
+    "webdataset": "webdataset",
     "ray": "store,ray",
+    "pyarrow": "store,ray-data",
     "matplotlib": "demo",
     "soundfile": "demo",
+    "braceexpand": "nemo",
 }
 """What to ask pip for, by the name under which a package is imported."""
 

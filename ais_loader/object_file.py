@@ -1,4 +1,4 @@
-"""Object file: one object as a read-only, seekable binary file, or as a plain stream.
+"""Object file: one object, or one member of an archive, as a read-only, seekable binary file, or as a plain stream.
 
 Both read ranges of the one version they were opened in, as batches: a broken connection, a node that restarts or an
 object that moves to another node costs a retry from the last byte that came, for `retry_s` of the client. An object
@@ -32,15 +32,26 @@ _PEEKED_BYTES = 8 << 10
 
 
 class _ObjectStream(io.BufferedIOBase):
-    """What reads forward. `name` is the object's URL, `info` describes the version that is being read."""
+    """What reads forward. `name` is the URL of what is read, `info` describes the version that is being read: of a
+    member the archive, with the member's size."""
 
-    def __init__(self, client: Client, info: ObjectInfo, timeout_s: float, read_ahead_bytes: int, verify: bool) -> None:
+    def __init__(
+        self,
+        client: Client,
+        info: ObjectInfo,
+        timeout_s: float,
+        read_ahead_bytes: int,
+        verify: bool,
+        member: str | None = None,
+    ) -> None:
         if read_ahead_bytes < 0:
             raise InvalidRequest(f"read_ahead_bytes={read_ahead_bytes}: need 0 (no read-ahead) or more")
         self.info = info
-        self.name = f"ais://{info.bucket}/{info.name}"
+        self.name = f"ais://{info.bucket}/{info.name}" + ("" if member is None else f"/{member}")
         self.mode = "rb"
-        self._ahead = ReadAhead(client, info, timeout_s=timeout_s, limit_bytes=read_ahead_bytes, verify=verify)
+        self._ahead = ReadAhead(
+            client, info, timeout_s=timeout_s, limit_bytes=read_ahead_bytes, verify=verify, member=member
+        )
         self._lock = threading.RLock()
         self._position = 0
 
@@ -136,8 +147,9 @@ class ObjectFile(_ObjectStream):
         timeout_s: float = 30.0,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         verify: bool = False,
+        member: str | None = None,
     ) -> None:
-        super().__init__(client, info, timeout_s, read_ahead_bytes, verify)
+        super().__init__(client, info, timeout_s, read_ahead_bytes, verify, member)
         self._kept: deque[tuple[int, memoryview]] = deque()
         self._kept_bytes = 0
         self._start, self._current = 0, memoryview(b"")

@@ -68,11 +68,24 @@ class ReadAhead:
     """The chunks of an object in order from one place on. Belongs to one thread at a time; `close` it, or `jump`."""
 
     def __init__(
-        self, client: Client, info: ObjectInfo, *, timeout_s: float, limit_bytes: int, verify: bool, position: int = 0
+        self,
+        client: Client,
+        info: ObjectInfo,
+        *,
+        timeout_s: float,
+        limit_bytes: int,
+        verify: bool,
+        position: int = 0,
+        member: str | None = None,
     ) -> None:
-        """`limit_bytes`: most that may have been asked for and not been read."""
+        """
+        Args:
+            info: the object; for a member the archive's, with the member's size.
+            limit_bytes: most that may have been asked for and not been read.
+        """
         self._client = client
         self._info = info
+        self._member = member
         self._options: dict[str, Any] = {"timeout_s": timeout_s, "verify_ranges": verify}
         self._limit_bytes = limit_bytes
         self._under_way: deque[tuple[Batch, bool]] = deque()
@@ -147,7 +160,7 @@ class ReadAhead:
     def _entries(self, until: int, chunk_bytes: int) -> list[Entry]:
         info = self._info
         return [
-            Entry(info.bucket, info.name, start=start, length=length, version=info.version)
+            Entry(info.bucket, info.name, self._member, start, length, info.version)
             for start, length in chunk_spans(self._planned, until, chunk_bytes)
         ]
 

@@ -58,13 +58,18 @@ class BatchOptions:
         object.__setattr__(self, "timeout_s", checked_timeout_s(self.timeout_s))
 
 
+def to_entries(entries: Sequence[EntryLike]) -> list[Entry]:
+    """The entries, URLs parsed. Raises InvalidRequest, TypeError."""
+    if isinstance(entries, (str, Entry)):
+        raise TypeError(f"entries is one {type(entries).__name__}; pass a list of entries")
+    return [entry if type(entry) is Entry else to_entry(entry) for entry in entries]
+
+
 def requests_for_entries(
     entries: Sequence[EntryLike], options: BatchOptions
 ) -> tuple[list[Entry], list[pb.BatchRequest]]:
     """The entries, URLs parsed, and the requests that ask for them. Raises InvalidRequest, TypeError."""
-    if isinstance(entries, (str, Entry)):
-        raise TypeError(f"entries is one {type(entries).__name__}; pass a list of entries")
-    parsed = [entry if type(entry) is Entry else to_entry(entry) for entry in entries]
+    parsed = to_entries(entries)
     requests = []
     for first in range(0, len(parsed), MAX_ENTRIES_PER_REQUEST):
         part = parsed[first : first + MAX_ENTRIES_PER_REQUEST]

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from storage_node.store.archives.limits import ShardLimits
 
-_WHERE = ("host", "port", "advertise", "metrics_port")
+_WHERE = ("host", "port", "advertise", "metrics_port", "peer_host", "peer_port", "peer_advertise", "peer_secret_file")
 EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches who listens there. A name other than localhost may be any address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +30,19 @@ class ServerConfig:
     port: int = 7480
     """0 picks a free one."""
     advertise: str = ""
-    """Name or address by which clients and other nodes reach this one: HOST, with the port that it listens on, or
+    """Name or address by which clients reach this node: HOST, with the port that it listens on, or
     HOST:PORT where a proxy or a container's port stands between. By default `host`; not known when that means every
     address, as 0.0.0.0 does, and then the node leaves its endpoint in the cluster's map alone."""
+    peer_host: str = "127.0.0.1"
+    """Address to listen on for other nodes of the cluster and for operators' commands, who may do what clients may not.
+    Loopback, or the cluster's network."""
+    peer_port: int = 0
+    """0 picks the one that the cluster's map has for this node, or else a free one."""
+    peer_advertise: str = ""
+    """As `advertise`, for other nodes and operators."""
+    peer_secret_file: str = ""
+    """A file with one line that every node of the cluster and its operators know, and who calls as one of them has to
+    send; none: whoever reaches the address is believed."""
     metrics_port: int | None = None
     """Where Prometheus finds the node's metrics, on the same address; 0 picks a free port, None: nowhere."""
     durability: Literal["process", "power"] = "process"
@@ -31,6 +50,9 @@ class ServerConfig:
     """Folders of this machine whose files clients may have promoted into buckets; none: nothing is."""
     read_threads: int = 4
     """Threads that read from the drives; they leave the interpreter lock while they do."""
+    archive_threads: int = 4
+    """Threads that open archives whose members are asked for, which takes as long as reading one whole where nobody has
+    before. A tenant has all but one of them at most; what is read from the drives does not wait for them."""
     readahead_bytes: int = 64 << 20
     """Page cache that the drives may be asked to fill ahead of the frames being read, all batches together; 0: none."""
     readahead_threads: int = 4
@@ -44,6 +66,23 @@ class ServerConfig:
     gone with the process. A member of an archive that unpacks to more is refused."""
     max_active_batches: int = 512
     """Batches being served; further ones are told to come back."""
+    max_sessions: int = 8192
+    """Sessions of clients and other nodes that are open at once, idle ones too. When there are too many, the one ends
+    that has been idle the longest; whoever had it opens another one with the next batch."""
+    max_request_bytes: int = 256 << 20
+    """Requests of the batches being served, all together; one that would not fit beside the others is told to come
+    back."""
+    still_s: float = 10.0
+    """A call whose client has neither taken nor sent anything worth speaking of for this time gives its place, and the
+    memory that it holds, to another one that waits for it. While there is enough for all, nobody is disturbed."""
+    max_streams: int = 512
+    """Objects that are being put and got at once by calls of their own, each of which holds a descriptor, and pages of
+    lists and of deletions; further ones are told to come back. Small objects are got as batches, and do not count."""
+    stall_timeout_s: float = 120.0
+    """Such a call is ended when its client has neither sent nor taken a byte for this time."""
+    max_message_bytes: int = 256 << 20
+    """What clients have sent of objects and is being stored, all together, and as much again from other nodes, with the
+    small objects that they have not committed yet. A call whose message finds no room is told to come back."""
     reject_retry_after_ms: int = 100
     """The shortest time that they are told to stay away."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -84,6 +123,14 @@ class ServerConfig:
     reconcile_patience_s: float = 30.0
     """A node that starts reads no copies that may be old before it has compared them with all other nodes. When some of
     them stay silent for this time, it serves what it has, and says so."""
+    max_clock_offset_s: float = 60.0
+    """By how much the clocks of nodes may differ. What is written is ordered by time where nodes cannot hear of each
+    other: a write that involves a clock further away is refused. Keep it alike on all nodes."""
+    read_lease_s: float = 3.0
+    """In a cluster of three or more nodes a node that has not been in touch with a majority of them for so long reads
+    out nothing of what has several copies; a write that cannot be told to a node waits for so long at most. With more
+    than 32 nodes it is longer in proportion. The same for all nodes. 0: there are no leases; a node that is cut off
+    from writers, and not from readers, then reads out what was replaced meanwhile."""
     repair_interval_s: float = 60.0
     """From the end of a pass over everything that this node has, in search of missing and older copies, to the next.
     While the map is changing, or something is left to do, passes follow each other within seconds."""
@@ -105,12 +152,23 @@ class ServerConfig:
     drive_move_bytes_per_s: float = 256 << 20
     """What the node moves between its own drives after one was added, or while one retires, at most."""
 
+    scrub_interval_s: float = 7 * 86400.0
+    """How often every drive is gone through in search of objects whose bytes are not what was put, from the beginning
+    of one search to that of the next. 0: never."""
+    scrub_bytes_per_s: float = 32 << 20
+    """What the node reads for that, at most."""
+
     def __post_init__(self) -> None:
         limits = (
             "read_threads",
+            "archive_threads",
             "readahead_threads",
             "memory_bytes",
             "max_active_batches",
+            "max_request_bytes",
+            "max_sessions",
+            "max_streams",
+            "max_message_bytes",
             "reject_retry_after_ms",
             "max_buffered_bytes",
             "assembly_bytes",
@@ -141,6 +199,8 @@ class ServerConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 0")
         for name in (
+            "still_s",
+            "stall_timeout_s",
             "peer_timeout_s",
             "peer_idle_s",
             "reach_timeout_s",
@@ -148,6 +208,7 @@ class ServerConfig:
             "repair_bytes_per_s",
             "drive_error_window_s",
             "drive_move_bytes_per_s",
+            "scrub_bytes_per_s",
         ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)}: need a finite number above 0")
@@ -156,25 +217,38 @@ class ServerConfig:
             "throttle_drive_wait_s",
             "max_throttle_s",
             "reconcile_patience_s",
+            "max_clock_offset_s",
             "tombstone_grace_s",
             "drive_grace_s",
+            "scrub_interval_s",
+            "read_lease_s",
         ):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)}: need a number of seconds, at least 0")
         if not 0 <= self.hedge_budget <= 1:
             raise ValueError(f"hedge_budget={self.hedge_budget}: need a share, 0 to 1")
-        if not 0 <= self.port < 65536:
-            raise ValueError(f"port={self.port}: need 0 to 65535")
+        for name in ("port", "peer_port"):
+            if not 0 <= getattr(self, name) < 65536:
+                raise ValueError(f"{name}={getattr(self, name)}: need 0 to 65535")
+        if not self.peer_host:
+            raise ValueError("peer_host: need an address of this machine, as 127.0.0.1")
         if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
             raise ValueError(f"metrics_port={self.metrics_port}: need 0 to 65535, or None")
 
-        _split_advertised(self.advertise)
+        _split_advertised("advertise", self.advertise)
+        _split_advertised("peer_advertise", self.peer_advertise)
 
     def endpoint(self, port: int) -> str:
-        """host:port by which others reach a node that listens on `port`; empty when that is not known."""
-        host, outer_port = _split_advertised(self.advertise)
-        host = host or self.host
-        return "" if host in EVERY_ADDRESS else f"{host}:{outer_port or port}"
+        """host:port by which clients reach a node that listens on `port`; empty when that is not known."""
+        host, outer_port = _split_advertised("advertise", self.advertise)
+        return _endpoint(host or self.host, outer_port or port)
+
+    def peer_endpoint(self, port: int) -> str:
+        """The same for other nodes. One that listens on every address is where clients find it."""
+        host, outer_port = _split_advertised("peer_advertise", self.peer_advertise)
+        if not host and self.peer_host in EVERY_ADDRESS:
+            host = _split_advertised("advertise", self.advertise)[0] or self.host
+        return _endpoint(host or self.peer_host, outer_port or port)
 
     @property
     def shard_limits(self) -> ShardLimits:
@@ -189,7 +263,11 @@ class ServerConfig:
         return {name: f"{value:.15g}" if isinstance(value, float) else str(value) for name, value in values.items()}
 
 
-def _split_advertised(advertise: str) -> tuple[str, int]:
+def _endpoint(host: str, port: int) -> str:
+    return "" if host in EVERY_ADDRESS else f"{host}:{port}"
+
+
+def _split_advertised(name: str, advertise: str) -> tuple[str, int]:
     """Host and port, 0 for none; a bare IPv6 address gets its brackets. Raises ValueError."""
     host, colon, port = advertise.rpartition(":")
     if not colon or advertise.endswith("]"):
@@ -197,7 +275,7 @@ def _split_advertised(advertise: str) -> tuple[str, int]:
     elif ":" in host and not (host.startswith("[") and host.endswith("]")):
         host, port = f"[{advertise}]", "0"
     elif not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"advertise={advertise!r}: need HOST or HOST:PORT, as in 10.0.0.5 or proxy.example.org:7480")
+        raise ValueError(f"{name}={advertise!r}: need HOST or HOST:PORT, as in 10.0.0.5 or proxy.example.org:7480")
     if "/" in host or any(letter.isspace() for letter in host):
-        raise ValueError(f"advertise={advertise!r}: need HOST or HOST:PORT, without grpc:// and spaces")
+        raise ValueError(f"{name}={advertise!r}: need HOST or HOST:PORT, without grpc:// and spaces")
     return host, int(port)

@@ -24,7 +24,7 @@ KINDS = ("single", "many", "part")
 A part is what one node of several contributes: its bytes may be delivered once more by the node that assembles."""
 OUTCOMES = ("complete", "stopped", "failed", "rejected", "abandoned")
 CONTENTS = ("object", "member")
-REASONS = ("batches", "answers", "memory", "stopping")
+REASONS = ("batches", "answers", "memory", "still", "stopping")
 THROTTLES = ("memory", "turn", "cpu", "drives")
 OPERATIONS = ("put", "get", "head", "delete", "list")
 STATUSES = {status: name.lower() for name, status in pb.Status.items() if status != pb.OK}

@@ -151,16 +151,27 @@ METRICS = (
         ("reason",),
         "batches",
         "Batches told to come back. reason: batches (too many active), answers (no room to collect it), memory "
-        "(over its critical mark, or of what other nodes have sent), stopping.",
+        "(over its critical mark, of what other nodes have sent, or of requests), still (their clients took nothing "
+        "while others waited for their place), stopping.",
     ),
     # Memory and admission.
+    Metric(
+        "ais_loader_evictions_total",
+        "counter",
+        ("kind",),
+        "calls",
+        "Calls that stood still and were ended because others needed their places. kind: batches, parts, streams "
+        "(objects being put and got by calls of their own), replicas (copies that other nodes write).",
+    ),
+    Metric("ais_loader_open_streams", "gauge", (), "calls", "Objects being put and got by calls of their own."),
     Metric(
         "ais_loader_memory_held_bytes",
         "gauge",
         ("kind",),
         "bytes",
         "Payload in memory. kind: frames (on their way to the network), answers (collected before "
-        "sending), assembly (what other nodes have sent or may send).",
+        "sending), assembly (what other nodes have sent or may send), requests (of batches being served), "
+        "messages (of objects being put), replicas (the same, from other nodes).",
     ),
     Metric("ais_loader_memory_limit_bytes", "gauge", ("kind",), "bytes", "What each kind may reach."),
     Metric("ais_loader_open_sessions", "gauge", (), "sessions", "Open GetBatch sessions, idle ones too."),
@@ -280,6 +291,59 @@ METRICS = (
         (),
         "nodes",
         "Nodes that kept silent while this one came back: it may serve copies older than theirs.",
+    ),
+    Metric(
+        "ais_loader_peer_clock_offset_seconds",
+        "gauge",
+        (),
+        "seconds",
+        "By how much the wall clock of another node differs most from this one's. Beyond max_clock_offset_s writes "
+        "that involve both are refused.",
+    ),
+    Metric(
+        "ais_loader_version_clock_ahead_seconds",
+        "gauge",
+        (),
+        "seconds",
+        "How far the versions that this node gives are ahead of its wall clock: that was set back, or objects came "
+        "from a node whose clock was ahead.",
+    ),
+    Metric(
+        "ais_loader_repair_short_objects",
+        "gauge",
+        ("bucket",),
+        "objects",
+        "Objects that have fewer copies than their bucket asks for, as of the last pass and of the writes since. Each "
+        "is counted by one node: the sum over all nodes is what is short.",
+    ),
+    Metric(
+        "ais_loader_repair_short_writes_total",
+        "counter",
+        (),
+        "objects",
+        "Objects of which a write that the node coordinated left fewer copies than their bucket asks for.",
+    ),
+    Metric(
+        "ais_loader_damaged_copies",
+        "gauge",
+        (),
+        "objects",
+        "Copies on this node that are known to be damaged or missing from their drive, and are not mended yet.",
+    ),
+    Metric(
+        "ais_loader_damaged_copies_total",
+        "counter",
+        ("what",),
+        "objects",
+        "what: found (by readers and by the scrub), mended (written again from another holder's copy).",
+    ),
+    Metric("ais_loader_scrubbed_bytes_total", "counter", (), "bytes", "Read by the scrub, which compares checksums."),
+    Metric(
+        "ais_loader_scrub_finished_seconds",
+        "gauge",
+        (),
+        "seconds",
+        "When all drives had last been gone through by the scrub, since 1970; 0: some never have.",
     ),
     # Files that become objects.
     Metric(

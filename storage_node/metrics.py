@@ -17,7 +17,7 @@ from ais_loader.wire.generated import ais_cluster_pb2
 from storage_node.batch.session import BatchService
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.membership import Membership
-from storage_node.cluster.repair.transfers import RepairMetrics
+from storage_node.cluster.repair.repair import Repair
 from storage_node.metric_counters import BOUNDS_S, Histogram
 from storage_node.metric_list import METRICS
 from storage_node.promote.metrics import PromoteMetrics
@@ -38,13 +38,15 @@ class NodeCollector:
         batches: BatchService,
         membership: Membership,
         version: str,
-        repair: RepairMetrics,
+        repair: Repair,
         drives: DriveManager,
         promote: PromoteMetrics,
     ) -> None:
         self._batches = batches
         self._node = batches.node
-        self._repair = repair
+        self._repair = repair.metrics
+        self._short_objects = repair.short_objects
+        self._scrub = repair.damage.progress
         self._care = drives
         self._promote = promote
         self._membership = membership
@@ -123,10 +125,22 @@ class NodeCollector:
 
     def _admission(self) -> Iterator[Sample]:
         resources, config = self._batches.resources, self._node.config
-        budgets = {"frames": resources.budget, "answers": resources.buffered, "assembly": resources.assembly}
+        budgets = {
+            "frames": resources.budget,
+            "answers": resources.buffered,
+            "assembly": resources.assembly,
+            "requests": resources.requests,
+            "messages": self._node.streams.messages,
+            "replicas": self._node.replica_streams.messages,
+        }
         for kind, budget in budgets.items():
             yield "ais_loader_memory_held_bytes", (kind,), budget.held_bytes
             yield "ais_loader_memory_limit_bytes", (kind,), budget.limit_bytes
+        streams = self._node.streams.places
+        shared = {"batches": resources.batches, "parts": resources.parts, "streams": streams}
+        for kind, places in {**shared, "replicas": self._node.replica_streams.places}.items():
+            yield "ais_loader_evictions_total", (kind,), places.evicted
+        yield "ais_loader_open_streams", (), streams.held
         yield "ais_loader_open_sessions", (), self._batches.open_sessions
         yield "ais_loader_active_batches", (), resources.active_batches
         yield "ais_loader_active_parts", (), resources.active_parts
@@ -187,6 +201,17 @@ class NodeCollector:
         yield "ais_loader_repair_doubtful_buckets", ("copies",), len(stale.buckets())
         yield "ais_loader_repair_doubtful_buckets", ("gaps",), len(stale.buckets_with_gaps())
         yield "ais_loader_repair_silent_peers", (), len(counts.silent)
+        yield "ais_loader_peer_clock_offset_seconds", (), self._node.peer_clocks.widest_ms / 1000
+        yield "ais_loader_version_clock_ahead_seconds", (), self._node.store.clock.ahead_ms / 1000
+        for bucket, number in self._short_objects().items():
+            yield "ais_loader_repair_short_objects", (bucket,), number
+        yield "ais_loader_repair_short_writes_total", (), counts.short_writes
+        scrub = self._scrub()
+        yield "ais_loader_damaged_copies", (), scrub.damaged
+        for what, number in {"found": scrub.found, "mended": scrub.mended}.items():
+            yield "ais_loader_damaged_copies_total", (what,), number
+        yield "ais_loader_scrubbed_bytes_total", (), scrub.scrubbed_bytes
+        yield "ais_loader_scrub_finished_seconds", (), scrub.finished_s
 
     def _promotions(self) -> Iterator[Sample]:
         counts = self._promote
@@ -211,7 +236,7 @@ def node_registry(
     batches: BatchService,
     membership: Membership,
     version: str,
-    repair: RepairMetrics,
+    repair: Repair,
     drives: DriveManager,
     promote: PromoteMetrics,
 ) -> CollectorRegistry:
@@ -235,7 +260,7 @@ def metrics_served(
     batches: BatchService,
     membership: Membership,
     version: str,
-    repair: RepairMetrics,
+    repair: Repair,
     drives: DriveManager,
     promote: PromoteMetrics,
 ) -> Iterator[int | None]:

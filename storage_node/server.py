@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -32,26 +32,33 @@ from ais_loader.wire.generated import (
     ais_snapshots_pb2_grpc,
 )
 from storage_node.batch.session import BatchService
+from storage_node.cluster.channels import Channels
 from storage_node.cluster.drives.manager import DriveManager
+from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.open import open_membership
 from storage_node.cluster.map.sync import MapSync
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.node import NodeSnapshots
 from storage_node.config import ServerConfig
+from storage_node.descriptors import raise_descriptor_limit
 from storage_node.metrics import metrics_served, require_library
 from storage_node.node import Node
+from storage_node.promote.store_folders import of_store, require_apart
+from storage_node.services.access import ANYONE, Methods, Role
 from storage_node.services.cluster import ClusterService
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
 from storage_node.services.drives import DriveService
 from storage_node.services.errors import abort
 from storage_node.services.objects import BucketsService, NodeService, ObjectsService
+from storage_node.services.peer_check import PeerCheck
 from storage_node.services.promote import PromoteService
 from storage_node.services.repair import RepairService
 from storage_node.services.replica import ReplicaService
 from storage_node.services.snapshot_replicas import SnapshotCopiesService
 from storage_node.services.snapshots import SnapshotsService
+from storage_node.services.tenant_of_call import TenantOfCall
 from storage_node.store.drive.drive import Drive
 from storage_node.store.store import Store
 from storage_node.tasks import keep_going
@@ -62,10 +69,18 @@ STOP_TIMEOUT_S = 10.0
 TAKE_IN_TIMEOUT_S = 60.0
 log = logging.getLogger(__name__)
 
+MAX_MESSAGE_BYTES = 32 << 20
+"""Of what comes: ten thousand entries with the longest names and members that there may be."""
+MAX_STREAMS = 1024
+"""Calls of one connection at the same time; its client holds further ones back."""
 _OPTIONS = (
     # A second server on the same port would silently get half of the connections.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    # A connection that says nothing, or on which there is no call, is given up: it holds a descriptor.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 30 * 60_000),
     ("grpc.max_send_message_length", -1),
     # Sessions stay open and idle for hours; a client that vanished without a word is found out.
     ("grpc.keepalive_time_ms", 60_000),
@@ -98,6 +113,7 @@ class NodeServer:
         self._stopping: asyncio.Event | None = None
         self._grace_s = 0.0
         self.port = 0
+        self.peer_port = 0
         self.batches: BatchService | None = None
         """What the sessions share; belongs to the node's event loop, its numbers may be read from anywhere."""
         self.metrics_port: int | None = None
@@ -105,8 +121,13 @@ class NodeServer:
 
     @property
     def endpoint(self) -> str:
-        """host:port by which clients and other nodes reach it; empty where that is not known."""
+        """host:port by which clients reach it; empty where that is not known."""
         return self.config.endpoint(self.port)
+
+    @property
+    def peer_endpoint(self) -> str:
+        """host:port by which other nodes and operators reach it; empty where that is not known."""
+        return self.config.peer_endpoint(self.peer_port)
 
     @property
     def url(self) -> str:
@@ -117,10 +138,12 @@ class NodeServer:
         """Open the store and listen. Raises what `Store.open` raises, and OSError when it cannot listen."""
         if self.config.metrics_port is not None:
             require_library()
+        raise_descriptor_limit()
         self._store = Store.open(
             self._drives, mode="a", durability=self.config.durability, shard_limits=self.config.shard_limits
         )
         try:
+            require_apart(self.config.promote_roots, of_store(self._store))
             self.membership, self._acceptor_store = open_membership(self._store)
         except BaseException:
             self._store.close()
@@ -170,47 +193,56 @@ class NodeServer:
         assert self._store is not None
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         readers = ThreadPoolExecutor(self.config.read_threads, thread_name_prefix="ais-loader-read")
-        with readers, ExitStack() as held:
-            node = Node(self._store, self.config, readers, self.membership)
+        openers = ThreadPoolExecutor(self.config.archive_threads, thread_name_prefix="ais-loader-archive")
+        with readers, openers, ExitStack() as held:
+            node = Node(self._store, self.config, readers, openers, self.membership)
             self.batches = batches = BatchService(node)
-            server = grpc.aio.server(options=_OPTIONS)
-            ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node), server)
+            confirmation = MapConfirmation(self.membership, self._acceptor_store, Channels(node.caller))
+            node.confirm_map = confirmation.require
+            methods = Methods()
+            ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node), methods)
             writes = WriteCoordinator(node, self.membership)
             objects = ObjectsService(node, writes)
-            ais_objects_pb2_grpc.add_ObjectsServicer_to_server(objects, server)
-            ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(node, writes, objects), server)
+            ais_objects_pb2_grpc.add_ObjectsServicer_to_server(objects, methods)
+            ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(node, writes, objects), methods)
             promote = PromoteService(node, self.membership, writes)
-            ais_promote_pb2_grpc.add_PromoteServicer_to_server(promote, server)
-            ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(node, writes), server)
-            ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), server)
-            ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(batches, VERSION), server)
-            cluster = ClusterService(node, self.membership, self._acceptor_store)
-            ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
-            ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), server)
-            self.repair = repair = Repair(node, self.membership, writes, lambda: self.endpoint)
-            ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), server)
+            ais_promote_pb2_grpc.add_PromoteServicer_to_server(promote, methods)
+            ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(node, writes), methods)
+            ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), methods)
+            ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(batches, VERSION), methods)
+            cluster = ClusterService(node, self.membership, self._acceptor_store, self._told_peer_endpoint)
+            ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, methods)
+            ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), methods)
+            self.repair = repair = Repair(node, self.membership, writes, lambda: self.peer_endpoint)
+            ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), methods)
             snapshots = NodeSnapshots(node, self.membership, writes, repair)
-            ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), server)
+            ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), methods)
             copies = SnapshotCopiesService(node, writes.snapshot_barrier, snapshots.convergence, snapshots.snapshots)
-            ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, server)
+            ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, methods)
             self.drives = drives = DriveManager(node, self.membership, self._acceptor_store, repair)
-            ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), server)
+            drives.require_free = lambda folder: require_apart(self.config.promote_roots, [folder])
+            ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), methods)
             repair.prepare()
-            server.add_generic_rpc_handlers((_session_handler(batches),))
-            try:
-                self.port = server.add_insecure_port(f"{self.config.host}:{self.config.port}")
-            except RuntimeError as error:
-                raise OSError(
-                    f"cannot listen on {self.config.host}:{self.config.port}: is another node running there? ({error})"
-                ) from error
-            served = metrics_served(batches, self.membership, VERSION, repair.metrics, drives, promote.metrics)
+            methods.add_registered_method_handlers("ais_loader.v1.GetBatch", {"Session": _session_handler(batches)})
+            server = grpc.aio.server(options=_OPTIONS, interceptors=(TenantOfCall(),))
+            server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT),))
+            check = PeerCheck(node, self.membership)
+            peer_server = grpc.aio.server(options=_OPTIONS, interceptors=(check,))
+            peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
+            self.port = _listen(server, self.config.host, self.config.port)
+            self.peer_port = self._listen_for_peers(peer_server)
+            served = metrics_served(batches, self.membership, VERSION, repair, drives, promote.metrics)
             self.metrics_port = held.enter_context(served)
+            await peer_server.start()
             await server.start()
             self._started.set()
-            map_sync = MapSync(node.learn, self.membership, self._acceptor_store, self.endpoint)
+            map_sync = MapSync(
+                node.learn, self.membership, self._acceptor_store, self.endpoint, self.peer_endpoint, node.caller
+            )
             beside = [
                 asyncio.create_task(keep_going("removing replaced files", lambda: self._reap(node))),
                 asyncio.create_task(keep_going("measuring the load", node.pressure.watch)),
+                asyncio.create_task(keep_going("ending what stands in others' way", batches.watch)),
                 asyncio.create_task(keep_going("following the cluster's map", map_sync.run)),
                 asyncio.create_task(keep_going("taking care of snapshots", snapshots.sweep.run)),
             ]
@@ -223,12 +255,27 @@ class NodeServer:
             await repair.stop()
             batches.stop()
             promote.stop()
-            await server.stop(self._grace_s)
+            await asyncio.gather(server.stop(self._grace_s), peer_server.stop(self._grace_s))
+            await check.close()
+            await confirmation.close()
             await batches.resources.peers.close()
             await snapshots.close()
             await writes.close()
             await _finish_tasks()
             promote.close()
+
+    def _listen_for_peers(self, server: grpc.aio.Server) -> int:
+        """The port; where any will do, the one that others know. Raises OSError."""
+        config, view, position = self.config, self.membership.view, self.membership.position
+        if not config.peer_port and not config.peer_advertise and view is not None and position is not None:
+            port = view.nodes[position].peer_endpoint.rpartition(":")[2]
+            with suppress(OSError):
+                return _listen(server, config.peer_host, int(port))
+        return _listen(server, config.peer_host, config.peer_port)
+
+    def _told_peer_endpoint(self) -> str:
+        """See GetMapResponse."""
+        return self.peer_endpoint or f":{self.peer_port}"
 
     async def _reap(self, node: Node) -> None:
         """Remove the files of replaced objects when their grace period is over, also when nobody writes any more."""
@@ -254,7 +301,16 @@ async def _finish_tasks() -> None:
         await asyncio.wait(left, timeout=STOP_TIMEOUT_S)
 
 
-def _session_handler(batches: BatchService) -> grpc.GenericRpcHandler:
+def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
+    """The port. Raises OSError."""
+    try:
+        listening: int = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {host}:{port}: is another node running there? ({error})") from error
+    return listening
+
+
+def _session_handler(batches: BatchService) -> grpc.RpcMethodHandler:
     """GetBatch/Session with responses that are serialized already."""
 
     async def session(requests: AsyncIterator[ais_batch_pb2.SessionRequest], context: Any) -> None:
@@ -264,7 +320,6 @@ def _session_handler(batches: BatchService) -> grpc.GenericRpcHandler:
             await abort(context, error)
 
     passthrough: Callable[[bytes], bytes] = bytes
-    handler = grpc.stream_stream_rpc_method_handler(
+    return grpc.stream_stream_rpc_method_handler(
         session, request_deserializer=ais_batch_pb2.SessionRequest.FromString, response_serializer=passthrough
     )
-    return grpc.method_handlers_generic_handler("ais_loader.v1.GetBatch", {"Session": handler})

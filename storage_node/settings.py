@@ -112,11 +112,12 @@ def configured(base: ServerConfig, settings: Mapping[str, Any]) -> ServerConfig:
 def require_cluster(settings: Mapping[str, Any]) -> None:
     """Raises WrongSetting for what each node of a cluster finds out by itself."""
     for where, one in (("", settings), *((f"{NODES}.{name}.", its) for name, its in settings.get(NODES, {}).items())):
-        for name in ("host", "port"):
+        for name in ("host", "port", "peer_port"):
             if name in one:
                 raise WrongSetting(f"{where}{name}: nodes of a cluster choose it by themselves, and keep it")
-    if "advertise" in settings:
-        raise WrongSetting(f"advertise: not the same for all nodes; set {NODES}.NODE.advertise")
+    for name in ("advertise", "peer_advertise"):
+        if name in settings:
+            raise WrongSetting(f"{name}: not the same for all nodes; set {NODES}.NODE.{name}")
 
 
 def require_nodes(settings: Mapping[str, Any], known: Collection[str]) -> None:

@@ -7,7 +7,6 @@ copies the whole object. Bytes that are too many for a request are stored as a p
 
 from __future__ import annotations
 
-import os
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,8 @@ from ais_loader.objects import parts
 from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
 from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import Patience
+from ais_loader.transport.validation import member_name_fault
+from ais_loader.transport.write_tries import WriteTries
 from ais_loader.urls import ARCHIVE_EXTENSIONS
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_compose_pb2 as pb
@@ -92,7 +93,8 @@ def _append(
     give_up_at = time.monotonic() + timeout_s
     overtaken = 0
     while True:
-        condition = objects.PutCondition(write_id=os.urandom(16))
+        tries = WriteTries()
+        condition = objects.PutCondition(write_id=tries.write_id)
         kept: list[pb.ComposePart] = []
         kept_bytes = 0
         try:
@@ -107,16 +109,17 @@ def _append(
         lost: errors.NodeUnavailable | None = None
         patience = Patience(_RETRY_S)
         try:
-            while True:
-                try:
-                    return transport.compose(request, retry=False)
-                except errors.NodeUnavailable as error:
-                    lost = error
-                    patience.pause(error)
+            with tries.told():
+                while True:
+                    try:
+                        return transport.compose(request, retry=False, tries=tries)
+                    except errors.NodeUnavailable as error:
+                        lost = error
+                        patience.pause(error)
         except (errors.VersionConflict, errors.ObjectNotFound):
             # Somebody else was first, so that it has not been appended; unless an answer that was lost said it had.
             if lost is not None and _is_there(transport, bucket, name, kept_bytes, tail):
-                raise errors.NodeUnavailable(f"{bucket}/{name}: it may have been appended: {lost}") from lost
+                raise errors.OutcomeUnknown(f"{bucket}/{name}: it may have been appended: {lost}") from lost
             if time.monotonic() > give_up_at:
                 raise
         time.sleep(_BACKOFF.pause_s(overtaken))
@@ -158,6 +161,8 @@ def _check_members(names: Sequence[str]) -> None:
             raise TypeError(f"a member's name is a str, got {type(name).__name__}")
         if not name or "\0" in name or name.endswith("/"):
             raise errors.InvalidName(f"member {name!r}: need a name, without NUL and a slash at its end")
+        if fault := member_name_fault(name):
+            raise errors.InvalidName(f"member {name!r}: {fault}")
         try:
             name.encode()
         except UnicodeEncodeError:

@@ -7,7 +7,6 @@ copied, in the version that was copied: between the two the object has both name
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,7 +39,7 @@ def copy_object(
         raise errors.InvalidRequest(f"{bucket}/{name} is already where it is to go")
     request = make_request(to_bucket, to, [make_range(bucket, name, version)])
     if if_absent:
-        request.object.condition.if_absent, request.object.condition.write_id = True, os.urandom(16)
+        request.object.condition.if_absent = True
     return transport.compose(request)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from ais_loader import errors
@@ -13,7 +12,6 @@ from ais_loader.transport.validation import require_metadata
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 _TRIES = 100
-_WRITE_ID_BYTES = 16
 
 
 def set_metadata(
@@ -27,7 +25,7 @@ def set_metadata(
         version = if_version or transport.head(bucket, name).version
         request = make_request(bucket, name, [make_range(bucket, name, version)], metadata=dict(metadata))
         # In place of the very version whose bytes are copied: what others put meanwhile is not undone.
-        request.object.condition.CopyFrom(pb.PutCondition(if_version=version, write_id=os.urandom(_WRITE_ID_BYTES)))
+        request.object.condition.CopyFrom(pb.PutCondition(if_version=version))
         try:
             return transport.compose(request, None)
         except (errors.VersionConflict, errors.ObjectNotFound) as error:

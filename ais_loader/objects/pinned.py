@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
-from ais_loader.errors import ItemTooLarge, ObjectNotFound
+from ais_loader.errors import ItemTooLarge, MemberNotFound, ObjectNotFound
 from ais_loader.transport.base import Transport
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _PART_BYTES = 64 << 20
 """Of an object that is too large for one entry of a batch."""
+_MEMBER_PAGE = 100
+"""Members of a name's beginning that are listed at once where one is looked for."""
 
 
 def pinned_head(transport: Transport, bucket: str, name: str, version: str | None) -> ObjectInfo:
@@ -61,6 +63,15 @@ def pinned_members(
         yield member
     if not listed:
         pinned_head(transport, bucket, name, version)  # it may be another one that has no such members
+
+
+def pinned_member(transport: Transport, archive: ObjectInfo, member: str) -> ObjectInfo:
+    """The archive, with size and checksum of this member of it. Raises MemberNotFound, and as `pinned_members`."""
+    bucket, name, version = archive.bucket, archive.name, archive.version
+    for found in pinned_members(transport, bucket, name, member, _MEMBER_PAGE, version):
+        if found.name == member:
+            return replace(archive, size_bytes=found.size_bytes, checksum=found.checksum)
+    raise MemberNotFound(f"{bucket}/{name}: no member {member!r}")
 
 
 def _gone(bucket: str, name: str, version: str, there: str) -> ObjectNotFound:

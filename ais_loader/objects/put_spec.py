@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
@@ -15,7 +14,6 @@ from ais_loader.wire.reserved import RESERVED
 
 ToPut: TypeAlias = tuple[str, Content] | tuple[str, Content, Mapping[str, str] | None]
 """A name, its bytes, and metadata if there are any."""
-_WRITE_ID_BYTES = 16
 
 
 def put_spec(
@@ -46,7 +44,6 @@ def put_spec(
         checksum=checksum,
         if_absent=bool(if_absent),
         if_version=if_version,
-        write_id=os.urandom(_WRITE_ID_BYTES) if if_absent or if_version is not None else b"",
     )
 
 

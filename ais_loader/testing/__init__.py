@@ -9,12 +9,13 @@ from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.link import FaultyLink
 from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
 from ais_loader.testing.node import NodeProcess
-from ais_loader.testing.stores import seeded_bytes, throwaway_node, throwaway_store
+from ais_loader.testing.stores import SeededObjects, seeded_bytes, throwaway_node, throwaway_store
 from ais_loader.testing.waiting import eventually
 
 __all__ = [
     "FaultyLink",
     "NodeProcess",
+    "SeededObjects",
     "eventually",
     "peak_rss_bytes",
     "reset_peak_rss",

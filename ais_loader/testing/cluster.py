@@ -20,8 +20,10 @@ from ais_loader.testing.machines import Machines, Place
 from ais_loader.testing.node import NodeProcess
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
+from ais_loader.wire.reserved import OPERATOR_ROLE, ROLE_KEY
 
 CALL_TIMEOUT_S = 20.0
+_OPERATOR = ((ROLE_KEY, OPERATOR_ROLE),)
 _HELD = ("ais_loader_memory_held_bytes", "ais_loader_active_", "ais_loader_pending_reads")
 
 
@@ -79,6 +81,7 @@ class ClusterProcesses:
                     uuid=self.uuid_of(number),
                     host=host,
                     endpoint=node.url.removeprefix("grpc://"),
+                    peer_endpoint=node.peer_endpoint,
                     weight=1.0,
                     number=number + 1,
                 )
@@ -101,8 +104,9 @@ class ClusterProcesses:
     def teach(self, numbers: Sequence[int] | None = None) -> None:
         """Hand `map` to all nodes, or to some. After a change of it, raise its version first."""
         for number in range(len(self.nodes)) if numbers is None else numbers:
-            with grpc.insecure_channel(self.nodes[number].url.removeprefix("grpc://")) as channel:
-                rpc.ClusterStub(channel).Learn(pb.LearnRequest(map=self.map), timeout=CALL_TIMEOUT_S)
+            with grpc.insecure_channel(self.nodes[number].peer_endpoint) as channel:
+                learn = rpc.ClusterStub(channel).Learn
+                learn(pb.LearnRequest(map=self.map), timeout=CALL_TIMEOUT_S, metadata=_OPERATOR)
 
     def start(self, numbers: Sequence[int] | None = None) -> None:
         """Start these nodes, or all, that do not run: all at once, as machines do after a power cut."""

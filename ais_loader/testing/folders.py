@@ -29,6 +29,7 @@ def _parent() -> str | None:
 
 @contextmanager
 def throwaway_folder() -> Iterator[Path]:
-    """A new folder, which vanishes with everything in it."""
-    with tempfile.TemporaryDirectory(prefix="ais-loader-", dir=_parent(), ignore_cleanup_errors=True) as folder:
+    """A new folder, which vanishes with everything in it. Its name has the process: whoever ends one can clear up."""
+    prefix = f"ais-loader-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=_parent(), ignore_cleanup_errors=True) as folder:
         yield Path(folder)

@@ -27,8 +27,7 @@ class FaultyLink:
     """Listens on loopback at `url` and forwards to `target` (grpc://host:port). Thread-safe; a context manager."""
 
     def __init__(self, target: str) -> None:
-        host, _, port = target.removeprefix("grpc://").rpartition(":")
-        self._target = (host, int(port))
+        self.lead_to(target)
         self.latency_s = 0.0
         """Added to every byte's way, in both directions. May be set at any time."""
         self.bytes_per_s: float | None = None
@@ -58,6 +57,11 @@ class FaultyLink:
     def connections(self) -> int:
         """Open now."""
         return len(self._ways)
+
+    def lead_to(self, target: str) -> None:
+        """Have new connections go to `target`: of a node that has to know its link before it has a port itself."""
+        host, _, port = target.removeprefix("grpc://").rpartition(":")
+        self._target = (host, int(port))
 
     # -- faults
 

@@ -20,8 +20,8 @@ from types import TracebackType
 
 from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 20.0
 
 
@@ -52,6 +52,7 @@ class NodeProcess:
         several = [drives] if isinstance(drives, str | os.PathLike) else drives
         self.drives = [Path(drive) for drive in several]
         self.port = 0
+        self.peer_port = 0
         self._host = host
         self._launcher = list(launcher)
         self._metrics_url = ""
@@ -69,6 +70,11 @@ class NodeProcess:
     def url(self) -> str:
         """The same for all lives of this node."""
         return f"grpc://{self._host}:{self.port}"
+
+    @property
+    def peer_endpoint(self) -> str:
+        """host:port for other nodes and operators; the same for all lives."""
+        return f"{self._host}:{self.peer_port}"
 
     @property
     def pid(self) -> int:
@@ -92,6 +98,9 @@ class NodeProcess:
             raise RuntimeError("the node is running")
         command = [*self._launcher, sys.executable, "-m", "ais_loader.cli", "serve", "--json"]
         command += ["--host", self._host, "--port", str(self.port)]
+        if not self._host.startswith("127."):
+            command.append("--insecure")
+        command += ["--peer-host", self._host, "--peer-port", str(self.peer_port)]
         for drive in self.drives:
             command += ["--drive", str(drive)]
         self._process = subprocess.Popen(
@@ -104,6 +113,7 @@ class NodeProcess:
         try:
             said = json.loads(self._announcement())
             self.port = int(str(said["url"]).rpartition(":")[2])
+            self.peer_port = int(str(said["peer_endpoint"]).rpartition(":")[2])
             self._metrics_url = str(said.get("metrics_url", ""))
         except BaseException:
             self.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 
@@ -15,6 +16,32 @@ from ais_loader.testing.node import NodeProcess
 def seeded_bytes(size_bytes: int, seed: int = 0) -> bytes:
     """Incompressible bytes, the same in every run."""
     return np.random.Generator(np.random.PCG64(seed)).bytes(size_bytes)
+
+
+_kept_bytes = cache(seeded_bytes)
+
+
+class SeededObjects(Mapping[str, bytes]):
+    """Objects of `seeded_bytes` by name, from their sizes and seeds. Each is made when it is first asked for, and kept:
+    a module of tests that is only collected costs neither time nor memory."""
+
+    def __init__(self, size_and_seed: Mapping[str, tuple[int, int]]) -> None:
+        self._size_and_seed = dict(size_and_seed)
+
+    def __getitem__(self, name: str) -> bytes:
+        return _kept_bytes(*self._size_and_seed[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._size_and_seed)
+
+    def __len__(self) -> int:
+        return len(self._size_and_seed)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._size_and_seed
+
+    def __or__(self, other: SeededObjects) -> SeededObjects:
+        return SeededObjects(self._size_and_seed | other._size_and_seed)
 
 
 @contextmanager

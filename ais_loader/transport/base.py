@@ -7,7 +7,7 @@ that uses it: after a fork it connects anew. Pickled, it carries its address, ne
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ais_loader.content import Buffer, Source
@@ -16,6 +16,7 @@ from ais_loader.errors import LoaderError
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
+from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
@@ -34,8 +35,8 @@ class PutSpec:
     """Store it only where there is no object of this name; VersionConflict otherwise."""
     if_version: str | None = None
     """Store it only in place of this version; VersionConflict otherwise."""
-    write_id: bytes = b""
-    """Of a PUT with a condition: 16 random bytes, by which a try is known whose answer was lost."""
+    tries: WriteTries = field(default_factory=WriteTries, compare=False)
+    """By which a try is known whose answer was lost."""
 
     @property
     def is_conditional(self) -> bool:
@@ -115,11 +116,16 @@ class Transport(Protocol):
         """One result per object, in order; a failed object does not stop the others. Lazy, as `promote`."""
 
     def compose(
-        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
+        self,
+        request: compose_pb.ComposeRequest,
+        moved: Callable[[int], None] | None = None,
+        *,
+        retry: bool = True,
+        tries: WriteTries | None = None,
     ) -> ObjectInfo:
         """Make an object of parts of others. `moved` hears of the bytes written so far, now and then.
 
-        `retry`: try again when the answer is lost. Without it NodeUnavailable says that it may have been made.
+        `retry`: try again when the answer is lost; otherwise whoever calls does, with the same `tries`.
         """
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
@@ -137,6 +143,9 @@ class Transport(Protocol):
         timeout_s: float,
     ) -> Iterator[Buffer]: ...
     def head(self, bucket: str, name: str) -> ObjectInfo: ...
+    def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | LoaderError]:
+        """At most 1,000 with one request; of each name, in order, the object or why it cannot be had."""
+
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None: ...
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
         """At most 10,000 with one request; of each name, in order, None or why it was not deleted."""

@@ -25,6 +25,7 @@ from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary, PrefixSummary
 from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, NoLongBatches, PutSpec
 from ais_loader.transport.validation import require_bucket, require_metadata, require_object, require_text
+from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
@@ -159,7 +160,12 @@ class EmbeddedTransport(NoLongBatches):
         yield from _put_groups(self._store_here(), objects)
 
     def compose(
-        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
+        self,
+        request: compose_pb.ComposeRequest,
+        moved: Callable[[int], None] | None = None,
+        *,
+        retry: bool = True,
+        tries: WriteTries | None = None,
     ) -> ObjectInfo:
         record = compose_object(self._store_here(), request, moved or (lambda moved_bytes: None))
         return _object_info(request.object.bucket, request.object.name, record)
@@ -187,6 +193,18 @@ class EmbeddedTransport(NoLongBatches):
     def head(self, bucket: str, name: str) -> ObjectInfo:
         require_object(bucket, name)
         return _object_info(bucket, name, self._store_here().head(bucket, name))
+
+    def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]:
+        require_bucket(bucket)
+        store = self._store_here()
+        store.bucket(bucket)
+        found: list[ObjectInfo | errors.LoaderError] = []
+        for name in names:
+            try:
+                found.append(_object_info(bucket, name, store.head(bucket, name)))
+            except errors.LoaderError as error:
+                found.append(error)
+        return found
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         require_object(bucket, name)
@@ -222,7 +240,9 @@ class EmbeddedTransport(NoLongBatches):
         while True:
             page = list_members(self._store_here(), bucket, name, prefix, first, page_size, version)
             for member in page.members:
-                yield MemberInfo(bucket, name, member.name, member.size_bytes, member.checksum, page.version)
+                yield MemberInfo(
+                    bucket, name, member.name, member.size_bytes, member.checksum, page.version, page.hidden
+                )
             if not page.next:
                 return
             first, version = page.next, page.version
@@ -340,7 +360,7 @@ def _staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = Fals
             content.metadata,
             content.size_bytes,
             content.checksum,
-            parse_condition(spec.if_absent, spec.if_version or "", spec.write_id),
+            parse_condition(spec.if_absent, spec.if_version or ""),  # of a write here no answer can be lost
             grouped=grouped,
         )
 

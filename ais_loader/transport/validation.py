@@ -1,4 +1,5 @@
-"""Validation of strings that no request can carry, and no store can therefore hold: those without a UTF-8 form."""
+"""Validation of strings that no request can carry, and no store can therefore hold, those without a UTF-8 form; and of
+names that no archive may have."""
 
 from __future__ import annotations
 
@@ -52,3 +53,14 @@ def require_object(bucket: str, name: str) -> None:
     """For everything but storing one. Raises BucketNotFound, ObjectNotFound."""
     require_bucket(bucket)
     require_text(name, errors.ObjectNotFound, "object name")
+
+
+def member_name_fault(name: str) -> str | None:
+    """Why no archive that is made here may have a member of this name; None when it may. Whoever unpacks it by a tool
+    that takes names as they are would write where the name says, outside of the folder that he has chosen."""
+    if name.startswith("/"):
+        return "it is absolute"
+    components = name.split("/")
+    if ".." in components:
+        return "it has the component '..'"
+    return "it has an empty component" if "" in components else None

@@ -169,6 +169,8 @@ class ClusterView:
         """Buckets as they were, by bucket@snapshot: read like others, wherever those are."""
         if len(self.position) != len(self.nodes) or any(len(node.uuid) != 16 for node in self.nodes):
             raise ValueError("every node of a map needs a 16-byte uuid of its own")
+        if any(one.cut >> 62 for bucket in map_.bucket for one in bucket.snapshot):
+            raise ValueError("a cut of a map's snapshots is a number that no version clock gives")
         if any(not 0 < node.weight < float("inf") for node in self.nodes):
             raise ValueError("every node of a map needs a finite weight above 0")
         places = [

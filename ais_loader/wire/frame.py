@@ -180,7 +180,8 @@ def encode_prefix(
 
 
 def encode_frame(batch_id: int, frame: Frame, end: pb.End | None = None) -> bytes:
-    """A whole SessionResponse, with one copy of the payload."""
+    """A whole SessionResponse, with one copy of the payload. Raises FrameError for a frame that does not add up."""
+    checked(frame)
     prefix, _ = encode_prefix(
         batch_id,
         index=frame.index,
@@ -274,7 +275,7 @@ def decode_frame(data: bytes, at: int) -> Frame:
         else:
             arrays[tag] = (at, length)
         at = stop
-    return _checked(
+    return checked(
         Frame(
             index=_u32(data, arrays.get(_TAG_INDEX)),
             size=_u32(data, arrays.get(_TAG_SIZE)),
@@ -301,7 +302,7 @@ def _u8(data: bytes, span: tuple[int, int] | None) -> U8:
 
 
 def _from_message(message: pb.Frame) -> Frame:
-    return _checked(
+    return checked(
         Frame(
             index=np.array(message.index, np.uint32),
             size=np.array(message.size, np.uint32),
@@ -319,7 +320,12 @@ def _from_message(message: pb.Frame) -> Frame:
     )
 
 
-def _checked(frame: Frame) -> Frame:
+def checked(frame: Frame) -> Frame:
+    """The frame, if its columns fit each other and its payload. Raises FrameError.
+
+    Every frame is looked at before it leaves and when it has come: one size that is not its entry's shifts all entries
+    behind it.
+    """
     lengths = {len(frame.index), len(frame.size), len(frame.checksum), len(frame.status), len(frame.checksum_kind)}
     if len(lengths) != 1:
         raise FrameError(f"arrays of different lengths: {sorted(lengths)}")

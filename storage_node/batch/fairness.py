@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from storage_node.batch.admission import MemoryBudget
+from storage_node.memory_budget import MemoryBudget
 
 T = TypeVar("T")
 
@@ -198,6 +198,11 @@ class FairSlots:
     @property
     def waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def waits_for_memory(self) -> bool:
+        """Whether the one whose turn it is waits for memory, not for a slot."""
+        return len(self._queue) > 0 and self.taken < self._limit()
 
     @property
     def crowded(self) -> bool:

@@ -9,10 +9,10 @@ from ais_loader.errors import InvalidRequest, StaleMap
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.fairness import Slot
-from storage_node.batch.outcomes import Busy
 from storage_node.batch.readahead import BatchAhead
-from storage_node.batch.resources import BatchResources
+from storage_node.batch.resources import BatchResources, look_up
 from storage_node.metric_counters import BatchTally, clock_s
+from storage_node.places import Place
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
 from storage_node.tasks import retrieve, settled
@@ -29,6 +29,7 @@ class LocalBatch:
         credit: Credit,
         send: Callable[[bytes], Awaitable[None]],
         tally: BatchTally,
+        place: Place,
     ) -> None:
         self._resources = resources
         self._batch_id = batch_id
@@ -36,6 +37,7 @@ class LocalBatch:
         self._credit = credit
         self._send = send
         self._tally = tally
+        self._place = place
 
     async def run(self) -> pb.End | None:
         """Returns the END that is still to be sent; None when it went with the last frame.
@@ -46,7 +48,7 @@ class LocalBatch:
         view = membership.view if membership is not None else None
         if self._request.local and view is not None and 0 < self._request.map_version < view.version:
             raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
-        batch = await self._resources.node.read(StoreBatch, self._resources.node.store, self._request)
+        batch = await look_up(self._resources, self._request.tenant, self._request)
         batch.wait_us = self._resources.node.pressure.wait_us()
         ahead = self._resources.readahead.of(batch)
         run = self._run_buffered if self._request.buffered else self._run_streaming
@@ -94,7 +96,8 @@ class LocalBatch:
 
     async def _spend_credit(self, payload_bytes: int) -> None:
         began_s = clock_s()
-        await self._credit.spend(payload_bytes)
+        with self._place.waiting():
+            await self._credit.spend(payload_bytes)
         self._resources.node.metrics.client_wait_s += clock_s() - began_s
 
     async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
@@ -102,7 +105,9 @@ class LocalBatch:
 
     async def _send_and_release(self, message: bytes, slot: Slot, payload_bytes: int) -> None:
         try:
-            await self._send(message)
+            with self._place.waiting():
+                await self._send(message)
+            self._place.moved()
             self._tally.frame_sent()
         finally:
             slot.release()
@@ -115,8 +120,7 @@ class LocalBatch:
             raise InvalidRequest(
                 f"{held_bytes:,} bytes, at most {budget.limit_bytes:,} are collected before sending: use streaming=True"
             )
-        if not budget.acquire_now(held_bytes):
-            raise Busy(f"{budget.held_bytes:,} bytes of answers are waiting for their clients", "answers")
+        self._resources.collect(held_bytes, self._place)
         try:
             messages: list[tuple[int, bytes]] = []
             entries, ended = 0, False
@@ -135,10 +139,12 @@ class LocalBatch:
                     break
             for payload_bytes, message in messages:
                 await self._spend_credit(payload_bytes)
-                await settled(asyncio.ensure_future(self._send(message)))
+                with self._place.waiting():
+                    await settled(asyncio.ensure_future(self._send(message)))
+                self._place.moved()
                 self._tally.frame_sent()
                 held_bytes -= payload_bytes
-                budget.release(payload_bytes)
+                self._resources.uncollect(payload_bytes, self._place)
         finally:
-            budget.release(held_bytes)
+            self._resources.uncollect(held_bytes, self._place)
         return None if ended else batch.end(entries)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ais_loader.wire.answer_check import AnswerCheck
 from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import Frame, FrameError, Response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
@@ -151,7 +152,28 @@ class PeerStream:
         self._session.forget(self._batch_id)
         pause_s = max(0.001, reject.retry_after_ms / 1000)
         await asyncio.sleep(pause_s + Backoff(pause_s, pause_s).pause_s())
+        if self._check.received or self._check.partial is not None:
+            self._request = self._rest()
         self._begin()
+
+    def _rest(self) -> pb.BatchRequest:
+        """Of a peer that gave its place to others meanwhile: what has not come yet."""
+        rest = pb.BatchRequest()
+        rest.CopyFrom(self._request)
+        came = self._check.received - self._request.first_index
+        for values in entry_values(rest).values():
+            del values[:came]
+        rest.first_index = self._check.received
+        rest.initial_credit_bytes = max(0, self.credit_bytes)
+        self._check.ask_again()
+        if (last := self._check.partial) is not None and last.piece is not None:
+            rest.resume_offset = last.piece.offset + len(last.payload)
+            rest.resume_checksum = int(last.checksum[0])
+            rest.resume_version = last.piece.version
+        elif came:
+            rest.resume_offset, rest.resume_version = 0, ""
+            rest.ClearField("resume_checksum")
+        return rest
 
     # -- checking
 

@@ -30,6 +30,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.suspects import Suspects
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerSilent, PeerStream, PeerUnavailable
+from storage_node.cluster.caller import Caller
 from storage_node.cluster.map.sync import newer_map
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
@@ -45,11 +46,13 @@ class PeerPool:
     Args:
         timeout_s: longest silence of a peer that may send.
         idle_s: a session without a lane is given up after this time.
+        caller: as whom the peers are called.
     """
 
-    def __init__(self, *, timeout_s: float, idle_s: float) -> None:
+    def __init__(self, *, timeout_s: float, idle_s: float, caller: Caller) -> None:
         self.timeout_s = timeout_s
         self._idle_s = idle_s
+        self._caller = caller
         self._peers: dict[str, Peer] = {}
         self._suspects: Suspects[str] = Suspects()
 
@@ -72,7 +75,7 @@ class PeerPool:
     def _peer(self, endpoint: str) -> Peer:
         peer = self._peers.get(endpoint)
         if peer is None:
-            peer = self._peers[endpoint] = Peer(endpoint, self.timeout_s, self._idle_s, self._suspects)
+            peer = self._peers[endpoint] = Peer(endpoint, self.timeout_s, self._idle_s, self._suspects, self._caller)
         return peer
 
     def failing_s(self, endpoint: str) -> float:
@@ -104,7 +107,7 @@ class PeerPool:
 class Peer:
     """One other node: its channel, which reconnects by itself, and the session on it."""
 
-    def __init__(self, endpoint: str, timeout_s: float, idle_s: float, suspects: Suspects[str]) -> None:
+    def __init__(self, endpoint: str, timeout_s: float, idle_s: float, suspects: Suspects[str], caller: Caller) -> None:
         self.endpoint = endpoint
         self.suspects = suspects
         self.session: _Session | None = None
@@ -114,6 +117,7 @@ class Peer:
         self._closed = False
         self._timeout_s = timeout_s
         self._idle_s = idle_s
+        self._caller = caller
         self._channel: Any = None
         self._idle: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,7 +137,7 @@ class Peer:
             self._idle.cancel()
             self._idle = None
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
+            self._channel = self._caller.through(grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS))
         return self._channel
 
     async def newer_map(self, known_version: int) -> cluster_pb.ClusterMap | None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.admission import MemoryBudget
 from storage_node.batch.fairness import FairSlots, Slot
 from storage_node.batch.outcomes import Busy
 from storage_node.batch.peers import PeerPool
 from storage_node.batch.readahead import Readahead
+from storage_node.memory_budget import MemoryBudget
 from storage_node.metric_counters import clock_s
 from storage_node.node import Node
+from storage_node.places import Place, Places
+from storage_node.store.read.batch import StoreBatch
 
 _PARTS_PER_BATCH = 16
 """As many nodes may each send a part for every batch that this node may serve."""
@@ -30,7 +32,7 @@ class BatchResources:
         self.budget = MemoryBudget(config.memory_bytes)
         # Apart from the frames on their way: an answer that was collected waits for its client as long as it takes.
         self.buffered = MemoryBudget(config.max_buffered_bytes)
-        self.peers = PeerPool(timeout_s=config.peer_timeout_s, idle_s=config.peer_idle_s)
+        self.peers = PeerPool(timeout_s=config.peer_timeout_s, idle_s=config.peer_idle_s, caller=node.caller)
         self.assembly = MemoryBudget(config.assembly_bytes)
         """What peers have sent or may send."""
         self.hedging = Hedging(config.hedge_budget)
@@ -43,41 +45,72 @@ class BatchResources:
         """Entries asked again, of another holder."""
         self.soft_errors = 0
         """Entries of assembled batches that failed in their place."""
-        self.active_batches = 0
-        self.active_parts = 0
+        self.batches = Places(config.max_active_batches, config.still_s, config.tenant_weights)
+        self.parts = Places(config.max_active_batches * _PARTS_PER_BATCH, config.still_s, config.tenant_weights)
         """Answers that were asked of this node's own drives alone."""
+        self.requests = MemoryBudget(config.max_request_bytes)
+        self._request_bytes: dict[Place, int] = {}
+        self._answer_bytes: dict[Place, int] = {}
+        """Of answers that are collected before they are sent."""
         self.slots = FairSlots(self.budget, config.tenant_weights, config.read_threads + 1)
         self.readahead = Readahead(config.readahead_bytes, config.readahead_threads)
+
+    @property
+    def active_batches(self) -> int:
+        return self.batches.held
+
+    @property
+    def active_parts(self) -> int:
+        return self.parts.held
 
     @property
     def reserved_bytes(self) -> int:
         return self.budget.held_bytes + self.buffered.held_bytes + self.assembly.held_bytes
 
     @contextlib.contextmanager
-    def admit(self, request: pb.BatchRequest) -> Iterator[None]:
+    def admit(self, request: pb.BatchRequest, evict: Callable[[], None]) -> Iterator[Place]:
         """Count a batch while it is being served. Raises Busy when there are too many.
 
         Parts of a batch, which wait for no other node, are counted apart: nodes whose batches wait for each other's
-        parts would otherwise turn them away for ever.
+        parts would otherwise turn them away for ever. `evict`: see `Place`.
         """
         if self.node.pressure.memory_is_critical():
             raise Busy(f"{self.node.pressure.resident_bytes:,} bytes of memory are in use", "memory")
-        limit = self.node.config.max_active_batches
-        if request.local:
-            if self.active_parts >= limit * _PARTS_PER_BATCH:
-                raise Busy(f"{self.active_parts} parts of batches are being served", "batches")
-            self.active_parts += 1
-        else:
-            if self.active_batches >= limit:
-                raise Busy(f"{self.active_batches} batches are being served", "batches")
-            self.active_batches += 1
+        places, what = (self.parts, "parts of batches") if request.local else (self.batches, "batches")
+        size_bytes = request.ByteSize()
+        if not self.requests.acquire_now(size_bytes):
+            _make_room(places, self._request_bytes, size_bytes)
+            raise Busy(f"requests of {self.requests.held_bytes:,} bytes are being served", "memory")
         try:
-            yield
+            place = places.take(request.tenant, evict)
+            if place is None:
+                raise Busy(f"{places.held} {what} are being served", "batches")
+            self._request_bytes[place] = size_bytes
+            try:
+                yield place
+            finally:
+                self._request_bytes.pop(place, None)
+                place.give_back()
         finally:
-            if request.local:
-                self.active_parts -= 1
-            else:
-                self.active_batches -= 1
+            self.requests.release(size_bytes)
+
+    def collect(self, size_bytes: int, place: Place) -> None:
+        """Hold so much more of an answer that is collected before it is sent. Raises Busy.
+
+        Whoever comes back finds room where clients have not taken, for too long, what was collected for them.
+        """
+        if not self.buffered.acquire_now(size_bytes):
+            _make_room(self.batches, self._answer_bytes, size_bytes)
+            _make_room(self.parts, self._answer_bytes, size_bytes)
+            raise Busy(f"{self.buffered.held_bytes:,} bytes of answers are waiting for their clients", "answers")
+        self._answer_bytes[place] = self._answer_bytes.get(place, 0) + size_bytes
+
+    def uncollect(self, size_bytes: int, place: Place) -> None:
+        """Give back what has been sent, or never will be."""
+        self.buffered.release(size_bytes)
+        self._answer_bytes[place] = self._answer_bytes.get(place, 0) - size_bytes
+        if self._answer_bytes[place] <= 0:
+            del self._answer_bytes[place]
 
     async def turn(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> Slot:
         """Wait for this tenant's turn to have a frame read and sent; see `FairSlots.acquire`."""
@@ -93,3 +126,18 @@ class BatchResources:
         if pause_s:
             await asyncio.sleep(pause_s)
             self.node.metrics.throttle_s[cause] += pause_s
+
+
+async def look_up(resources: BatchResources, tenant: str, request: pb.BatchRequest) -> StoreBatch:
+    """The entries of a request. Raises InvalidRequest when its columns do not fit together."""
+    node = resources.node
+    if request.member:
+        return await node.open_archives(tenant, StoreBatch, node.store, request)
+    return await node.read(StoreBatch, node.store, request)
+
+
+def _make_room(places: Places, held_bytes: dict[Place, int], size_bytes: int) -> None:
+    """Take places back until so much will be free, when their batches have ended."""
+    freed_bytes = 0
+    while freed_bytes < size_bytes and (place := places.reclaim(held_bytes.__contains__)) is not None:
+        freed_bytes += held_bytes.pop(place)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Protocol, TypeVar
 
-from ais_loader.errors import InvalidRequest, LoaderError
+from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.fast_path import MAX_BYTES, answer_inline
@@ -23,7 +24,9 @@ from storage_node.batch.outcomes import Busy, Gone
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import BatchTally, clock_s
 from storage_node.node import Node
+from storage_node.places import Place, Places
 from storage_node.tasks import retrieve, settled
+from storage_node.turns import ASKING
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -31,6 +34,8 @@ T = TypeVar("T")
 
 MAX_TENANT = 128
 """Characters of a tenant's name."""
+_LOOK_S = 0.5
+"""How often those who wait for memory are seen to."""
 
 
 class Outgoing(Protocol):
@@ -47,6 +52,8 @@ class BatchService:
         self.resources = BatchResources(node)
         self.stopping = False
         self._sessions: set[_Session] = set()
+        self.places = Places(node.config.max_sessions, node.config.still_s)
+        """Of sessions, which stand still while their clients ask for nothing."""
 
     @property
     def open_sessions(self) -> int:
@@ -59,18 +66,35 @@ class BatchService:
         for session in self._sessions:
             session.stop_if_idle()
 
+    async def watch(self) -> None:
+        """End sessions that hold the memory of frames that nobody takes while others wait for it; until cancelled."""
+        resources, still_s = self.resources, self.node.config.still_s
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if resources.slots.waits_for_memory:
+                for session in [one for one in self._sessions if one.stuck_s() >= still_s]:
+                    session.end_stuck(still_s)
+
     async def serve(self, requests: AsyncIterator[pb.SessionRequest], stream: Outgoing) -> None:
         """One session, until the client ends it or its connection breaks; nothing of it is left afterwards."""
         session = _Session(self, stream)
+        place = self.places.take("", session.end_idle)
+        if place is None:
+            raise Overloaded(f"{self.places.held} sessions are open (max_sessions), all of them in use: try again")
+        session.place = place
         self._sessions.add(session)
         try:
-            await session.run(requests)
+            with place.waiting():
+                await session.run(requests)
         finally:
+            place.give_back()
             self._sessions.discard(session)
             await session.cancel_all()
 
 
 class _Session:
+    place: Place
+
     def __init__(self, service: BatchService, stream: Outgoing) -> None:
         self._service = service
         self._stream = stream
@@ -78,6 +102,26 @@ class _Session:
         self._batches: dict[int, tuple[asyncio.Task[None], Credit]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._answering = False
+        self._writer: asyncio.Task[object] | None = None
+        self._writing_since_s = 0.0
+        self._stuck: Overloaded | None = None
+
+    def stuck_s(self) -> float:
+        """For how long its client has not taken the message that is being sent; 0 while none is."""
+        return time.monotonic() - self._writing_since_s if self._writer is not None else 0.0
+
+    def end_stuck(self, still_s: float) -> None:
+        """End the session of a client that takes nothing: what it holds is needed. It may come back at once."""
+        self._end(
+            Overloaded(f"nothing was read from this session for {still_s:g} s (still_s) while others waited for memory")
+        )
+
+    def _end(self, why: Overloaded) -> None:
+        self._stuck = why
+        log.warning("a session was ended: %s", self._stuck)
+        for task in (self._writer, self._reading, *(task for task, _ in self._batches.values())):
+            if task is not None:
+                task.cancel()
 
     async def run(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
         """Until the client has ended the session and has all answers. Raises InvalidRequest for nonsense."""
@@ -89,8 +133,17 @@ class _Session:
             self._reading.result()
         while self._batches:
             await asyncio.wait([task for task, _ in self._batches.values()])
+        if self._stuck is not None:
+            raise self._stuck
         async with self._write_lock:  # what a cancelled batch had begun to write is on its way
             pass
+
+    def end_idle(self) -> None:
+        """End a session that has been used the least lately: another one needs its place."""
+        if self._batches:
+            self._end(Overloaded("no place among the sessions of this node (max_sessions): open another one"))
+        elif self._reading is not None:
+            self._reading.cancel()
 
     def stop_if_idle(self) -> None:
         """End the session of a node that stops. One with batches goes on reading: they need their credit."""
@@ -104,6 +157,7 @@ class _Session:
                 return
 
     async def take(self, request: pb.SessionRequest) -> None:
+        self.place.moved()
         batch_id, event = request.batch_id, request.WhichOneof("event")
         if event == "request":
             began_s = clock_s()
@@ -143,6 +197,7 @@ class _Session:
 
     def _forget(self, batch_id: int) -> None:
         self._batches.pop(batch_id, None)
+        self.place.moved()
         if self._service.stopping:
             self.stop_if_idle()
 
@@ -157,11 +212,16 @@ class _Session:
     async def _send(self, message: bytes) -> None:
         """Must not be cancelled while the session lives: gRPC would still be writing when the next write begins."""
         async with self._write_lock:
+            if self._stuck is not None:
+                raise Gone
             self._service.node.metrics.sent_bytes += len(message)
+            self._writer, self._writing_since_s = asyncio.current_task(), time.monotonic()
             try:
                 await self._stream.write(message)
             except Exception as error:  # whatever gRPC raises when a call has ended: nobody is there to be told
                 raise Gone from error
+            finally:
+                self._writer = None
 
     async def _serve(self, batch_id: int, request: pb.BatchRequest, credit: Credit) -> None:
         with BatchTally(self._service.node.metrics, request) as tally:
@@ -169,23 +229,41 @@ class _Session:
 
     async def _run(self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally) -> None:
         service = self._service
+        ASKING.set(request.tenant)
         response = pb.SessionResponse(batch_id=batch_id)
+        evicted = False
+
+        def evict() -> None:
+            nonlocal evicted
+            evicted = True
+            if self.stuck_s() >= service.node.config.still_s:
+                self.end_stuck(service.node.config.still_s)
+            else:
+                self._batches[batch_id][0].cancel()
+
         try:
             if service.stopping:
                 raise Busy("the node is stopping", "stopping")
-            with service.resources.admit(request):
+            if len(request.tenant) > MAX_TENANT:
+                raise InvalidRequest(f"tenant: {len(request.tenant)} characters, at most {MAX_TENANT}")
+            with service.resources.admit(request, evict) as place:
                 async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
-                    run = await self._run_for(batch_id, request, credit, tally)
+                    run = await self._run_for(batch_id, request, credit, tally, place)
                     end = await run.run()
             if end is None:
                 return
             response.end.CopyFrom(end)
         except Gone:
             return
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not evicted or self._stuck is not None or task is None or task.uncancel():
+                raise
+            still_s = service.node.config.still_s
+            self._reject(response, f"nothing was taken for {still_s:g} s (still_s) while others waited for a place")
+            tally.rejected("still")
         except Busy as busy:
-            response.reject.reason = str(busy)
-            response.reject.retry_after_ms = service.node.pressure.retry_after_ms()
-            response.reject.wait_us = service.node.pressure.wait_us()
+            self._reject(response, str(busy))
             tally.rejected(busy.reason)
         except LoaderError as error:
             response.end.CopyFrom(_refused(error.kind, str(error)))
@@ -198,15 +276,18 @@ class _Session:
             tally.failed(response.end.error_kind)
         await settled(asyncio.ensure_future(self._send(response.SerializeToString())))
 
+    def _reject(self, response: pb.SessionResponse, reason: str) -> None:
+        response.reject.reason = reason
+        response.reject.retry_after_ms = self._service.node.pressure.retry_after_ms()
+        response.reject.wait_us = self._service.node.pressure.wait_us()
+
     async def _run_for(
-        self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally
+        self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally, place: Place
     ) -> LocalBatch | AssembledBatch:
         """From this node's own drives, or gathered, where other nodes may have something of it."""
         service = self._service
         if request.first_index + len(request.name) > 1 << 32:
             raise InvalidRequest(f"first_index={request.first_index}: indexes have 32 bits")
-        if len(request.tenant) > MAX_TENANT:
-            raise InvalidRequest(f"tenant: {len(request.tenant)} characters, at most {MAX_TENANT}")
         membership = service.node.membership
         view = membership.view if membership is not None and not request.local else None
         if view is not None and membership is not None:
@@ -218,9 +299,10 @@ class _Session:
                 service.resources.peers.is_failing,
                 service.resources.loads,
             )
+            request.map_version = view.version
             if routing.elsewhere:
-                return AssembledBatch(service.resources, batch_id, request, credit, self._send, tally, routing)
-        return LocalBatch(service.resources, batch_id, request, credit, self._send, tally)
+                return AssembledBatch(service.resources, batch_id, request, credit, self._send, tally, place, routing)
+        return LocalBatch(service.resources, batch_id, request, credit, self._send, tally, place)
 
 
 def _refused(kind: str, message: str) -> pb.End:

@@ -15,6 +15,7 @@ import click
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text
 from ais_loader.client import URL_VARIABLE
 from storage_node.cli.cluster_drives import drive, drive_line, moving_texts
+from storage_node.cli.insecure import WHY, insecure_option
 from storage_node.cli.settings import config_option, given_settings, set_option
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def cluster() -> None:
     help="What an acknowledged write survives; the same as --set durability=...  "
     "[default: as before; process at first]",
 )
+@insecure_option
 @config_option
 @set_option
 @_timeout
@@ -107,6 +109,7 @@ def up(
     host_per_node: bool | None,
     dashboard: bool,
     durability: str | None,
+    insecure: bool,
     config: Path | None,
     assignments: tuple[str, ...],
     timeout: float,
@@ -136,9 +139,11 @@ def up(
         dashboard=dashboard,
         settings=settings,
         settings_instead=config is not None,
+        insecure=insecure,
         timeout_s=timeout,
     )
-    _show(plan.root, _alone(plan.root, plan.address, lambda: commands.up(plan, note)), as_json=as_json)
+    result = _alone(plan.root, plan.address, lambda: _listening(lambda: commands.up(plan, note)))
+    _show(plan.root, result, as_json=as_json)
 
 
 @cluster.command()
@@ -146,17 +151,30 @@ def up(
 @_drives
 @_address
 @_host_per_node
+@click.option(
+    "--wipe",
+    metavar="NODE",
+    default="",
+    help="Empty the drives of a node that was taken out of the cluster, and make the new node on them.",
+)
+@insecure_option
 @_timeout
 @_json
 def add(
     root: Path,
     drives_per_node: int,
+    wipe: str,
     address: str,
     host_per_node: bool | None,
+    insecure: bool,
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Make one more node, on the host that has the fewest, and let it join. It has the settings of the others."""
+    """Make one more node, on the host that has the fewest, and let it join. It has the settings of the others.
+
+    A node that was taken out of the cluster does not come back as it was: objects that have been deleted since would.
+    With --wipe what is on its drives is given up, and they are a new node's.
+    """
     from storage_node.ops import commands
 
     plan = commands.Plan(
@@ -164,9 +182,11 @@ def add(
         address=_ray_address(address),
         drives_per_node=drives_per_node,
         host_per_node=host_per_node,
+        insecure=insecure,
         timeout_s=timeout,
     )
-    _show(plan.root, _alone(plan.root, plan.address, lambda: commands.add(plan, note)), as_json=as_json)
+    result = _alone(plan.root, plan.address, lambda: _listening(lambda: commands.add(plan, note, wipe)))
+    _show(plan.root, result, as_json=as_json)
 
 
 @cluster.command()
@@ -301,6 +321,16 @@ def _alone(root: Path, address: str, work: Callable[[], Any], *, ends: bool = Fa
         return work()
     with only_command(root):
         return work()
+
+
+def _listening(work: Callable[[], Result]) -> Result:
+    """The same work; a usage error where it would have nodes listen on a network, and nobody said so."""
+    from storage_node.ops.commands import BeyondLoopback
+
+    try:
+        return work()
+    except BeyondLoopback as error:
+        raise click.UsageError(f"{error}, and {WHY}") from error
 
 
 def _show(root: Path, result: Result, *, as_json: bool) -> None:

@@ -28,7 +28,7 @@ _HINTS = {
     **dict.fromkeys(("drive-unusable", "identity-lost", "record-lost"), _REBUILD),
     **dict.fromkeys(("missing-file", "wrong-size", "corrupt", "bad-entry", "segment-damaged"), _DROP),
     **dict.fromkeys(("orphan", "recoverable", "missing-blocks", "file-identity", "segment-copy"), _REPAIR),
-    **dict.fromkeys(("later-epoch", "unknown-bucket", "record-differs", "staging"), _REPAIR),
+    **dict.fromkeys(("later-epoch", "unknown-bucket", "record-differs", "staging", "misplaced"), _REPAIR),
 }
 """What can be done about a finding, by its kind."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ais_loader.cli.show import note
+from storage_node.cli.insecure import WHY, insecure_option
 from storage_node.cli.settings import config_option, given_settings, set_option
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ _FIELDS = {
     "promote_root": "promote_roots",
 }
 """Of the options that have a name of their own, what they set."""
-_LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
 @click.command()
@@ -45,7 +45,7 @@ _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on. There is no authentication: open it to trusted networks only.",
+    help="Address to listen on. Another one than loopback needs --insecure.",
 )
 @click.option(
     "--port",
@@ -61,6 +61,20 @@ _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
     default="",
     help="How clients and other nodes reach this one, where that is not --host and --port: through a proxy, "
     "address translation, or a container's port.",
+)
+@click.option(
+    "--peer-host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on for other nodes of a cluster and for operators' commands: the cluster's network.",
+)
+@click.option(
+    "--peer-port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port for them; a node of a cluster keeps the same one.  [default: a free one]",
 )
 @click.option(
     "--durability",
@@ -145,6 +159,7 @@ _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
     type=click.Path(file_okay=False),
     help="Folder of this machine whose files `ais-loader promote` may take in; once for each.",
 )
+@insecure_option
 @config_option
 @set_option
 @click.option("--json", "as_json", is_flag=True, help="Announce the node as one line of JSON.")
@@ -153,6 +168,8 @@ def serve(
     host: str,
     port: int,
     advertise: str,
+    peer_host: str,
+    peer_port: int,
     durability: Literal["process", "power"],
     read_threads: int,
     memory_mib: int,
@@ -164,6 +181,7 @@ def serve(
     max_soft_errors: int,
     metrics_port: int | None,
     promote_root: tuple[str, ...],
+    insecure: bool,
     config: Path | None,
     assignments: tuple[str, ...],
     as_json: bool,
@@ -175,6 +193,7 @@ def serve(
     exit code 0.
     """
     from ais_loader.errors import InvalidRequest
+    from storage_node.config import is_loopback
     from storage_node.ops.serve import run_node
 
     chosen = _config(
@@ -182,6 +201,8 @@ def serve(
             "host": host,
             "port": port,
             "advertise": advertise,
+            "peer_host": peer_host,
+            "peer_port": peer_port,
             "durability": durability,
             "read_threads": read_threads,
             "memory_mib": memory_mib << 20,
@@ -198,7 +219,12 @@ def serve(
     )
 
     def announce(node: NodeServer) -> None:
-        described = {"url": node.url, "pid": os.getpid(), "drives": [str(drive) for drive in drives]}
+        described = {
+            "url": node.url,
+            "peer_endpoint": node.peer_endpoint or f"{chosen.peer_host}:{node.peer_port}",
+            "pid": os.getpid(),
+            "drives": [str(drive) for drive in drives],
+        }
         text = f"serving {', '.join(map(str, drives))} at {node.url}"
         if chosen.advertise:
             described["advertised"] = f"grpc://{node.endpoint}"
@@ -207,10 +233,14 @@ def serve(
             described["metrics_url"] = f"http://{chosen.host}:{node.metrics_port}/metrics"
             text += f", metrics at {described['metrics_url']}"
         click.echo(json.dumps(described) if as_json else text)
-        if not chosen.host.startswith(_LOOPBACK):
+        if beyond:
             note("anyone who can reach this address can read, change and delete what is stored")
 
+    beyond = [host for host in (chosen.host, chosen.peer_host) if not is_loopback(host)]
+    if beyond and not insecure:
+        raise click.UsageError(f"{beyond[0]} is more than loopback, and {WHY}")
     _require_address(chosen.host.strip("[]"), chosen.port)
+    _require_address(chosen.peer_host.strip("[]"), chosen.peer_port)
     if chosen.metrics_port is not None:
         _require_address(chosen.host.strip("[]"), chosen.metrics_port)
     try:
@@ -234,8 +264,11 @@ def _config(options: dict[str, Any], settings: dict[str, Any]) -> ServerConfig:
         chosen = configured(ServerConfig(), merged(merged({}, settings), typed))
     except WrongSetting as error:
         raise click.UsageError(str(error)) from error
-    bare = chosen.host
-    return replace(chosen, host=f"[{bare}]") if ":" in bare and not bare.startswith("[") else chosen
+    return replace(chosen, host=_bracketed(chosen.host), peer_host=_bracketed(chosen.peer_host))
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _weights(given: tuple[str, ...]) -> dict[str, float]:

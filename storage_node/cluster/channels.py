@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import grpc.aio
 
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS
 from ais_loader.wire.suspects import Suspects
+from storage_node.cluster.caller import MAP_VERSION_KEY, Caller
 
 AVOID = Backoff(0.5, 0.5, jitter=0)
 """A node that could not be reached is not the first choice for this time."""
@@ -17,15 +20,21 @@ AVOID_SILENT = Backoff(5.0, 5.0, jitter=0)
 
 
 class Channels:
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+    """`caller`: as whom the nodes are called."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.heard_of_map: Callable[[str, int], None] = lambda endpoint, version: None
+        """Called with the version of the map by which the node at an endpoint has refused this one as a stranger."""
+        self._channels: dict[str, Any] = {}
         self._suspects: Suspects[str] = Suspects()
 
-    def to(self, endpoint: str) -> grpc.aio.Channel:
+    def to(self, endpoint: str) -> Any:
         """Connects when it is used; stays open until `close`."""
         channel = self._channels.get(endpoint)
         if channel is None:
-            channel = self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+            made = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+            channel = self._channels[endpoint] = self.caller.through(made)
         return channel
 
     def failed(self, endpoint: str, *, silent: bool = False) -> None:
@@ -34,6 +43,12 @@ class Channels:
 
     def answered(self, endpoint: str) -> None:
         self._suspects.answered(endpoint)
+
+    def refused(self, endpoint: str, error: grpc.aio.AioRpcError) -> None:
+        """A call has ended with this error."""
+        for key, value in error.trailing_metadata() or ():
+            if key == MAP_VERSION_KEY and str(value).isdecimal():
+                self.heard_of_map(endpoint, int(value))
 
     def avoided(self, endpoint: str) -> bool:
         """Whether it failed a moment ago."""

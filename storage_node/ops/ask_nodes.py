@@ -14,9 +14,11 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as objects_rpc
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from ais_loader.wire.generated import ais_replica_pb2_grpc as replica_rpc
+from storage_node.cluster.caller import OPERATOR, Caller, resolved
 
 CALL_TIMEOUT_S = 3.0
 _AT_ONCE = 32
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class Answer:
     """What the node at an endpoint says; without an answer `described` is None and `problem` says why."""
 
     endpoint: str
+    """Where clients reach it, and where it was asked."""
     uuid: str = ""
     map: cluster_pb.ClusterMap | None = None
     described: objects_pb.DescribeResponse | None = None
@@ -32,25 +35,31 @@ class Answer:
     """How far it is with making copies equal; None also of a node of a version that does not say."""
     drives: cluster_pb.ListDrivesResponse | None = None
     """Likewise."""
+    peer_endpoint: str = ""
+    """Where other nodes and operators reach it."""
 
 
-def ask_nodes(endpoints: Iterable[str], timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Answer]:
-    """By endpoint; all at once."""
+def ask_nodes(endpoints: Iterable[str], caller: Caller, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Answer]:
+    """By endpoint, of those for clients; all at once."""
     several = list(dict.fromkeys(endpoints))
     if not several:
         return {}
     with ThreadPoolExecutor(min(len(several), _AT_ONCE)) as threads:
-        return {answer.endpoint: answer for answer in threads.map(lambda one: ask_node(one, timeout_s), several)}
+        return {
+            answer.endpoint: answer for answer in threads.map(lambda one: ask_node(one, caller, timeout_s), several)
+        }
 
 
-def ask_node(endpoint: str, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
-    with grpc.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
+    with grpc.insecure_channel(endpoint, options=_OPTIONS) as channel:
         try:
             known = cluster_rpc.ClusterStub(channel).GetMap(cluster_pb.GetMapRequest(), timeout=timeout_s)
             described = objects_rpc.NodeStub(channel).Describe(objects_pb.DescribeRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             reason = (error.details() or "").rpartition(": ")[2]
             return Answer(endpoint, problem=f"{error.code().name.lower().replace('_', ' ')}: {reason}")
+    peer_endpoint = resolved(endpoint, known.peer_endpoint)
+    with caller.through(grpc.insecure_channel(peer_endpoint, options=_OPTIONS)) as channel:
         try:
             progress = replica_rpc.RepairStub(channel).Progress(replica_pb.ProgressRequest(), timeout=timeout_s)
         except grpc.RpcError:
@@ -60,7 +69,15 @@ def ask_node(endpoint: str, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
         except grpc.RpcError:
             drives = None
     map_ = known.map if known.HasField("map") else None
-    return Answer(endpoint, known.node_uuid.hex(), map_, described, progress=progress, drives=drives)
+    return Answer(
+        endpoint,
+        known.node_uuid.hex(),
+        map_,
+        described,
+        progress=progress,
+        drives=drives,
+        peer_endpoint=peer_endpoint,
+    )
 
 
 def newest_map(answers: Iterable[Answer]) -> cluster_pb.ClusterMap | None:

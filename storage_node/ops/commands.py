@@ -16,17 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.caller import Caller
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.consensus.proposer import Edit
-from storage_node.cluster.map.mutations import add_node, begin_leave, create_cluster, remove_node, set_endpoint
-from storage_node.ops import node_file, node_log, ray_actors, ray_head, rolling_settings
+from storage_node.cluster.map.mutations import add_node, begin_leave, create_cluster, remove_node, set_endpoints
+from storage_node.config import is_loopback
+from storage_node.ops import node_file, node_log, peer_secret, ray_actors, ray_head, rolling_settings
 from storage_node.ops.ask_nodes import ask_node, ask_nodes, newest_map
 from storage_node.ops.decommission import wait_until_out
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
 from storage_node.ops.ray_actors import Host, Started
 from storage_node.ops.ray_head import ClusterError, RayHead
-from storage_node.settings import Settings, WrongSetting, require_nodes
+from storage_node.settings import DEFAULT, NODES, Settings, WrongSetting, require_nodes
 
 DRAIN_GRACE_S = 5.0
 CHANGE_TIMEOUT_S = 30.0
@@ -50,6 +52,8 @@ class Plan:
     """Over those that the nodes have had, from now on."""
     settings_instead: bool = False
     """In their place."""
+    insecure: bool = False
+    """Nodes may listen beyond loopback."""
     timeout_s: float = 60.0
 
 
@@ -71,14 +75,19 @@ class Result:
 Tell = Callable[[str], None]
 
 
+class BeyondLoopback(ClusterError):
+    """Nodes would listen on a network, and nobody has said that they may."""
+
+
 def up(plan: Plan, tell: Tell) -> Result:
     """Start all nodes that have drives below the root, on all hosts; make nodes where there are none.
 
-    Raises ClusterError, LoaderError, OSError.
+    Raises BeyondLoopback, ClusterError, LoaderError, OSError.
     """
     notes: list[str] = []
     with _ray(plan, tell) as head:
         hosts = ray_actors.look(plan.root)
+        _require_loopback(plan, hosts)
         if not nodes_of(hosts):
             _make_first(plan, hosts, tell)
             hosts = ray_actors.look(plan.root)
@@ -93,15 +102,24 @@ def up(plan: Plan, tell: Tell) -> Result:
         return _run(plan, hosts, head, notes, tell)
 
 
-def add(plan: Plan, tell: Tell) -> Result:
-    """Make one more node, on the host that has the fewest, and let it join. Raises as `up`."""
+def add(plan: Plan, tell: Tell, wipe: str = "") -> Result:
+    """Make one more node, on the host that has the fewest, and let it join. Raises as `up`.
+
+    Args:
+        wipe: a node that is not in the cluster any more, by its folder or the beginning of its uuid: its drives are
+            emptied, and the new node is made on them.
+    """
     _require_nodes(plan)
     with _ray(plan, tell) as head:
         hosts = ray_actors.look(plan.root)
+        _require_loopback(plan, hosts)
         if not nodes_of(hosts):
             raise ClusterError(f"no nodes below {plan.root} to add one to; `cluster up` makes the first")
-        host = min((host for host in hosts if host.answers), key=lambda host: len(host.found.nodes))
-        ray_actors.make(plan.root, {host.address: 1}, plan.drives_per_node)
+        if wipe:
+            _wipe(plan.root, hosts, wipe, tell)
+        else:
+            host = min((host for host in hosts if host.answers), key=lambda host: len(host.found.nodes))
+            ray_actors.make(plan.root, {host.address: 1}, plan.drives_per_node)
         return _run(plan, ray_actors.look(plan.root), head, [], tell)
 
 
@@ -116,14 +134,16 @@ def remove(root: Path, address: str, name: str, *, lost: bool, timeout_s: float,
     _require_nodes(Plan(root=root, address=address))
     with _ray(Plan(root=root, address=address), tell):
         hosts = ray_actors.look(root)
-        map_ = _map_of(hosts)
+        caller = peer_secret.operator(root)
+        map_ = _map_of(hosts, caller)
         node, host = _find(hosts, name)
         uuid = node.uuid if node is not None else _member(map_, name, hosts, root)
         names = {known: one.name for known, (one, _) in nodes_of(hosts).items()}
         if any(member.uuid.hex() == uuid for member in map_.node):
-            _change(map_, remove_node(bytes.fromhex(uuid)) if lost else begin_leave(bytes.fromhex(uuid)), names)
+            edit = remove_node(bytes.fromhex(uuid)) if lost else begin_leave(bytes.fromhex(uuid))
+            _change(map_, edit, names, caller)
             if not lost:
-                wait_until_out(map_, uuid, names, timeout_s, tell)
+                wait_until_out(map_, uuid, names, caller, timeout_s, tell)
         ray_actors.stop(uuid, DRAIN_GRACE_S)
         if node is not None and host is not None:
             ray_actors.mark_removed(host, node)
@@ -144,7 +164,9 @@ def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
             names = {node.uuid: node.name for host in hosts for node in (*host.found.nodes, *host.found.removed)}
             with contextlib.suppress(ClusterError):  # nobody answers who knows the map
                 # Also nodes of hosts that are away, or Ray would start them when those are back.
-                names = {node.uuid.hex(): node.uuid.hex() for node in _map_of(hosts).node} | names
+                names = {
+                    node.uuid.hex(): node.uuid.hex() for node in _map_of(hosts, peer_secret.operator(root)).node
+                } | names
             for uuid, name in names.items():
                 if ray_actors.stop(uuid, DRAIN_GRACE_S):
                     tell(f"{name}: stopped")
@@ -184,10 +206,24 @@ def _require_nodes(plan: Plan) -> None:
         raise ClusterError(f"no nodes below {plan.root}{problems}; `cluster up` makes the first")
 
 
+def _require_loopback(plan: Plan, hosts: Sequence[Host]) -> None:
+    """Before anything is made or started. Raises BeyondLoopback."""
+    given = [plan.settings or {}, *(host.settings.values for host in hosts)]
+    one_by_one = [table for settings in given for table in (settings, *settings.get(NODES, {}).values())]
+    peer_hosts = [table["peer_host"] for table in one_by_one if "peer_host" in table]
+    beyond = [at for at in (*(host.address for host in hosts), *peer_hosts) if at != DEFAULT and not is_loopback(at)]
+    if beyond and not plan.insecure:
+        raise BeyondLoopback(f"nodes would listen at {', '.join(dict.fromkeys(beyond))}")
+
+
 def _require_nobody(root: Path) -> None:
     """A root that has no Ray of its own has no nodes of its own Ray either. Raises ClusterError."""
     said = {one.listening or one.endpoint: one for one in node_file.read_all(root) if one.endpoint and not one.removed}
-    serving = [where for where, answer in ask_nodes(said).items() if answer.uuid == said[where].uuid]
+    serving = [
+        where
+        for where, answer in ask_nodes(said, peer_secret.operator(root)).items()
+        if answer.uuid == said[where].uuid
+    ]
     if serving:
         raise ClusterError(
             f"nodes of {root} serve at {', '.join(serving)}, and are run by another Ray: give its address as in "
@@ -213,6 +249,7 @@ def _ray(plan: Plan, tell: Tell) -> Iterator[RayHead | None]:
     if head is None or not head.answers():
         if ended := ray_head.end(plan.root):  # what is left of one that died would hold on to the drives
             tell(f"ended {ended} processes that a dead Ray had left")
+        peer_secret.make(plan.root)
         tell("starting Ray on this machine")
         head = ray_head.start(plan.root, dashboard=plan.dashboard)
     with ray_actors.connected(head.address, ray_head.environment(plan.root, head)):
@@ -226,6 +263,27 @@ def nodes_of(hosts: Sequence[Host]) -> dict[str, tuple[NodeDrives, Host]]:
         for node in host.found.nodes:
             nodes.setdefault(node.uuid, (node, host))
     return nodes
+
+
+def _wipe(root: Path, hosts: Sequence[Host], name: str, tell: Tell) -> None:
+    """Raises ClusterError."""
+    node, host = node_to_wipe(hosts, name, _map_of(hosts, peer_secret.operator(root)))
+    ray_actors.stop(node.uuid, DRAIN_GRACE_S)
+    tell(f"emptying {', '.join(map(str, node.drives))}")
+    ray_actors.wipe(host, node)
+
+
+def node_to_wipe(hosts: Sequence[Host], name: str, map_: pb.ClusterMap) -> tuple[NodeDrives, Host]:
+    """Raises ClusterError for a name that is none, or that of a node of the cluster."""
+    there = {node.uuid: (node, host) for host in hosts for node in (*host.found.nodes, *host.found.removed)}
+    found = [(node, host) for node, host in there.values() if node.name == name or node.uuid.startswith(name)]
+    if len(found) != 1:
+        named = ", ".join(sorted(node.name for node, _ in there.values())) or "none"
+        raise ClusterError(f"{name} names {len(found)} nodes with drives; there are: {named}")
+    ((node, host),) = found
+    if any(member.uuid.hex() == node.uuid for member in map_.node):
+        raise ClusterError(f"{node.name} is a node of the cluster: take it out with `cluster remove` first")
+    return node, host
 
 
 def first_nodes(hosts: Sequence[Host], nodes: int | None) -> dict[str, int]:
@@ -264,13 +322,21 @@ def _run(plan: Plan, hosts: Sequence[Host], head: RayHead | None, notes: list[st
         raise ClusterError(str(error)) from error
     started = [ray_actors.start(plan.root, host, node) for node, host in nodes.values()]
     statuses = ray_actors.wait_serving(started, plan.timeout_s, lambda status: tell(_line(status)))
-    statuses = rolling_settings.take_over(started, statuses, settings, plan.timeout_s, tell)
+    statuses = rolling_settings.take_over(
+        started, statuses, settings, peer_secret.operator(plan.root), plan.timeout_s, tell
+    )
     by_uuid = {status["uuid"]: status for status in statuses}
     map_ = _agree(plan, started, by_uuid, notes)
     for one in started:
         by_uuid[one.node.uuid]["host"] = next(
             (member.host for member in map_.node if member.uuid.hex() == one.node.uuid), one.host.name
         )
+    for one in started:
+        if bytes.fromhex(one.node.uuid) in map_.removed:
+            ray_actors.stop(one.node.uuid, DRAIN_GRACE_S)
+            ray_actors.mark_removed(one.host, one.node)
+            del by_uuid[one.node.uuid]
+    statuses = list(by_uuid.values())
     missing = [member for member in map_.node if member.uuid.hex() not in by_uuid]
     notes += [f"node {member.uuid.hex()} of the map has no drive on any host: {member.endpoint}" for member in missing]
     notes += [
@@ -290,8 +356,9 @@ def _agree(
     if not endpoints:
         why = "; ".join(f"{status['name']}: {status['problem'] or status['state']}" for status in statuses.values())
         raise ClusterError(f"no node serves within {plan.timeout_s:g} s: {why}")
+    caller = peer_secret.operator(plan.root)
     try:
-        known = newest_map(ask_nodes(endpoints).values())
+        known = newest_map(ask_nodes(endpoints, caller).values())
         if known is None and len(serving) < len(started):
             raise ClusterError(
                 "not all nodes serve, and a cluster is made of all of them; mend them and run this again"
@@ -302,22 +369,29 @@ def _agree(
                 uuid=bytes.fromhex(one.node.uuid),
                 weight=1.0,
                 endpoint=endpoint,
+                peer_endpoint=statuses[one.node.uuid]["peer_endpoint"],
                 host=f"{one.host.name}/{one.node.name}" if as_hosts else one.host.name,
             )
             for one, endpoint in zip(serving, endpoints, strict=True)
         ]
         if known is None:
-            return change_map(endpoints, create_cluster(members), timeout_s=CHANGE_TIMEOUT_S)
+            return change_map(endpoints, create_cluster(members), timeout_s=CHANGE_TIMEOUT_S, caller=caller)
         in_map = {node.uuid: node for node in known.node}
         for member in members:
             name = statuses[member.uuid.hex()]["name"]
+            if member.uuid in known.removed:
+                notes.append(
+                    f"{name} was taken out of the cluster, and is not taken back: what was deleted since would come "
+                    f"back with it. `cluster add --wipe {name}` empties its drives, and has a new node join on them"
+                )
+                continue
             try:
                 if member.uuid not in in_map:
-                    known = change_map(endpoints, add_node(member), timeout_s=CHANGE_TIMEOUT_S)
+                    known = change_map(endpoints, add_node(member), timeout_s=CHANGE_TIMEOUT_S, caller=caller)
                     notes.append(f"{name} joins the cluster")
-                elif in_map[member.uuid].endpoint != member.endpoint:
-                    edit = set_endpoint(member.uuid, member.endpoint)
-                    known = change_map(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S)
+                elif _where(in_map[member.uuid]) != _where(member):
+                    edit = set_endpoints(member.uuid, *_where(member))
+                    known = change_map(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S, caller=caller)
             except ChangeFailed as error:
                 if member.uuid not in in_map:
                     raise ClusterError(
@@ -329,6 +403,10 @@ def _agree(
         raise ClusterError(str(error)) from error
 
 
+def _where(member: pb.MapNode) -> tuple[str, str]:
+    return member.endpoint, member.peer_endpoint
+
+
 def _host_per_node(plan: Plan, known: pb.ClusterMap | None, started: Sequence[Started]) -> bool:
     if plan.host_per_node is not None:
         return plan.host_per_node
@@ -337,10 +415,11 @@ def _host_per_node(plan: Plan, known: pb.ClusterMap | None, started: Sequence[St
     return len(started) > 1 and len({one.host.name for one in started}) == 1
 
 
-def _map_of(hosts: Sequence[Host]) -> pb.ClusterMap:
+def _map_of(hosts: Sequence[Host], caller: Caller) -> pb.ClusterMap:
     statuses = [ray_actors.status_of(uuid) for uuid in nodes_of(hosts)]
     try:
-        map_ = newest_map(ask_nodes(status["endpoint"] for status in statuses if status is not None).values())
+        serving = [status["endpoint"] for status in statuses if status is not None and status["endpoint"]]
+        map_ = newest_map(ask_nodes(serving, caller).values())
     except ValueError as error:
         raise ClusterError(str(error)) from error
     if map_ is None:
@@ -365,9 +444,9 @@ def _member(map_: pb.ClusterMap, name: str, hosts: Sequence[Host], root: Path) -
     return found[0]
 
 
-def _change(map_: pb.ClusterMap, edit: Edit, names: Mapping[str, str]) -> None:
+def _change(map_: pb.ClusterMap, edit: Edit, names: Mapping[str, str], caller: Caller) -> None:
     try:
-        change_map([member.endpoint for member in map_.node], edit, timeout_s=CHANGE_TIMEOUT_S)
+        change_map([member.endpoint for member in map_.node], edit, timeout_s=CHANGE_TIMEOUT_S, caller=caller)
     except ValueError as error:
         text = str(error)
         for uuid, name in names.items():
@@ -378,10 +457,10 @@ def _change(map_: pb.ClusterMap, edit: Edit, names: Mapping[str, str]) -> None:
 def _end_orphans(root: Path, head: RayHead, tell: Tell) -> int:
     """Nodes that go on serving without their Ray: tell them to end, so that running calls can finish."""
     ours = set(head.processes())
-    ended = 0
+    ended, caller = 0, peer_secret.operator(root)
     for said in node_file.read_all(root):
         where = said.listening or said.endpoint
-        answer = ask_node(where) if where else None
+        answer = ask_node(where, caller) if where else None
         if answer is not None and answer.described is not None and answer.described.pid in ours:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(answer.described.pid, signal.SIGTERM)

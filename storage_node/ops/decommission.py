@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.caller import Caller
 from storage_node.ops.ask_nodes import Answer, ask_nodes, newest_map
 from storage_node.ops.ray_head import ClusterError
 
@@ -13,12 +14,18 @@ _POLL_S = 0.5
 
 
 def wait_until_out(
-    map_: pb.ClusterMap, uuid: str, names: Mapping[str, str], timeout_s: float, tell: Callable[[str], None]
+    map_: pb.ClusterMap,
+    uuid: str,
+    names: Mapping[str, str],
+    caller: Caller,
+    timeout_s: float,
+    tell: Callable[[str], None],
 ) -> None:
     """Args:
         map_: one in which the node is.
         uuid: its.
         names: of nodes, for people, by their uuids.
+        caller: as whom the nodes are asked.
 
     Raises ClusterError when it is still in the map after `timeout_s`.
     """
@@ -26,7 +33,7 @@ def wait_until_out(
     deadline = time.monotonic() + timeout_s
     said = ""
     while True:
-        answers = ask_nodes(member.endpoint for member in map_.node)
+        answers = ask_nodes((member.endpoint for member in map_.node), caller)
         known = newest_map(answers.values())
         if known is not None and all(member.uuid.hex() != uuid for member in known.node):
             return

@@ -5,6 +5,7 @@ Nodes are found by what stands beside the drives below a root, and by the map; s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import grpc
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
+from storage_node.cluster.caller import OPERATOR, Caller, resolved
+from storage_node.ops import peer_secret
 from storage_node.ops.ask_nodes import ask_nodes, newest_map
 from storage_node.ops.node_discovery import find_nodes
 from storage_node.ops.node_file import read_all
@@ -24,6 +27,7 @@ CALL_TIMEOUT_S = 3.0
 CHANGE_TIMEOUT_S = 120.0
 """A drive is opened, or its running commits are waited for."""
 _AT_ONCE = 32
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 Drive = pb.DriveCondition
 T = TypeVar("T")
@@ -39,17 +43,20 @@ class NodeOfDrives:
     endpoint: str
     drives: pb.ListDrivesResponse | None
     problem: str = ""
+    caller: Caller = OPERATOR
+    """As whom it is told."""
 
 
 def nodes_with_drives(root: Path) -> list[NodeOfDrives]:
     """All nodes that are known below a root, by name. Raises ClusterError when there are none."""
     said = [one for one in read_all(root) if not one.removed]
     names = {node.uuid: node.name for node in find_nodes(root).nodes}
-    answers = ask_nodes(where for one in said for where in (one.endpoint, one.listening) if where)
+    caller = peer_secret.operator(root)
+    answers = ask_nodes((where for one in said for where in (one.endpoint, one.listening) if where), caller)
     try:
         map_ = newest_map(answers.values())
         if map_ is not None:
-            answers |= ask_nodes(node.endpoint for node in map_.node if node.endpoint not in answers)
+            answers |= ask_nodes((node.endpoint for node in map_.node if node.endpoint not in answers), caller)
     except ValueError as error:
         raise ClusterError(str(error)) from error
     endpoints = {one.uuid: one.endpoint for one in said}
@@ -63,32 +70,38 @@ def nodes_with_drives(root: Path) -> list[NodeOfDrives]:
     def one(uuid: str) -> NodeOfDrives:
         name, endpoint = names.get(uuid, uuid), endpoints[uuid]
         if not endpoint:
-            return NodeOfDrives(uuid, name, "", None, "it never served")
+            return NodeOfDrives(uuid, name, "", None, "it never served", caller)
         if (drives := listed.get(uuid)) is not None:
-            return NodeOfDrives(uuid, name, endpoint, drives)
+            return NodeOfDrives(uuid, name, endpoint, drives, caller=caller)
         # Asked once more, alone: the answer above does not say why it has no drives, and may only have come too late.
         try:
-            return NodeOfDrives(uuid, name, endpoint, drives_at(endpoint))
+            return NodeOfDrives(uuid, name, endpoint, drives_at(endpoint, caller), caller=caller)
         except ClusterError as error:
-            return NodeOfDrives(uuid, name, endpoint, None, str(error))
+            return NodeOfDrives(uuid, name, endpoint, None, str(error), caller)
 
     with ThreadPoolExecutor(min(len(endpoints), _AT_ONCE)) as threads:
         return sorted(threads.map(one, endpoints), key=lambda node: node.name)
 
 
-def drives_at(endpoint: str) -> pb.ListDrivesResponse:
+def drives_at(endpoint: str, caller: Caller) -> pb.ListDrivesResponse:
     """Raises ClusterError."""
-    return order(endpoint, lambda node: node.ListDrives(pb.ListDrivesRequest(), timeout=CALL_TIMEOUT_S))
+    return order(endpoint, caller, lambda node: node.ListDrives(pb.ListDrivesRequest(), timeout=CALL_TIMEOUT_S))
 
 
-def order(endpoint: str, call: Callable[[rpc.DrivesStub], pb.ListDrivesResponse]) -> pb.ListDrivesResponse:
-    """The node's drives after a call on its Drives service. Raises ClusterError with what it has against it."""
-    with grpc.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+def order(
+    endpoint: str, caller: Caller, call: Callable[[rpc.DrivesStub], pb.ListDrivesResponse]
+) -> pb.ListDrivesResponse:
+    """The drives of the node that clients reach at `endpoint`, after a call on its Drives service.
+
+    Raises ClusterError with what it has against it.
+    """
+    with contextlib.ExitStack() as held:
         try:
-            return call(rpc.DrivesStub(channel))
+            channel = held.enter_context(grpc.insecure_channel(endpoint, options=_OPTIONS))
+            known = rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(known_version=2**63), timeout=CALL_TIMEOUT_S)
+            inside = grpc.insecure_channel(resolved(endpoint, known.peer_endpoint), options=_OPTIONS)
+            return call(rpc.DrivesStub(held.enter_context(caller.through(inside))))
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise ClusterError(f"{endpoint}: this node's version cannot change its drives while it runs") from error
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise ClusterError(f"{endpoint} does not answer ({error.code().name.lower()})") from error
             raise ClusterError(f"{error.details()}") from error
@@ -157,31 +170,30 @@ def require_below(root: Path, path: Path) -> Path:
 
 def add(node: NodeOfDrives, path: Path) -> pb.ListDrivesResponse:
     """Raises ClusterError, as all that follow."""
-    return order(
-        node.endpoint, lambda stub: stub.AddDrive(pb.AddDriveRequest(path=str(path)), timeout=CHANGE_TIMEOUT_S)
-    )
+    request = pb.AddDriveRequest(path=str(path))
+    return order(node.endpoint, node.caller, lambda stub: stub.AddDrive(request, timeout=CHANGE_TIMEOUT_S))
 
 
 def retire(node: NodeOfDrives, drive: Drive) -> pb.ListDrivesResponse:
-    return order(node.endpoint, lambda stub: stub.RetireDrive(_that(drive), timeout=CHANGE_TIMEOUT_S))
+    return order(node.endpoint, node.caller, lambda stub: stub.RetireDrive(_that(drive), timeout=CHANGE_TIMEOUT_S))
 
 
 def reinstate(node: NodeOfDrives, drive: Drive) -> pb.ListDrivesResponse:
-    return order(node.endpoint, lambda stub: stub.ReinstateDrive(_that(drive), timeout=CHANGE_TIMEOUT_S))
+    return order(node.endpoint, node.caller, lambda stub: stub.ReinstateDrive(_that(drive), timeout=CHANGE_TIMEOUT_S))
 
 
 def forget(node: NodeOfDrives, drive: Drive, *, lost: bool) -> pb.ListDrivesResponse:
     request = pb.ForgetDriveRequest(drive=drive.uuid, lost=lost)
-    return order(node.endpoint, lambda stub: stub.ForgetDrive(request, timeout=CHANGE_TIMEOUT_S))
+    return order(node.endpoint, node.caller, lambda stub: stub.ForgetDrive(request, timeout=CHANGE_TIMEOUT_S))
 
 
 def disable(node: NodeOfDrives, drive: Drive) -> pb.ListDrivesResponse:
-    return order(node.endpoint, lambda stub: stub.DisableDrive(_that(drive), timeout=CHANGE_TIMEOUT_S))
+    return order(node.endpoint, node.caller, lambda stub: stub.DisableDrive(_that(drive), timeout=CHANGE_TIMEOUT_S))
 
 
 def enable(node: NodeOfDrives, drive: Drive, path: Path | None) -> pb.ListDrivesResponse:
     request = pb.EnableDriveRequest(drive=drive.uuid, path=str(path) if path is not None else "")
-    return order(node.endpoint, lambda stub: stub.EnableDrive(request, timeout=CHANGE_TIMEOUT_S))
+    return order(node.endpoint, node.caller, lambda stub: stub.EnableDrive(request, timeout=CHANGE_TIMEOUT_S))
 
 
 def works(drive: Drive) -> bool:

@@ -11,6 +11,7 @@ another host, and are the same node there. New nodes are made only when asked fo
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +146,25 @@ def make_node(drives: Sequence[Path]) -> NodeDrives:
         made = NodeDrives(store.store_uuid, tuple(sorted(drives)))
     finally:
         store.close()
+    return made
+
+
+def wipe_node(node: NodeDrives) -> NodeDrives:
+    """Empty a node's drives, and make a new node on them. Raises LoaderError, OSError.
+
+    Ended half-way, it can be done again: until everything is gone, the node counts as removed.
+    """
+    said = node_file.read(node.folder)
+    node_file.write(node.folder, node_file.NodeFile(node.uuid, said.endpoint if said is not None else "", removed=True))
+    for drive in node.drives:
+        for entry in drive.iterdir():
+            # A drive's folder may be where a disk is mounted: it stays.
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    made = make_node(node.drives)
+    (node.folder / node_file.FILE_NAME).unlink(missing_ok=True)
     return made
 
 

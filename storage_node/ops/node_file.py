@@ -20,13 +20,15 @@ FILE_NAME = "node.json"
 class NodeFile:
     uuid: str
     endpoint: str = ""
-    """host:port by which it could be reached last; empty before it ever served."""
+    """host:port by which clients could reach it last; empty before it ever served."""
     removed: bool = False
     """It left its cluster, and its objects with it: it is not started any more."""
     problem: str = ""
     """What it waits for, when it is up and cannot serve."""
     listening: str = ""
     """host:port on this machine, where that is not `endpoint`."""
+    peer: str = ""
+    """host:port on this machine for other nodes and operators."""
     metrics: str = ""
     """host:port of its metrics; empty when they are not served."""
     born_s: float = 0.0
@@ -38,6 +40,11 @@ class NodeFile:
     def port(self) -> int:
         """That it listens on; 0 when there is none."""
         return _port(self.listening or self.endpoint)
+
+    @property
+    def peer_port(self) -> int:
+        """For other nodes; 0 when there is none."""
+        return _port(self.peer)
 
     @property
     def metrics_port(self) -> int:

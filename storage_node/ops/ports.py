@@ -17,6 +17,12 @@ def usable_ports() -> Iterator[int]:
     yield from range(20_000, 32_768)
 
 
+def usable_peer_ports() -> Iterator[int]:
+    """Apart from those that nodes begin with for clients, so that these are counted through."""
+    yield from range(8480, 10_000)
+    yield from range(20_000, 32_768)
+
+
 def is_free(host: str, port: int) -> bool:
     """Whether a node could listen there now; a name that is no address of this machine counts as taken."""
     try:

@@ -21,7 +21,7 @@ from ais_loader.extras import needs
 from storage_node.ops import node_file, node_log
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.actor import StorageNodeActor
-from storage_node.ops.node_discovery import Found, NodeDrives, find_nodes, make_nodes
+from storage_node.ops.node_discovery import Found, NodeDrives, find_nodes, make_nodes, wipe_node
 from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ray_head import ClusterError
 from storage_node.ops.settings_store import KeptSettings
@@ -104,6 +104,11 @@ def make(root: Path, counts: Mapping[str, int], drives_per_node: int) -> None:
 def mark_removed(host: Host, node: NodeDrives) -> None:
     """From now on the node is not started any more. Raises ClusterError."""
     _get(_on(host.address, _mark_removed).remote(node), f"noting on {host.address} that {node.name} is removed")
+
+
+def wipe(host: Host, node: NodeDrives) -> None:
+    """Empty its drives, and make a new node on them. Raises ClusterError."""
+    _get(_on(host.address, wipe_node).remote(node), f"emptying the drives of {node.name} on {host.address}")
 
 
 def keep_settings(root: Path, hosts: Sequence[Host], settings: KeptSettings) -> None:

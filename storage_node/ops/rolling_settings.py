@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from storage_node.cluster.caller import Caller
 from storage_node.ops import ray_actors
 from storage_node.ops.ask_nodes import ask_node
 from storage_node.ops.ray_actors import Host, Started
@@ -43,6 +44,7 @@ def take_over(
     started: Sequence[Started],
     statuses: Sequence[dict[str, Any]],
     settings: KeptSettings,
+    caller: Caller,
     timeout_s: float,
     tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:
@@ -67,15 +69,15 @@ def take_over(
             why = now[at]["problem"] or now[at]["state"]
             tell(f"{one.node.name} does not serve with its new settings: {why}. Other nodes go on with the former ones")
             break
-        _wait_until_trusted(now[at]["endpoint"], timeout_s)
+        _wait_until_trusted(now[at]["endpoint"], caller, timeout_s)
     return now
 
 
-def _wait_until_trusted(endpoint: str, timeout_s: float) -> None:
+def _wait_until_trusted(endpoint: str, caller: Caller, timeout_s: float) -> None:
     """Until the node has compared its copies with the others': before that, they are read elsewhere."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        progress = ask_node(endpoint).progress
+        progress = ask_node(endpoint, caller).progress
         if progress is not None and not progress.doubtful_bucket:
             return
         time.sleep(_POLL_S)

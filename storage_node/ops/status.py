@@ -15,7 +15,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from storage_node.cluster.consensus.acceptor_store import decode
 from storage_node.config import ServerConfig
-from storage_node.ops import drive_commands, ray_head
+from storage_node.ops import drive_commands, peer_secret, ray_head
 from storage_node.ops.ask_nodes import Answer, ask_nodes, newest_map
 from storage_node.ops.node_discovery import Found, find_nodes
 from storage_node.ops.node_file import NodeFile, read_all
@@ -31,10 +31,11 @@ def cluster_status(root: Path) -> dict[str, Any]:
     said = {one.uuid: one for one in read_all(root) if not one.removed}
     found = find_nodes(root)
     # Where a node listens is asked as well: its own machine may not get to the address that others have for it.
-    answers = ask_nodes(where for one in said.values() for where in (one.endpoint, one.listening) if where)
+    caller = peer_secret.operator(root)
+    answers = ask_nodes((where for one in said.values() for where in (one.endpoint, one.listening) if where), caller)
     known = newest_map(answers.values()) or _map_on_drives(found)
     elsewhere = [] if known is None else [node.endpoint for node in known.node if node.endpoint not in answers]
-    answers |= ask_nodes(elsewhere)
+    answers |= ask_nodes(elsewhere, caller)
     answered = newest_map(answers.values())
     map_ = answered or known
     members = {} if map_ is None else {node.uuid.hex(): node for node in map_.node}
@@ -81,13 +82,16 @@ def _node(
         problem = "never served" if not endpoint else _silence(answers.get(endpoint))
         problem += f"; it said: {said.problem}" if said is not None and said.problem else ""
         drives = [_unknown(str(path)) for path in (here.drives if here is not None else ())]
-    limits = dict(described.limits) if described is not None else {}
     progress = answer.progress if answer is not None else None
+    if described is not None and progress is not None:
+        problem = "; ".join(filter(None, [problem, *_shortages(progress)]))
+    limits = dict(described.limits) if described is not None else {}
     return {
         "id": uuid,
         "name": here.name if here is not None else "",
         "host": member.host if member is not None else "",
         "endpoint": endpoint,
+        "peer_endpoint": answer.peer_endpoint if answer is not None else member.peer_endpoint if member else "",
         "pid": described.pid if described is not None else 0,
         "state": "down" if described is None else "degraded" if problem else "serving",
         "problem": problem,
@@ -120,7 +124,27 @@ def _repair(progress: replica_pb.ProgressResponse) -> dict[str, Any]:
         "objects_pushed": progress.objects_pushed,
         "bytes_pushed": progress.bytes_pushed,
         "names_fetched": progress.names_fetched,
+        "short_objects": dict(sorted(progress.short_objects.items())),
+        "short_writes": progress.short_writes,
+        "clock_offset_s": progress.clock_offset_s,
+        "clock_ahead_s": progress.clock_ahead_s,
+        "scrub": {
+            "damaged": progress.scrub.damaged,
+            "found": progress.scrub.found,
+            "mended": progress.scrub.mended,
+            "scrubbed_bytes": progress.scrub.scrubbed_bytes,
+            "pass_objects": progress.scrub.pass_objects,
+            "pass_bytes": progress.scrub.pass_bytes,
+            "finished_s": progress.scrub.finished_s,
+            "is_under_way": progress.scrub.is_under_way,
+        },
     }
+
+
+def _shortages(progress: replica_pb.ProgressResponse) -> list[str]:
+    short = sorted(progress.short_objects.items())
+    found = [f"{count} objects of {name!r} have too few copies" for name, count in short]
+    return [*found, f"{progress.scrub.damaged} copies are damaged"] if progress.scrub.damaged else found
 
 
 def _map_on_drives(found: Found) -> pb.ClusterMap | None:

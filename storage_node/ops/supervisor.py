@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from typing import Any
 from ais_loader.errors import LoaderError, StoreNotFound
 from ais_loader.wire.backoff import Backoff
 from storage_node.cluster.consensus.change import change_map
-from storage_node.cluster.map.mutations import set_endpoint
+from storage_node.cluster.map.mutations import set_endpoints
 from storage_node.config import ServerConfig
-from storage_node.ops import crash_backoff, node_file, node_log
+from storage_node.ops import crash_backoff, node_file, node_log, peer_secret
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
 from storage_node.ops.node_file import NodeFile
-from storage_node.ops.ports import free_port, is_free
+from storage_node.ops.ports import free_port, is_free, usable_peer_ports
 from storage_node.server import VERSION, NodeServer
 from storage_node.settings import configured, for_node
 
@@ -52,7 +52,7 @@ class Supervisor:
     Args:
         root: where to look for drives; see `drives`.
         uuid: of the node.
-        host: address to listen on, and under which clients and peers reach it if the settings name no other.
+        host: address to listen on, for clients and for peers, and by which they reach it if the settings name no other.
 
     Its settings are those that are kept below the root, as they are when it begins to serve.
     """
@@ -98,6 +98,7 @@ class Supervisor:
                 "problem": self._problem,
                 "tries": self._tries,
                 "endpoint": server.endpoint if server is not None else "",
+                "peer_endpoint": server.peer_endpoint if server is not None else "",
                 "metrics_url": f"http://{self._metrics}/metrics" if server is not None and self._metrics else "",
                 "settings": self._settings,
                 "pid": os.getpid(),
@@ -203,7 +204,13 @@ class Supervisor:
         said = crash_backoff.told(said, not self._counted)
         self._rest(here.folder, said)
         kept = settings_file.read(self._root).values
-        base = ServerConfig(host=self._host, port=self._choose_port(said.port))
+        base = ServerConfig(
+            host=self._host,
+            port=(port := self._choose_port(said.port)),
+            peer_host=self._host,
+            peer_port=self._choose_port(said.peer_port, {port}, usable_peer_ports()),
+            peer_secret_file=peer_secret.default_file(self._root),
+        )
         settings = for_node(kept, here.name, self.uuid)
         config = configured(base, settings)
         if config.metrics_port is not None:
@@ -223,6 +230,7 @@ class Supervisor:
                     self.uuid,
                     endpoint,
                     listening=listening if listening != endpoint else "",
+                    peer=f"{config.peer_host}:{server.peer_port}",
                     metrics=metrics,
                     born_s=born_s,
                     short_lives=said.short_lives,
@@ -257,12 +265,12 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 node_file.write(self._here.folder, replace(said, born_s=0.0, short_lives=0))
 
-    def _choose_port(self, kept: int) -> int:
+    def _choose_port(self, kept: int, avoid: Collection[int] = (), among: Iterable[int] | None = None) -> int:
         if kept and is_free(self._host, kept):
             return kept
         if kept and self._port_waited_s < PORT_PATIENCE_S:
             raise OSError(f"port {kept} of {self._host}, where this node served before, is taken")
-        return free_port(self._host, avoid=self._ports_of_others())
+        return free_port(self._host, {*self._ports_of_others(), *avoid}, among)
 
     def _choose_metrics_port(self, kept: int, first: int) -> int:
         among = range(first, min(first + METRICS_PORTS, 65_536)) if first else None
@@ -271,7 +279,9 @@ class Supervisor:
         return free_port(self._host, avoid=self._ports_of_others(), among=among)
 
     def _ports_of_others(self) -> set[int]:
-        return {port for said in node_file.read_all(self._root) for port in (said.port, said.metrics_port)}
+        return {
+            port for said in node_file.read_all(self._root) for port in (said.port, said.peer_port, said.metrics_port)
+        }
 
     def _publish(self) -> None:
         """Have the map say where this node serves. Raises ChangeFailed."""
@@ -280,11 +290,15 @@ class Supervisor:
         position = view.position.get(bytes.fromhex(self.uuid)) if view is not None else None
         if server is None or view is None or position is None:
             return
-        endpoint = server.endpoint
-        if endpoint and view.nodes[position].endpoint != endpoint:
+        now, member = (server.endpoint, server.peer_endpoint), view.nodes[position]
+        if all(now) and (member.endpoint, member.peer_endpoint) != now:
             others = [said.endpoint for said in node_file.read_all(self._root) if said.endpoint]
-            endpoints = [endpoint, *others, *(node.endpoint for node in view.nodes)]
-            change_map(endpoints, set_endpoint(bytes.fromhex(self.uuid), endpoint), timeout_s=PUBLISH_TIMEOUT_S)
+            change_map(
+                [server.peer_endpoint, *others, *(node.peer_endpoint for node in view.nodes)],
+                set_endpoints(bytes.fromhex(self.uuid), *now),
+                timeout_s=PUBLISH_TIMEOUT_S,
+                caller=peer_secret.operator(self._root),
+            )
 
     def _let_go(self) -> None:
         with self._lock:

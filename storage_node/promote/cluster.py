@@ -170,7 +170,7 @@ class ClusterPromotion:
         return [
             stored_of(result.info)
             if result.HasField("info")
-            else errors.from_kind(result.error.kind, result.error.message)
+            else errors.from_node(result.error.kind, result.error.message)
             for result in answer.result
         ]
 

@@ -20,6 +20,7 @@ from storage_node.promote.job import (
     stamp_metadata,
 )
 from storage_node.promote.source import SourceFile, Stamp, remove
+from storage_node.promote.store_folders import StoreFolders, of_store
 from storage_node.promote.walk import Folder, Found, FoundFile, NotFit, Walk, Wanted, groups
 from storage_node.store.failpoints import failpoint
 from storage_node.store.stale_replicas import ReplicaStale
@@ -46,17 +47,6 @@ def find_many(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | 
     return found
 
 
-def own_folders(store: Store) -> frozenset[tuple[int, int]]:
-    """Device and inode of the folders of its drives: they are not walked."""
-    found = set()
-    for drive in store.drives:
-        if drive is not None:
-            with contextlib.suppress(OSError):
-                here = os.stat(drive.root)
-                found.add((here.st_dev, here.st_ino))
-    return frozenset(found)
-
-
 def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[Outcome]:
     """Promote what lies at an absolute path of this machine, wherever that is.
 
@@ -68,7 +58,7 @@ def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[
     try:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
         top, way = (path, b".") if is_folder else (os.path.dirname(path), os.fsencode(os.path.basename(path)))
-        walk = Walk(Folder(os.open(top, FOLDER)), way, wanted, own_folders(store))
+        walk = Walk(Folder(os.open(top, FOLDER)), way, wanted, StoreFolders(of_store(store)))
     except OSError as error:
         raise SourceUnreadable(f"{path}: cannot be opened: {error.strerror or error}") from error
     except (SourceRefused, SourceUnreadable) as error:

@@ -71,6 +71,8 @@ def open_unless_there(job: Job, found: FoundFile, there: Stored | None) -> Sourc
         return None
     source = SourceFile(found)
     try:
+        if job.move and source.is_object():
+            raise SourceRefused("is the file of an object in a store; only other files are moved")
         if there is not None and job.overwrite == "changed" and there.size_bytes == source.size_bytes:
             source.equal = (quick and _same_stamp(there, source.size_bytes, source.stamp.mtime_ns)) or (
                 source.checksum(job.go_on) == there.checksum

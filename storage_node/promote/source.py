@@ -16,9 +16,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple
 
-from ais_loader.errors import SourceChanged, SourceRefused, SourceUnreadable
+from ais_loader.errors import SourceChanged, SourceRefused, SourceUnreadable, StoreFormatError
 from storage_node.promote.confined_path import FILE, open_beneath
 from storage_node.promote.walk import FoundFile
+from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.clone_or_copy import read_source, source_pieces
 
@@ -107,6 +108,17 @@ class SourceFile:
         """
         writable = self._mode & stat.S_IWUSR and self._mode & stat.S_IRUSR
         return self._links == 1 and self._owner == os.geteuid() and bool(writable) and self._nobody_writes()
+
+    def is_object(self) -> bool:
+        """Whether it is the only name of a file that holds an object of some store; of the two names that a file has
+        which is just being taken over, this one may go."""
+        if self._links != 1:
+            return False
+        try:
+            fmt.decode_identity(os.getxattr(self.fd, fmt.XATTR_NAME))
+        except (OSError, StoreFormatError):
+            return False
+        return True
 
     def _nobody_writes(self) -> bool:
         try:

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from ais_loader.errors import LoaderError, SourceRefused, SourceUnreadable
 from storage_node.promote.confined_path import FOLDER, open_beneath
+from storage_node.promote.store_folders import StoreFolders
 from storage_node.store.names import check_object_name
 
 GROUP_FILES, GROUP_BYTES, GROUP_FOLDERS = 128, 8 << 20, 32
@@ -93,7 +94,7 @@ class Walk:
     Args:
         root: an open folder that nothing leads out of.
         path: from there; b"." is the root itself.
-        own: device and inode of folders that are not walked: the store's.
+        own: folders that are not walked: the store's.
         mine: whether a name is wanted; the others are only counted. Of a folder that cannot be listed all names are.
 
     Raises SourceRefused, SourceUnreadable: the path itself is not there, is no file and no folder, or is a folder and
@@ -105,11 +106,12 @@ class Walk:
         root: Folder,
         path: bytes,
         wanted: Wanted,
-        own: frozenset[tuple[int, int]] = frozenset(),
+        own: StoreFolders | None = None,
         mine: Callable[[str], bool] = lambda name: True,
     ) -> None:
         self.files_seen = 0
-        self._root, self._path, self._wanted, self._own = root, os.fsdecode(path), wanted, own
+        self._root, self._path, self._wanted = root, os.fsdecode(path), wanted
+        self._own = own or StoreFolders()
         self._mine = mine
         self._chosen = wanted.chooser()
         with _opened(root, path, os.O_PATH | os.O_CLOEXEC) as fd:  # no device is opened
@@ -120,11 +122,13 @@ class Walk:
             if not wanted.recursive:
                 raise SourceRefused("is a folder; `recursive` promotes what is in it")
             self._top = Folder(open_beneath(root.fd, path, FOLDER))
+            self._own.require_outside(self._top.fd)
             return
         if not stat.S_ISREG(found.st_mode):
             raise SourceRefused(f"is {_kind(found.st_mode)}, neither a file nor a folder")
         before, _, last = self._path.rpartition("/")
         folder = Folder(open_beneath(root.fd, os.fsencode(before) or b".", FOLDER))
+        self._own.require_outside(folder.fd)
         is_link = stat.S_ISLNK(os.stat(last, dir_fd=folder.fd, follow_symlinks=False).st_mode)
         self._top = FoundFile(
             last, wanted.prefix + last, folder, last, root, path, found.st_size, found.st_mtime_ns, is_link
@@ -145,8 +149,7 @@ class Walk:
 
             def enter(folder: Folder, way: str) -> NotFit | None:
                 try:
-                    here = os.fstat(folder.fd)
-                    if (here.st_dev, here.st_ino) in self._own:
+                    if way and self._own.is_one(folder.fd, way[:-1].rpartition("/")[2]):
                         return _unfit(way, self._wanted, SourceRefused("is the store itself"))
                     listings.append((folder, held.enter_context(os.scandir(folder.fd)), way))
                 except OSError as error:

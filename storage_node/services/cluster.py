@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 
@@ -11,20 +11,26 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
+from storage_node.cluster.map.confirmation import witnessed
 from storage_node.cluster.map.membership import Membership
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
 
 
 class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
-    def __init__(self, node: Node, membership: Membership, acceptor_store: AcceptorStore) -> None:
+    """`peer_endpoint`: as it is told, see GetMapResponse."""
+
+    def __init__(
+        self, node: Node, membership: Membership, acceptor_store: AcceptorStore, peer_endpoint: Callable[[], str]
+    ) -> None:
         self._node = node
+        self._peer_endpoint = peer_endpoint
         self._membership = membership
         self._acceptor_store = acceptor_store
 
     async def GetMap(self, request: pb.GetMapRequest, context: Context) -> pb.GetMapResponse:
         view = self._membership.view
-        response = pb.GetMapResponse(node_uuid=self._membership.node_uuid)
+        response = pb.GetMapResponse(node_uuid=self._membership.node_uuid, peer_endpoint=self._peer_endpoint())
         if view is not None and view.version > request.known_version:
             response.map.CopyFrom(view.map)
         return response
@@ -40,6 +46,10 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
     async def Accept(self, request: pb.AcceptRequest, context: Context) -> pb.AcceptResponse:
         async with _errors_told(context):
             return await self._node.read(self._acceptor_store.accept, request)
+
+    async def Witness(self, request: pb.WitnessRequest, context: Context) -> pb.WitnessResponse:
+        state = self._acceptor_store.state
+        return pb.WitnessResponse(accepted=witnessed(state, request.version, request.digest))
 
 
 @contextlib.asynccontextmanager

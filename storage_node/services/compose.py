@@ -21,9 +21,11 @@ from storage_node.node import Node
 from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
 from storage_node.services.objects import ObjectsService
+from storage_node.services.streaming import bounded, bounded_responses
 from storage_node.store.checksum import combine, crc32c
-from storage_node.store.compose import check_parts, committed_earlier
+from storage_node.store.compose import check_parts, done_earlier
 from storage_node.store.tar_append import tar_end
+from storage_node.streams import tenant_of
 
 PROGRESS_S = 1.0
 
@@ -34,6 +36,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
         self._sources = SourceReader(node, writes)
         self._objects = objects_service
 
+    @bounded_responses(deadline=False)
     @counted_stream("put")
     async def Compose(self, request: pb.ComposeRequest, context: Context) -> AsyncIterator[pb.ComposeResponse]:
         try:
@@ -58,14 +61,16 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
 
     async def _write(self, composing: Composing) -> objects.ObjectInfo:
         """What was stored, be it by an earlier try, whose answer was lost. Raises LoaderError."""
+        header = composing.request.object
+        if header.condition.repeat_ms and (done := await self._objects.done_earlier(header)) is not None:
+            return done
         try:
             return await self._store(composing)
         except ObjectNotFound:
             # An object that is made of its own former version has taken that away: a second try finds no source.
-            header = composing.request.object
             if not header.condition.write_id:
                 raise
-            record = await self._node.read(committed_earlier, self._node.store, header)
+            record = await self._node.read(done_earlier, self._node.store, header)
             if record is None:
                 raise
             again = pb.ComposeRequest(object=header, inherit_metadata=True)
@@ -82,10 +87,11 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
         async with aclosing(composing.messages()) as messages:
             return await self._objects.store_messages(messages)
 
+    @bounded
     @counted("head")
     async def TarEnd(self, request: pb.TarEndRequest, context: Context) -> pb.TarEndResponse:
         try:
-            return await self._node.read(tar_end, self._node.store, request)
+            return await self._node.open_archives(tenant_of(context), tar_end, self._node.store, request)
         except LoaderError as error:
             await abort(context, error)
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import AsyncIterator
 
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
+from ais_loader.wire.object_info import info_of
 from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page, summary_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.delete_many import failures, write_tombstones
 from storage_node.node import Node
 from storage_node.services.call_metrics import count_each
 from storage_node.services.errors import Context, abort
+from storage_node.services.streaming import bounded, bounded_responses
+from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.summary import Tally
 
 MAX_NAMES = 10_000
-"""Of one request."""
+"""Of one request to delete."""
+MAX_HEADS = 1000
+"""Of one request to describe objects, which have metadata each."""
 
 
 class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
@@ -26,32 +32,60 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         self._store = node.store
         self._writes = writes
 
+    @bounded
     async def DeleteMany(self, request: pb.DeleteManyRequest, context: Context) -> pb.DeleteManyResponse:
         names = list(request.name)
         try:
             if len(names) > MAX_NAMES:
                 raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
+            condition = parse_condition(False, "", request.write_id, request.repeat_ms)
             if (replica_set := self._writes.replica_set(request.bucket)) is not None:
-                results = await self._writes.delete_many(replica_set, names)
+                results = await self._writes.delete_many(replica_set, names, condition)
             else:
-                results = await self._node.read(self._store.delete_many, request.bucket, names)
+                results = await self._node.read(self._store.delete_many, request.bucket, names, condition)
         except LoaderError as error:
             await abort(context, error)
         count_each(self._node.metrics, "delete", ["" if one is None else one.kind for one in results])
         return pb.DeleteManyResponse(failure=failures(results))
 
+    async def HeadMany(self, request: pb.HeadManyRequest, context: Context) -> pb.HeadManyResponse:
+        try:
+            if len(request.name) > MAX_HEADS:
+                raise InvalidRequest(f"{len(request.name):,} names with one request: at most {MAX_HEADS:,}")
+            answer, kinds = await self._node.read(self._heads, request)
+        except LoaderError as error:
+            await abort(context, error)
+        count_each(self._node.metrics, "head", kinds)
+        return answer
+
+    def _heads(self, request: pb.HeadManyRequest) -> tuple[pb.HeadManyResponse, list[str]]:
+        """The answer, and of each name the kind of its failure, or empty. Raises BucketNotFound."""
+        answer, kinds = pb.HeadManyResponse(), []
+        self._store.bucket(request.bucket)
+        for position, name in enumerate(request.name):
+            try:
+                answer.object.append(info_of(request.bucket, name, self._store.head(request.bucket, name)))
+                kinds.append("")
+            except LoaderError as error:
+                answer.object.add()
+                answer.failure.add(position=position, error={"kind": error.kind, "message": str(error)})
+                kinds.append(error.kind)
+        return answer, kinds
+
+    @bounded_responses(deadline=False)
     async def Summarize(self, request: pb.SummarizeRequest, context: Context) -> AsyncIterator[pb.SummarizeResponse]:
         tally = Tally(request.prefix, request.depth)
         try:
             if (replica_set := self._writes.replica_set_to_read(request.bucket)) is not None:
-                scan = UsageScan(self._node, self._writes.channels, replica_set, request.prefix, tally)
+                newest = functools.partial(self._writes.replica_set_to_read, request.bucket)
+                scan = UsageScan(self._node, self._writes.channels, replica_set, newest, request.prefix, tally)
                 async for counted in scan.run():
                     yield pb.SummarizeResponse(counted=counted)
-                summary = scan.summary()
+                summary = await self._node.read(scan.summary)
             else:
                 async for counted in self._count_here(request, tally):
                     yield pb.SummarizeResponse(counted=counted)
-                summary = summary_of(tally)
+                summary = await self._node.read(summary_of, tally)
         except LoaderError as error:
             await abort(context, error)
         yield pb.SummarizeResponse(counted=tally.objects, summary=summary)
@@ -85,6 +119,8 @@ class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
 
     async def ListNames(self, request: pb.ListNamesRequest, context: Context) -> pb.ListNamesResponse:
         try:
-            return await self._node.read(names_page, self._node.store, request)
+            page = await self._node.read(names_page, self._node.store, request)
         except LoaderError as error:
             await abort(context, error)
+        page.map_version = self._node.map_version
+        return page

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import NoReturn, Protocol
 
 import grpc
 
 from ais_loader import errors
 from ais_loader.wire.reserved import ERROR_KIND_KEY
-from storage_node.cluster.errors import TooFewCopies
+from storage_node.cluster.errors import NotAMember, TooFewCopies, Unfinished
+from storage_node.cluster.map.confirmation import NotConfirmed
 from storage_node.store.stale_replicas import ReplicaStale
 
+TELL_S = 5.0
 MAX_DETAILS = 600
 """Characters of an error's message. They travel percent-encoded in the trailer, and one of more than 8 KiB is lost."""
 
@@ -33,7 +36,13 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
     errors.DriveFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.NodeUnavailable: grpc.StatusCode.UNAVAILABLE,
+    NotConfirmed: grpc.StatusCode.UNAVAILABLE,
+    errors.OutcomeUnknown: grpc.StatusCode.UNAVAILABLE,
     TooFewCopies: grpc.StatusCode.UNAVAILABLE,
+    Unfinished: grpc.StatusCode.UNAVAILABLE,
+    errors.ClockOffset: grpc.StatusCode.UNAVAILABLE,
+    errors.SilenceTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.SourceRefused: grpc.StatusCode.FAILED_PRECONDITION,
     errors.SourceUnreadable: grpc.StatusCode.FAILED_PRECONDITION,
     errors.MemberNotFound: grpc.StatusCode.NOT_FOUND,
@@ -44,9 +53,15 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     errors.ArchiveTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
     errors.LibraryMissing: grpc.StatusCode.FAILED_PRECONDITION,
     ReplicaStale: grpc.StatusCode.UNAVAILABLE,
+    NotAMember: grpc.StatusCode.ABORTED,
     errors.StaleMap: grpc.StatusCode.ABORTED,
 }
 """By exact class; of any other it is INTERNAL. Clients go by the kind, which stands in the trailer."""
+
+
+def encodable(text: str) -> str:
+    """As the wire takes it: a path of other bytes than UTF-8 has characters in it that are none."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class Context(Protocol):
@@ -57,10 +72,16 @@ class Context(Protocol):
     ) -> NoReturn: ...
 
 
-async def abort(context: Context, error: errors.LoaderError) -> NoReturn:
-    """End the call with this error."""
+async def abort(context: Context, error: errors.LoaderError, more: tuple[tuple[str, str], ...] = ()) -> NoReturn:
+    """End the call with this error, and `more` metadata."""
     code = _STATUS.get(type(error), grpc.StatusCode.INTERNAL)
-    message = str(error)
+    message = encodable(str(error))
     if len(message) > MAX_DETAILS:
         message = message[: MAX_DETAILS - 3] + "..."
-    await context.abort(code, message, ((ERROR_KIND_KEY, error.kind),))
+    try:
+        async with asyncio.timeout(TELL_S):
+            await context.abort(code, message, ((ERROR_KIND_KEY, error.kind), *more))
+    except TimeoutError:
+        # Its status is on its way, behind what the client does not read: nothing of the call may stay here for that.
+        raise asyncio.CancelledError from error
+    raise AssertionError("gRPC's abort raises")

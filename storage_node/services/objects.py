@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -18,19 +19,25 @@ from ais_loader.wire.object_info import info_of
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
 from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.cluster.replication.listing_filter import Listed
 from storage_node.node import Node
 from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
 from storage_node.services.reframing import Reframing
-from storage_node.store.drive.preconditions import condition_of, parse_condition
+from storage_node.services.streaming import bounded, bounded_requests, bounded_responses
+from storage_node.store.compose import done_earlier
+from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
 from storage_node.store.format import CatalogEntry
+from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.member_listing import list_members
 from storage_node.store.read.batch_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import MemberReader, ObjectReader, open_member, open_object
+from storage_node.store.replica_state import ListedPage
 from storage_node.store.staging import check_content, stage_object
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.upload import Upload
+from storage_node.streams import tenant_of
 
 MAX_PAGE_SIZE = 10_000
 
@@ -41,7 +48,7 @@ class BucketsService:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._store = node.store
-        self._cluster = ClusterBuckets(node.membership)
+        self._cluster = ClusterBuckets(node.membership, node.caller)
 
     async def CreateBucket(self, request: pb.CreateBucketRequest, context: Context) -> pb.Bucket:
         def create() -> BucketRecord:
@@ -91,7 +98,8 @@ class BucketsService:
             if (view := self._cluster.view) is not None:
                 deleted = await self._cluster.delete(view, request.name, force=request.force)
                 return pb.DeleteBucketResponse(deleted_objects=deleted)
-            return pb.DeleteBucketResponse(deleted_objects=await self._node.read(delete))
+            deleted = await self._node.open_archives(tenant_of(context), delete)
+            return pb.DeleteBucketResponse(deleted_objects=deleted)
         except errors.LoaderError as error:
             await abort(context, error)
 
@@ -103,6 +111,7 @@ class ObjectsService:
         self._writes = writes
         self._reframing = Reframing(node)
 
+    @bounded_requests
     @counted("put")
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
         try:
@@ -110,6 +119,13 @@ class ObjectsService:
                 return await self.store_messages(messages)
         except errors.LoaderError as error:
             await abort(context, error)
+
+    async def done_earlier(self, header: pb.PutHeader) -> pb.ObjectInfo | None:
+        """What an earlier try of a write has stored; None where it has to go on. Raises LoaderError, OutcomeUnknown."""
+        if (replica_set := self._writes.replica_set(header.bucket)) is not None:
+            return await self._writes.done_earlier(replica_set, header)
+        record = await self._node.read(done_earlier, self._store, header)
+        return info_of(header.bucket, header.name, record) if record is not None else None
 
     async def store_messages(self, messages: AsyncIterator[pb.PutRequest]) -> pb.ObjectInfo:
         """Store the object of one PUT, wherever its messages come from. Raises LoaderError."""
@@ -133,6 +149,7 @@ class ObjectsService:
                 # Shielded: cancelled before it runs, it would never run.
                 await asyncio.shield(self._node.read(put.upload.abort))
 
+    @bounded_responses(deadline=False, many_requests=True)
     @counted_stream("put")
     async def PutMany(
         self, requests: AsyncIterator[pb.PutManyRequest], context: Context
@@ -173,12 +190,16 @@ class ObjectsService:
                 results.append(pb.PutResult(info=info_of(small.bucket, small.name, result)))
         return pb.PutManyResponse(result=results)
 
+    @bounded_responses(deadline=True)
     @counted_stream("get")
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
         read = self._node.read
         reader: ObjectReader | MemberReader | None = None
         try:
-            reader = await read(self._open, request)
+            if request.member:
+                reader = await self._node.open_archives(tenant_of(context), self._open, request)
+            else:
+                reader = await read(self._open, request)
             info = info_of(request.bucket, request.name, reader.record)
             yield pb.GetResponse(header=pb.GetHeader(info=info, length=reader.length))
             while chunk := await read(next, reader, b""):
@@ -224,59 +245,81 @@ class ObjectsService:
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
         try:
             if (replica_set := self._writes.replica_set(request.bucket)) is not None:
-                await self._writes.delete(replica_set, request.name, parse_condition(False, request.if_version))
+                await self._writes.delete(replica_set, request.name, _condition_of(request))
             else:
-                condition = parse_condition(False, request.if_version)
+                condition = _condition_of(request)
                 delete = functools.partial(self._store.delete, condition=condition)
                 await self._node.read(delete, request.bucket, request.name)
             return pb.DeleteResponse()
         except errors.LoaderError as error:
             await abort(context, error)
 
+    @bounded
     @counted("list")
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
-        page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
+        most = min(request.page_size or 1000, MAX_PAGE_SIZE)
+        membership = self._node.membership
 
-        def page(after: str) -> list[tuple[str, CatalogEntry]]:
-            # One more than asked tells whether another page is worth a request.
-            return list(self._store.replicas.trusted_objects(request.bucket, request.prefix, after, page_size + 1))
+        def look() -> ListedPage:
+            return self._store.replicas.page(
+                request.bucket, request.prefix, request.start_after, most=most, most_bytes=PAGE_BYTES
+            )
 
-        after, more = request.start_after, True
-        shown: list[tuple[str, CatalogEntry]] = []
+        def answer(page: ListedPage, shown: Listed) -> pb.ListResponse:
+            """Thousands of messages are no work for the event loop."""
+            return pb.ListResponse(
+                object=[info_of(request.bucket, name, record) for name, record in shown],
+                more=page.next is not None,
+                next=page.next or "",
+                in_doubt=page.in_doubt,
+            )
+
+        oldest = membership.lease.version if membership is not None else 0
         try:
-            while more and not shown:  # a page with nothing on it would not say where the next one begins
-                found = await self._node.read(page, after)
-                more, found = len(found) > page_size, found[:page_size]
-                shown = await self._writes.not_deleted(request.bucket, found)
-                after = found[-1][0] if found else after
+            page = await self._node.read(look)
+            shown = await self._writes.not_deleted(request.bucket, page.objects)
+            response = await self._node.read(answer, page, shown)
         except errors.LoaderError as error:
             await abort(context, error)
-        objects = [info_of(request.bucket, name, record) for name, record in shown]
-        return pb.ListResponse(object=objects, more=more)
+        if membership is not None:
+            response.oldest_map_version = oldest
+            if (let_go_s := self._store.replicas.let_go_s) is not None:
+                response.let_go_ms = int((time.monotonic() - let_go_s) * 1000)
+            response.map_version = self._node.map_version
+        return response
 
+    @bounded
     @counted("list")
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersResponse:
-        page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
         try:
-            page = await self._node.read(
-                list_members,
-                self._store,
-                request.bucket,
-                request.name,
-                request.prefix,
-                request.first,
-                page_size,
-                request.version,
-            )
+            return await self._node.open_archives(tenant_of(context), _members_page, self._store, request)
         except errors.LoaderError as error:
             await abort(context, error)
-        return pb.ListMembersResponse(
-            name=[member.name for member in page.members],
-            size=[member.size_bytes for member in page.members],
-            checksum=[member.checksum for member in page.members],
-            version=page.version,
-            next=page.next,
-        )
+
+
+def _members_page(store: Store, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
+    page = list_members(
+        store,
+        request.bucket,
+        request.name,
+        request.prefix,
+        request.first,
+        min(request.page_size or 1000, MAX_PAGE_SIZE),
+        request.version,
+        PAGE_BYTES,
+    )
+    return pb.ListMembersResponse(
+        name=[member.name for member in page.members],
+        size=[member.size_bytes for member in page.members],
+        checksum=[member.checksum for member in page.members],
+        version=page.version,
+        next=page.next,
+        hidden=page.hidden,
+    )
+
+
+def _condition_of(request: pb.DeleteRequest) -> Condition | None:
+    return parse_condition(False, request.if_version, request.write_id, request.repeat_ms)
 
 
 class _Put:

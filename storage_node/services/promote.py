@@ -28,11 +28,14 @@ from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.node import Node
 from storage_node.promote.cluster import ClusterPromotion, have
 from storage_node.promote.confined_path import FOLDER, root_of
-from storage_node.promote.into_store import own_folders, promote_group
+from storage_node.promote.into_store import promote_group
 from storage_node.promote.job import Job, Outcome
 from storage_node.promote.metrics import PromoteMetrics
+from storage_node.promote.store_folders import StoreFolders, of_store
 from storage_node.promote.walk import Folder, Found, Walk, Wanted, groups
-from storage_node.services.errors import Context, abort
+from storage_node.services.errors import Context, abort, encodable
+from storage_node.streams import tenant_of
+from storage_node.turns import ASKING, Turns
 
 THREADS = 4
 IN_FLIGHT = 2
@@ -45,6 +48,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
     def __init__(self, node: Node, membership: Membership, writes: WriteCoordinator) -> None:
         self._node, self._membership, self._writes = node, membership, writes
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ais-loader-promote")
+        self.turns = Turns(THREADS, spare=1)
         self._stopping = False
         self.metrics = PromoteMetrics()
 
@@ -57,7 +61,14 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         self._threads.shutdown()
 
     async def _work(self, function: Callable[..., T], /, *arguments: Any) -> T:
-        """Cancelled, it still returns only when the function has: what it works on may be closed then."""
+        """Cancelled, it still returns only when the function has: what it works on may be closed then.
+
+        Tenants take turns: files may lie on a file system that answers slowly, or not at all.
+        """
+        async with self.turns.turn(ASKING.get()):
+            return await self._on_thread(function, *arguments)
+
+    async def _on_thread(self, function: Callable[..., T], /, *arguments: Any) -> T:
         submitted = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
         try:
             return await asyncio.shield(submitted)
@@ -80,7 +91,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
             answer.outside = False
             walk = await self._work(self._walk, request.path, Wanted(recursive=request.recursive), _everything)
         except LoaderError as error:
-            answer.error.CopyFrom(pb.Error(kind=error.kind, message=str(error)))
+            answer.error.CopyFrom(pb.Error(kind=error.kind, message=encodable(str(error))))
         else:
             answer.device, answer.inode = walk.device, walk.inode
         return answer
@@ -102,14 +113,16 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
             job = Job(request.bucket, request.move, request.overwrite or "changed", go_on)
             replica_set = self._writes.replica_set(request.bucket)
             self._node.store.bucket_to_change(request.bucket)
-            run = _Run(self._work, await self._groups_of(request, replica_set), self._promoter(job, replica_set))
-            try:
-                async for response in run.responses():
-                    go_on()
-                    await context.write(_response(request.bucket, response))
-            finally:
-                given_up.set()
-                await asyncio.shield(asyncio.ensure_future(run.close()))
+            with self._node.streams.open(tenant_of(context)) as stream:
+                run = _Run(self._work, await self._groups_of(request, replica_set), self._promoter(job, replica_set))
+                try:
+                    async for response in run.responses():
+                        go_on()
+                        await stream.waiting(context.write(_response(request.bucket, response)))
+                        stream.place.moved()
+                finally:
+                    given_up.set()
+                    await asyncio.shield(asyncio.ensure_future(run.close()))
         except LoaderError as error:
             await abort(context, error)
 
@@ -142,7 +155,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         except OSError as error:
             raise SourceUnreadable(f"{os.fsdecode(root)}: cannot be opened: {error.strerror or error}") from error
         try:
-            return Walk(folder, way, wanted, own_folders(self._node.store), mine)
+            return Walk(folder, way, wanted, StoreFolders(of_store(self._node.store)), mine)
         except LoaderError as error:
             raise type(error)(f"{os.fsdecode(path)}: {error}") from error
 
@@ -241,16 +254,14 @@ class _Run:
 def _response(bucket: str, progress: _Progress) -> wire.PromoteResponse:
     response = wire.PromoteResponse(files_seen=progress.files_seen, done=progress.done)
     for outcome in progress.outcomes:
-        result = response.result.add(path=_text(outcome.path), name=_text(outcome.name), skipped=outcome.skipped)
+        result = response.result.add(
+            path=encodable(outcome.path), name=encodable(outcome.name), skipped=outcome.skipped
+        )
         if outcome.error is not None:
-            result.error.CopyFrom(pb.Error(kind=outcome.error.kind, message=_text(str(outcome.error))))
+            result.error.CopyFrom(pb.Error(kind=outcome.error.kind, message=encodable(str(outcome.error))))
         elif outcome.stored is not None:
             result.info.CopyFrom(info_of(bucket, outcome.name, outcome.stored))
     return response
-
-
-def _text(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 @cache

@@ -18,7 +18,7 @@ class RepairService(ais_replica_pb2_grpc.RepairServicer):
 
     async def Missed(self, request: wire.MissedRequest, context: Context) -> wire.MissedResponse:
         try:
-            return self._repair.missed(request)
+            return await self._repair.missed(request)
         except LoaderError as error:
             await abort(context, error)
 
@@ -35,6 +35,18 @@ class RepairService(ais_replica_pb2_grpc.RepairServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except LoaderError as error:
             await abort(context, error)
+
+    async def RenewLease(self, request: wire.RenewLeaseRequest, context: Context) -> wire.RenewLeaseResponse:
+        return self._repair.renew_lease(request)
+
+    async def Relay(self, request: wire.RelayRequest, context: Context) -> wire.RelayResponse:
+        try:
+            return await self._repair.relay(request)
+        except LoaderError as error:
+            await abort(context, error)
+
+    async def TooFew(self, request: wire.TooFewRequest, context: Context) -> wire.TooFewResponse:
+        return self._repair.too_few(request)
 
     async def Progress(self, request: wire.ProgressRequest, context: Context) -> wire.ProgressResponse:
         return self._repair.progress()

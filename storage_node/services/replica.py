@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from ais_loader.errors import LoaderError
@@ -14,7 +15,9 @@ from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
+from storage_node.services.streaming import size_of
 from storage_node.store.store import Store
+from storage_node.streams import Stream
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -27,18 +30,28 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
 
     async def Write(self, requests: AsyncIterator[wire.WriteRequest], context: Any) -> None:
         # No generator: one that is cancelled at a yield would keep what is staged until it is collected.
-        held = HeldWrite(self._store, self._known_map)
-        await context.send_initial_metadata(())  # this node is there, however long the drive may take
         try:
-            async for request in requests:
-                if (response := await self._node.read(held.take, request)) is not None:
-                    await context.write(response)
+            with self._node.replica_streams.open("") as stream:
+                held = HeldWrite(self._store, self._known_map)
+                await context.send_initial_metadata(())  # this node is there, however long the drive may take
+                try:
+                    await self._take_all(held, requests, stream, context)
+                finally:
+                    # Also when the coordinator has died: its stream ends, and nobody else knows of the staged files.
+                    # Shielded: cancelled before it runs, it would never run.
+                    await asyncio.shield(self._node.read(held.abort))
         except LoaderError as error:
             await abort(context, error)
-        finally:
-            # Also when the coordinator has died: its stream ends, and nobody else knows of the staged files.
-            # Shielded: cancelled before it runs, it would never run.
-            await asyncio.shield(self._node.read(held.abort))
+
+    async def _take_all(
+        self, held: HeldWrite, requests: AsyncIterator[wire.WriteRequest], stream: Stream, context: Any
+    ) -> None:
+        async with aclosing(stream.messages(requests, _size_of)) as messages:
+            async for request in messages:
+                if request.WhichOneof("part") == "group":
+                    await stream.keep(request.ByteSize())  # its objects are in memory until they are committed
+                if (response := await self._node.read(held.take, request)) is not None:
+                    await stream.waiting(context.write(response))
 
     async def Newest(self, request: wire.NewestRequest, context: Context) -> wire.NewestResponse:
         membership = self._node.membership
@@ -65,3 +78,8 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
             return await self._node.read(function, self._store, request)
         except LoaderError as error:
             await abort(context, error)
+
+
+def _size_of(request: wire.WriteRequest) -> int:
+    """Of a message that is worked on and forgotten; a group is kept."""
+    return 0 if request.WhichOneof("part") == "group" else size_of(request)

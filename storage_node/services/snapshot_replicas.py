@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing
 from typing import TypeVar
 
 import grpc
@@ -19,11 +20,16 @@ from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
+from storage_node.services.streaming import size_of
+from storage_node.store.drive.cut_check import CutCheck
+from storage_node.store.drive.version_clock import check_counter
 from storage_node.store.format import CatalogEntry
+from storage_node.store.listing import PAGE_BYTES, within
 from storage_node.store.names import check_object_name
 from storage_node.store.retained_replicas import KeptVersion, Seen, seen, seen_after
 from storage_node.store.staging import check_content
 from storage_node.store.store import Store
+from storage_node.streams import Stream
 
 T = TypeVar("T")
 
@@ -37,21 +43,36 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         self._commit_barrier = snapshot_barrier
         self._convergence = convergence
         self._snapshots = snapshots
+        self._checks: dict[bytes, tuple[int, asyncio.Future[None]]] = {}
+        """Of each bucket: the last cut, and whether all that was here then has a number up to it."""
 
     async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:
         async def hold() -> pb.HoldResponse:
             require_bucket(self._store, request.bucket.name, request.bucket.uuid)
             _require_all_drives(self._store)
             await self._commit_barrier.hold(request.bucket.uuid, request.attempt)
-            return pb.HoldResponse(clock=self._store.replicas.clock)
+            return pb.HoldResponse(clock=self._store.replicas.clock, wall_ms=self._store.clock.wall_ms())
 
         return await _answered(hold(), context)
 
     async def Armed(self, request: pb.ArmedRequest, context: Context) -> pb.ArmedResponse:
-        cuts = self._store.record.current.cuts.get(request.bucket.uuid, [])
-        return pb.ArmedResponse(
-            armed=request.cut in cuts and self._commit_barrier.holds(request.bucket.uuid, request.attempt)
-        )
+        uuid = request.bucket.uuid
+        if request.cut not in self._store.record.current.cuts.get(uuid, []):
+            return pb.ArmedResponse(armed=False)
+        check = await _answered(self._node.read(self._begin_check, uuid, request.cut), context)
+        # Looked at afterwards: nothing has been committed in between then.
+        armed = self._commit_barrier.holds(uuid, request.attempt)
+        if armed:
+            running = asyncio.ensure_future(self._node.read(check.run, self._store.clock))
+            # Nobody may come to ask.
+            running.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._checks[uuid] = request.cut, running
+        else:
+            await self._node.read(check.close)
+        return pb.ArmedResponse(armed=armed)
+
+    def _begin_check(self, bucket_uuid: bytes, cut: int) -> CutCheck:
+        return CutCheck([drive.catalog for drive in self._store.drives if drive is not None], bucket_uuid, cut)
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         return pb.ReleaseResponse(held=self._commit_barrier.release(request.bucket.uuid, request.attempt))
@@ -64,6 +85,10 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         return answer
 
     async def Settle(self, request: pb.SettleRequest, context: Context) -> pb.SettleResponse:
+        cut, check = self._checks.get(request.bucket.uuid, (0, None))
+        if check is not None and cut == request.cut:
+            await _answered(asyncio.shield(check), context)
+            self._checks.pop(request.bucket.uuid, None)
         try:
             return await _answered(
                 self._convergence.page(request.bucket.uuid, request.cut, request.start_after), context
@@ -72,23 +97,36 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def Keep(self, requests: AsyncIterator[pb.KeepRequest], context: Context) -> pb.KeepResponse:
+        """A place among the writes of other nodes, and the deadlines of those."""
+        try:
+            with self._node.replica_streams.open("") as stream:
+                await self._keep(requests, stream)
+        except LoaderError as error:
+            await abort(context, error)
+        return pb.KeepResponse()
+
+    async def _keep(self, requests: AsyncIterator[pb.KeepRequest], stream: Stream) -> None:
+        """Raises LoaderError."""
         read = self._node.read
         kept: KeptVersion | None = None
+        left_bytes = 0
         try:
-            async for request in requests:
-                if kept is None:
-                    kept = await read(_begin, self._store, request.header)
-                else:
+            async with aclosing(stream.messages(requests, size_of)) as messages:
+                async for request in messages:
+                    if kept is None:
+                        kept = await read(_begin, self._store, request.header)
+                        left_bytes = request.header.size_bytes
+                        continue
+                    left_bytes -= len(request.data)
+                    if left_bytes < 0:
+                        raise InvalidRequest(f"a version of {kept.record.size_bytes:,} bytes goes on after them")
                     await read(kept.write, request.data)
             if kept is None:
                 raise InvalidRequest("a version to retain without a header")
             await read(_commit, kept)
-        except LoaderError as error:
-            await abort(context, error)
         finally:
             if kept is not None:
                 await asyncio.shield(read(kept.abort))  # cancelled before it runs, it would never run
-        return pb.KeepResponse()
 
     async def Making(self, request: pb.MakingRequest, context: Context) -> pb.MakingResponse:
         asked = request.bucket_uuid, request.name, request.created_ns
@@ -118,6 +156,7 @@ def _seen(store: Store, request: pb.SeenRequest) -> pb.SeenResponse:
         return pb.SeenResponse(object=map(_state, names, found))
     limit = min(request.limit or PAGE_NAMES, PAGE_NAMES)
     rows = seen_after(store, request.bucket.uuid, request.start_after, request.cut, limit + 1)
+    limit = within(PAGE_BYTES, (name for name, _ in rows[:limit]))
     return pb.SeenResponse(
         object=[_state(name, Seen(record, 0)) for name, record in rows[:limit]], more=len(rows) > limit
     )
@@ -140,6 +179,9 @@ def _begin(store: Store, header: pb.KeepHeader) -> KeptVersion:
     require_bucket(store, header.bucket.name, header.bucket.uuid)
     check_object_name(header.name)
     version = from_wire(header.version)
+    check_counter(header.ended, "end of a version")
+    if not version.counter < header.ended:
+        raise InvalidRequest(f"{header.name!r}: version {version} cannot have ended with the number {header.ended}")
     record = CatalogEntry(
         version.epoch,
         version.counter,

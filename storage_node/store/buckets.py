@@ -41,6 +41,15 @@ class Buckets:
             raise self.missing(name)
         return found
 
+    def require_still(self, name: str, known: BucketRecord) -> None:
+        """For who has found something missing, or the end: the bucket, or the snapshot, may have gone with it.
+
+        Raises BucketNotFound, and ReplicaStale of a snapshot that is made anew.
+        """
+        found = self.get(name)
+        if (found.uuid, found.cut) != (known.uuid, known.cut):
+            raise BucketNotFound(f"{name!r} was deleted and made again meanwhile")
+
     def missing(self, name: str) -> BucketNotFound | ReplicaStale:
         """What to say of a name that is that of no bucket, and of no snapshot of one."""
         of, mark, snapshot = name.partition(SNAPSHOT_MARK)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects
-from storage_node.store.drive.preconditions import condition_of
-from storage_node.store.format import CatalogEntry
+from storage_node.store.drive.preconditions import condition_of, done_before
+from storage_node.store.format import CatalogEntry, encode_metadata
 from storage_node.store.read.object_reader import ObjectReader, open_object
 from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
@@ -42,7 +42,7 @@ def compose_object(
     """
     check_parts(request)
     header = request.object
-    if header.condition.write_id and (record := committed_earlier(store, header)) is not None:
+    if (record := done_earlier(store, header)) is not None:
         return record
     metadata = dict(header.metadata)
     if request.inherit_metadata:
@@ -62,14 +62,21 @@ def compose_object(
     return upload.commit()
 
 
-def committed_earlier(store: Store, header: objects.PutHeader) -> CatalogEntry | None:
-    """What an earlier try of this write, by its id, has stored. Raises what `Store.newest_entry` raises.
+def done_earlier(store: Store, header: objects.PutHeader) -> CatalogEntry | None:
+    """What an earlier try of this write, by its id, has stored. Raises what `begin_put` and `Upload.settled` raise.
 
     Of an object made of its own former version a second try cannot even be read.
     """
+    condition = condition_of(header)
+    if condition is None or not condition.write_id:
+        return None
     bucket_uuid = store.bucket(header.bucket).uuid_bytes
-    before = store.replicas.newest_entry(bucket_uuid, header.name)
-    return store.committed_earlier(bucket_uuid, header.name, header.condition.write_id, before)
+    record = done_before(condition, store.replicas.newest_entry(bucket_uuid, header.name))
+    return (
+        record
+        if record is None or record.raw_metadata
+        else record._replace(raw_metadata=encode_metadata(dict(header.metadata)))
+    )
 
 
 def _chunks(store: Store, request: pb.ComposeRequest, moved: Callable[[int], None]) -> Iterator[bytes]:

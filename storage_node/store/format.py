@@ -23,12 +23,14 @@ GARBAGE_PREFIX = b"g"
 BLOCKS_PREFIX = b"b"
 RETAINED_PREFIX = b"s"
 MARK_PREFIX = b"k"
+DELETION_PREFIX = b"d"
 COUNTER_KEY = b"m:counter"
-OPEN_MARK_KEY = b"m:session"
-"""Which start of which machine the writer lives in; gone after an orderly close."""
-
-WRITE_ID_KEY = "\0write"
-"""Among an object's metadata in the catalog, and never shown: the id of the write that it came with."""
+"""No generation from this on was ever given."""
+MAX_GENERATION = (1 << 62) - 1
+CLOCK_KEY = b"m:clock"
+"""No number of the version clock from this on was ever given or heard of."""
+FORGOTTEN_KEY = b"m:forgotten"
+"""When the newest deletion was that has been dropped from the deletion log."""
 
 XATTR_NAME = "user.ais_loader"
 ENDED_XATTR_NAME = "user.ais_loader.ended"
@@ -36,15 +38,19 @@ MAX_XATTR_BYTES = 1536
 
 _OBJECT_KIND, _TOMBSTONE_KIND = 1, 2
 _VALUE = struct.Struct("<BBHIQIQIQQH")
+_WRITE_ID = slice(1, 17)
+"""In the memory of writes; see `write_memory`."""
 _IDENTITY = struct.Struct("<B16sIQIQQIQHB")
+_COUNTER, _COUNTER_AT = struct.Struct("<Q"), 8
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """Order of the states of one object, on all nodes that have copies of it. No clock: an epoch, a counter, a node.
+    """Order of the states of one object, on all nodes that have copies of it: an epoch, a number of the version clock,
+    the number of the node that gave it.
 
-    A store on its own gives its epoch and the generation of the file; in a cluster the node that coordinates a write
-    gives a version to all copies.
+    A store on its own gives its record's epoch and node 0; in a cluster the node that coordinates a write gives a
+    version to all copies.
     """
 
     epoch: int
@@ -70,6 +76,8 @@ class CatalogEntry(NamedTuple):
     path: bytes
     """The file, relative to the drive's `objects` folder; empty for a tombstone."""
     raw_metadata: bytes
+    writes: bytes = b""
+    """The id of the write that it came with, and what became of those before; see `write_memory`."""
 
     @property
     def version(self) -> Version:
@@ -86,14 +94,13 @@ class CatalogEntry(NamedTuple):
 
     @property
     def metadata(self) -> dict[str, str]:
-        metadata = decode_metadata(self.raw_metadata)
-        metadata.pop(WRITE_ID_KEY, None)
-        return metadata
+        return decode_metadata(self.raw_metadata)
 
     @property
     def write_id(self) -> bytes:
-        """Of a write on a condition; empty for others."""
-        return bytes.fromhex(decode_metadata(self.raw_metadata).get(WRITE_ID_KEY, "")) if self.raw_metadata else b""
+        """Of the write that it came with; empty where that had none."""
+        write_id = self.writes[_WRITE_ID]
+        return write_id if any(write_id) else b""
 
 
 def object_key(bucket_uuid: bytes, name: str) -> bytes:
@@ -108,9 +115,9 @@ def bucket_of_key(key: bytes) -> bytes:
     return key[1:17]
 
 
-def tombstone(version: Version, modified_ns: int) -> CatalogEntry:
+def tombstone(version: Version, modified_ns: int, writes: bytes = b"") -> CatalogEntry:
     """The entry of a deleted object: what copies on other nodes are compared with."""
-    return CatalogEntry(version.epoch, version.counter, version.node, 0, 0, modified_ns, 0, b"", b"")
+    return CatalogEntry(version.epoch, version.counter, version.node, 0, 0, modified_ns, 0, b"", b"", writes)
 
 
 def generation_key(prefix: bytes, generation: int) -> bytes:
@@ -158,15 +165,18 @@ def file_path(bucket_uuid: bytes, name: str, generation: int) -> bytes:
 def generation_of_path(path: bytes) -> int:
     """The generation that a file's name ends in; StoreFormatError when it is not a name of ours."""
     try:
-        return int(path.rpartition(b".")[2], 16)
+        generation = int(path.rpartition(b".")[2], 16)
     except ValueError:
-        raise StoreFormatError(f"{path!r} is not the name of an object file") from None
+        generation = -1
+    if not 0 <= generation <= MAX_GENERATION:
+        raise StoreFormatError(f"{path!r} is not the name of an object file")
+    return generation
 
 
 def encode_entry(record: CatalogEntry) -> bytes:
     kind = _OBJECT_KIND if record.path else _TOMBSTONE_KIND
-    head = _VALUE.pack(FORMAT_VERSION, kind, 0, *record[:7], len(record.path))
-    return head + record.path + record.raw_metadata
+    head = _VALUE.pack(FORMAT_VERSION, kind, len(record.writes), *record[:7], len(record.path))
+    return head + record.path + record.writes + record.raw_metadata
 
 
 def decode_entry(value: bytes) -> CatalogEntry:
@@ -176,13 +186,20 @@ def decode_entry(value: bytes) -> CatalogEntry:
     except struct.error as error:
         raise StoreFormatError(f"damaged catalog value of {len(value)} bytes: {error}") from error
     end = _VALUE.size + fields[10]
+    metadata_at = end + fields[2]
     kind = _OBJECT_KIND if fields[10] else _TOMBSTONE_KIND
-    if fields[0] != FORMAT_VERSION or fields[1] != kind or len(value) < end:
+    if fields[0] != FORMAT_VERSION or fields[1] != kind or len(value) < metadata_at:
         raise StoreFormatError(
             f"catalog value of format {fields[0]}, kind {fields[1]}, {len(value)} bytes; "
             f"this version reads format {FORMAT_VERSION}"
         )
-    return CatalogEntry._make((*fields[3:10], value[_VALUE.size : end], value[end:]))
+    return CatalogEntry._make((*fields[3:10], value[_VALUE.size : end], value[metadata_at:], value[end:metadata_at]))
+
+
+def counter_of_value(value: bytes) -> int:
+    """The version's counter in a catalog value, without decoding it; 0 in one that is too short to have one."""
+    found: int = _COUNTER.unpack_from(value, _COUNTER_AT)[0] if len(value) >= _VALUE.size else 0
+    return found
 
 
 def is_tombstone(value: bytes) -> bool:
@@ -190,9 +207,7 @@ def is_tombstone(value: bytes) -> bool:
     return value[1:2] == b"\2"
 
 
-def encode_metadata(metadata: dict[str, str], write_id: bytes = b"") -> bytes:
-    if write_id:
-        metadata = {**metadata, WRITE_ID_KEY: write_id.hex()}
+def encode_metadata(metadata: dict[str, str]) -> bytes:
     return json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode() if metadata else b""
 
 

@@ -3,21 +3,37 @@
 A list looks at every drive as it was at one moment, and the moments differ. While objects move, one that goes from a
 drive that has not been looked at yet to one that already has would be missing: every drive is then looked at twice, all
 of them once before the first is looked at again. What was there all the time is in one of the two.
+
+An entry on a drive on which nobody looks for it is not listed either; the doctor tells of it.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ais_loader.errors import LoaderError
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
 from storage_node.store.names import PARTS_PREFIX
 from storage_node.store.pool.drive_set import DriveSet
+from storage_node.store.pool.placement import DrivePlacement
 
 Named = tuple[str, CatalogEntry]
+PAGE_BYTES = 1 << 20
+"""Of names and metadata, after which a page of any list ends whatever its number of names: to put a message of it on
+the wire holds a node's event loop for about a millisecond."""
+
+
+def within(most_bytes: int, names: Iterable[str]) -> int:
+    """How many of these names go on a page of about so many bytes: one at least, if there is one."""
+    count = size_bytes = 0
+    for count, name in enumerate(names, 1):  # noqa: B007 - the last one counts
+        size_bytes += len(name)
+        if size_bytes >= most_bytes:
+            break
+    return count
 
 
 def merged(
@@ -34,9 +50,14 @@ def merged(
             open_drives = [drives.at(slot) for slot in placement.slots]
             looks = 2 if placement.moving else 1
             begun = [
-                _begun(drive, bucket_uuid, prefix, start_after, everything=tombstones or placement.moving, cut=cut)
+                _where_looked_for(
+                    placement,
+                    slot,
+                    bucket_uuid,
+                    _begun(drive, bucket_uuid, prefix, start_after, everything=tombstones or placement.moving, cut=cut),
+                )
                 for _ in range(looks)
-                for drive in open_drives
+                for slot, drive in zip(placement.slots, open_drives, strict=True)
             ]
         except LoaderError:
             if drives.still(placement):
@@ -64,6 +85,16 @@ def _begun(
         return drive.scan_at(bucket_uuid, prefix, start_after, cut)  # of which it does not matter when
     scan = (drive.scan_all if everything else drive.scan)(bucket_uuid, prefix, start_after)
     return itertools.chain(list(itertools.islice(scan, 1)), scan)
+
+
+def _where_looked_for(
+    placement: DrivePlacement, slot: int, bucket_uuid: bytes, scan: Iterator[Named]
+) -> Iterator[Named]:
+    if len(placement.slots) == 1:
+        return scan
+    if placement.moving:
+        return (pair for pair in scan if slot in placement.entry_slots(bucket_uuid, pair[0]).slots)
+    return (pair for pair in scan if placement.owner(bucket_uuid, pair[0]) == slot)
 
 
 def _by_name_bytes(pair: Named) -> bytes:

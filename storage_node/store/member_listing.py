@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 from storage_node.store.archives.member import Member
@@ -19,24 +18,36 @@ class MemberPage(NamedTuple):
     """In the order of the archive."""
     next: int
     """Where the next page begins; 0 when this is the last one."""
+    hidden: int
+    """Regular files of the archive that are no members, because a later entry has their name."""
 
 
 def list_members(
-    store: Store, bucket: str, name: str, prefix: str = "", first: int = 0, page_size: int = 1000, version: str = ""
+    store: Store,
+    bucket: str,
+    name: str,
+    prefix: str = "",
+    first: int = 0,
+    page_size: int = 1000,
+    version: str = "",
+    page_bytes: int = 1 << 20,
 ) -> MemberPage:
     """Members whose names begin with `prefix`, `first` of the archive passed over.
 
+    `page_bytes`: of names, after which a page ends, too.
     Makes the index if there is none. Raises ArchiveError, and what `open_object` raises.
     """
 
     def page(drive: Drive, record: CatalogEntry) -> MemberPage:
         index = drive.shards.open(record, name).archive.index
         found: list[Member] = []
-        for at, member in enumerate(itertools.islice(index, first, None), first):
+        size_bytes = 0
+        for at, member in index.listed(start=first):
             if member.name.startswith(prefix):
-                if len(found) == page_size:
-                    return MemberPage(str(record.version), found, at)
+                if len(found) == page_size or size_bytes >= page_bytes:
+                    return MemberPage(str(record.version), found, at, index.hidden)
                 found.append(member)
-        return MemberPage(str(record.version), found, 0)
+                size_bytes += len(member.name)
+        return MemberPage(str(record.version), found, 0, index.hidden)
 
     return open_current(store, bucket, name, version, page)

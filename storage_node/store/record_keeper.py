@@ -90,19 +90,39 @@ class RecordKeeper:
             )
         written: list[Drive] = []
         problem: LoaderError | None = None
-        for drive in live:
-            try:
-                records.write(drive.root, record)
-                written.append(drive)
-            except OSError as error:
-                drive.faults.note(error, "writing the record")
-                problem = drive_error(error, drive.root, "writing the record of buckets")
-        failed = {drive.identity.drive_uuid for drive in live if drive not in written}
-        if problem is not None and (not is_enough(written) or failed & {drive.identity.drive_uuid for drive in also}):
-            # The number is spent: a drive that has this record must never hold it for the one that comes next.
-            self.current = replace(self.current, revision=record.revision)
-            raise problem
+        try:
+            for drive in live:
+                try:
+                    records.write(drive.root, record)
+                    written.append(drive)
+                except OSError as error:
+                    drive.faults.note(error, "writing the record")
+                    problem = drive_error(error, drive.root, "writing the record of buckets")
+            failed = {drive.identity.drive_uuid for drive in live if drive not in written}
+            if problem is not None and (
+                not is_enough(written) or failed & {drive.identity.drive_uuid for drive in also}
+            ):
+                raise problem
+        except BaseException:
+            self._take_back(record, live)
+            raise
         self._follow(record, also)
+
+    def _take_back(self, record: StoreRecord, drives: Sequence[Drive]) -> None:
+        """What was to be changed is as it was, on the drives too: the newest record that is found at the next start
+        counts, and what has been acknowledged until then went by this one. Its number is not given again."""
+        self.current = replace(self.current, revision=record.revision + 1)
+        having = [drive for drive in drives if _may_have(drive, record)]
+        for drive in drives if having else ():
+            try:
+                records.write(drive.root, self.current)
+            except OSError as error:
+                drive.faults.note(error, "taking the record back")
+                if drive in having:
+                    drive.doubt(
+                        f"{drive.root}: a change of the store failed, and may be on this drive all the same "
+                        f"({error.strerror or error}); the store has to be opened again"
+                    )
 
     def note_trimming(self, bucket_uuid: str) -> None:
         """Versions of this bucket may be retained that no snapshot sees, which the next commit says; holds `lock`."""
@@ -126,3 +146,11 @@ class RecordKeeper:
             return self._drives.live()  # a lock may be held for ever by a thread that the fork left behind
         with self.lock:
             return self._drives.live()
+
+
+def _may_have(drive: Drive, record: StoreRecord) -> bool:
+    try:
+        found = records.read(drive.root)
+    except (StoreFormatError, OSError):
+        return True
+    return found is not None and found.order == record.order

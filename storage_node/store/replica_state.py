@@ -7,15 +7,16 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ais_loader.errors import DriveFailed, DriveFull, InvalidRequest, LoaderError, ObjectDeleted, ObjectNotFound
+from ais_loader.errors import ClockOffset, DriveFailed, InvalidRequest, LoaderError, ObjectDeleted, ObjectNotFound
 from storage_node.store.buckets import Buckets
+from storage_node.store.drive.version_clock import VersionClock, ms_of
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.pool.write_routing import PlacedChanges
-from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.stale_replicas import ReplicaStale, StaleReplicas
+from storage_node.store.wall_clock import advice, shown
 
 
 class StoredVersion(NamedTuple):
@@ -28,6 +29,20 @@ class StoredVersion(NamedTuple):
     checksum: int
 
 
+class ListedPage(NamedTuple):
+    """Objects in name order."""
+
+    objects: list[tuple[str, CatalogEntry]]
+    in_doubt: list[str]
+    """Names within the page that others have to be asked for."""
+    next: str | None
+    """The name after which the next page begins; None when there is none."""
+
+
+def _all_stale(bucket: str) -> ReplicaStale:
+    return ReplicaStale(f"bucket {bucket!r}: copies here may be old, and are being compared with others")
+
+
 def not_found_message(bucket: str, name: str) -> str:
     fault = object_name_fault(name)
     return f"no object {name!r} in bucket {bucket!r}" + (f" (nor can there be: {fault})" if fault else "")
@@ -36,8 +51,8 @@ def not_found_message(bucket: str, name: str) -> str:
 class ReplicaState:
     """What one store knows of its copies of objects, as a node of a cluster; a store on its own is owner of all."""
 
-    def __init__(self, record: RecordKeeper, drives: DriveSet, buckets: Buckets, changes: PlacedChanges) -> None:
-        self._record = record
+    def __init__(self, drives: DriveSet, buckets: Buckets, changes: PlacedChanges, clock: VersionClock) -> None:
+        self._clock = clock
         self._drives = drives
         self._buckets = buckets
         self._changes = changes
@@ -45,6 +60,10 @@ class ReplicaState:
         """Copies that are not to be read from."""
         self.is_owner: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
         """Whether what this store knows of an object, by bucket uuid and name, is what counts. Set by the cluster."""
+        self.map_version: Callable[[], int] = lambda: 0
+        """Of the newest map here, by which objects may have been handed over to others. Set by the cluster."""
+        self.let_go_s: float | None = None
+        """When, on the monotonic clock, a copy was last taken away here because others have it. Set by the cluster."""
         self.is_holder: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
         """Whether readers of a snapshot ask this store for an object. Of others it may have what is out of date."""
 
@@ -75,6 +94,9 @@ class ReplicaState:
         """
         if self.stale.whole(bucket_uuid):
             return True
+        is_unsure = self.stale.is_unsure
+        if is_unsure is not None and found is not None and is_unsure(bucket_uuid, name, found):
+            return True
         wanted = self.stale.wanted(bucket_uuid, name)
         if wanted is None and (found is not None or not self.stale.gaps(bucket_uuid)):
             return False
@@ -87,18 +109,41 @@ class ReplicaState:
         self.stale.trust_name(bucket_uuid, name, found.version)
         return False
 
-    def trusted_objects(
-        self, bucket: str, prefix: str, start_after: str, page_size: int
-    ) -> Iterator[tuple[str, CatalogEntry]]:
-        """As `Store.objects`, without those in doubt: another node lists them. Raises ReplicaStale where all are."""
+    def page(self, bucket: str, prefix: str, start_after: str, *, most: int, most_bytes: int) -> ListedPage:
+        """As `Store.objects`, without those in doubt: another node lists them. Raises ReplicaStale where all are.
+
+        `most`: names; `most_bytes`: of names and metadata, after which a page ends, too.
+        """
         of = self._buckets.get(bucket)
-        bucket_uuid = of.uuid_bytes
-        found = self.scan(bucket, prefix, start_after, tombstones=False)
-        if self.stale.any and of.cut is None:
+        bucket_uuid, size_bytes, last = of.uuid_bytes, 0, start_after
+        objects: list[tuple[str, CatalogEntry]] = []
+        left_out: set[str] = set()
+        more = False
+        doubts = self.stale.any and of.cut is None
+        for name, record in self.scan(bucket, prefix, start_after, tombstones=False):
+            if len(objects) + len(left_out) >= most or size_bytes >= most_bytes:
+                more = True
+                break
+            last = name
+            size_bytes += len(name) + len(record.raw_metadata)
+            if doubts and self.is_stale(bucket_uuid, name, record):
+                left_out.add(name)
+            else:
+                objects.append((name, record))
+        self._buckets.require_still(bucket, of)
+        if doubts:
             if self.stale.whole(bucket_uuid) or self.stale.gaps(bucket_uuid):
-                raise ReplicaStale(f"bucket {bucket!r}: copies here may be old, and are being compared with others")
-            found = (pair for pair in found if not self.is_stale(bucket_uuid, *pair))
-        return itertools.islice(found, page_size)
+                raise _all_stale(bucket)
+            # Code points order names as the bytes of their UTF-8 form do.
+            missed = [
+                name
+                for name in self.stale.names(bucket_uuid)
+                if name.startswith(prefix) and start_after < name and (name <= last or not more)
+            ]
+            if len(missed) > most:
+                raise _all_stale(bucket)
+            left_out |= {name for name in missed if self.is_stale(bucket_uuid, name, None)}
+        return ListedPage(objects, sorted(left_out), last if more else None)
 
     def versions(
         self, bucket: str, start_after: str = "", limit: int | None = None, prefix: str = ""
@@ -139,35 +184,48 @@ class ReplicaState:
 
     @property
     def clock(self) -> int:
-        """No version with a higher counter was given here, or heard of. Raises StoreReadOnly, Closed."""
-        return max((drive.numbers.highest for drive in self._drives.live()), default=0)
+        """No version with a higher counter was given here, or heard of."""
+        return self._clock.highest
 
-    def next_version(self, node: int, epoch: int, seen: Iterable[Version], clock: int = 0) -> Version:
-        """A version for a write that this store's node coordinates; never given twice, over any crash of it.
+    def hear(self, counter: int) -> None:
+        """Of what another node has given or heard of: what is given here from now on is above it.
 
-        Above all `seen`, of `epoch` at least, and with a counter above `clock`. Raises DriveFailed, DriveFull,
-        Closed.
+        Unless it is further ahead than clocks may differ: what is there under such a version is above it all the same,
+        see `next_version`, but it draws no clock after it. Raises DriveFailed, DriveFull, Closed.
         """
         self._drives.require_writable()
-        drives = self._drives.live()
-        highest = max(seen, default=Version(0, 0))
-        floor = max(self.clock, clock, highest.counter)
-        if not drives:
+        if self._clock.believes(counter):
+            self._clock.hear(counter)
+
+    def require_believable(self, version: Version, wall_ms: int) -> None:
+        """Raises ClockOffset for a version that only a clock gives now that is further ahead than clocks may differ.
+
+        For writes: copies of what is there already have the versions that they have. `wall_ms`: of the coordinator.
+        """
+        if not self._clock.believes(version.counter, wall_ms):
+            raise ClockOffset(
+                f"version {version} is of {shown(ms_of(version.counter))} by the clock of node {version.node}, and "
+                f"this node's shows {shown(self._clock.wall_ms())}; {advice(self._clock.max_offset_ms)}"
+            )
+
+    def announced(self, bucket_uuid: bytes, name: str) -> list[Version]:
+        """What other nodes have, or were about to have, as far as this one has heard and not got it."""
+        wanted = self.stale.wanted(bucket_uuid, name)
+        return [] if wanted is None else [wanted]
+
+    def next_version(self, node: int, seen: Iterable[Version], clock: int = 0) -> Version:
+        """A version for a write that this store's node coordinates; never given twice, over any crash of it.
+
+        Above all `seen`, and with a counter above `clock`, which other nodes have said, if that can be believed. Raises
+        DriveFailed, DriveFull, Closed.
+        """
+        self._drives.require_writable()
+        if not self._drives.live():
             raise DriveFailed("no drive of the store can be used")
-        # All drives hear of it: with one of them left, the number still cannot come back. Those that cannot write are
-        # done without, as those that are away: a node with one bad drive goes on writing to the others.
-        for drive in drives:
-            drive.numbers.advance(floor)
-        counter = 0
-        problem: DriveFailed | DriveFull | None = None
-        for drive in drives:
-            try:
-                drive.numbers.advance(counter - 1)
-                taken = drive.numbers.take()
-            except (DriveFailed, DriveFull) as error:
-                problem = error
-            else:
-                counter = counter or taken
-        if not counter and problem is not None:
-            raise problem
-        return Version(max(epoch, highest.epoch, self._record.current.epoch), counter, node)
+        self._clock.catch_up()
+        self.hear(clock)
+        epoch = 1
+        for version in seen:
+            self._clock.hear(version.counter)
+            epoch = max(epoch, version.epoch)
+        return Version(epoch, self._clock.take(), node)

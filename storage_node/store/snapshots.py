@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from ais_loader.errors import DriveFailed, LoaderError, SnapshotExists, Unsupported
 from storage_node.store.buckets import Buckets
+from storage_node.store.drive.cut_check import CutCheck
+from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import merged
@@ -40,10 +42,11 @@ class Snapshot(NamedTuple):
 class Snapshots:
     """Of all buckets of one store. Thread-safe."""
 
-    def __init__(self, record: RecordKeeper, drives: DriveSet, buckets: Buckets) -> None:
+    def __init__(self, record: RecordKeeper, drives: DriveSet, buckets: Buckets, clock: VersionClock) -> None:
         self._record = record
         self._drives = drives
         self._buckets = buckets
+        self._clock = clock
         self._trim_lock = threading.Lock()
         """One thread lets go of what deleted snapshots have left; taken outside the record's lock."""
 
@@ -54,7 +57,8 @@ class Snapshots:
         between each one is in or not. On return it is on the disk, with what it sees, whatever the durability.
 
         Raises InvalidName, BucketNotFound, SnapshotExists, SnapshotReadOnly, StoreReadOnly, Closed, DriveFull,
-        DriveFailed when a drive is missing, and Unsupported while objects move from drive to drive.
+        DriveFailed when a drive is missing, Unsupported while objects move from drive to drive, and StoreFormatError
+        where it would lack something.
         """
         self._drives.require_writable()
         check_snapshot_name(name)
@@ -69,20 +73,23 @@ class Snapshots:
                 raise DriveFailed("a drive of the store is missing; a snapshot needs all of them")
             for drive in drives:
                 quiet.enter_context(drive.quiet())
-            cut = max(drive.numbers.highest for drive in drives)
+            cut = self._clock.highest
             record = self._record.current.with_snapshot(found.uuid, name, SnapshotRecord(cut, time.time_ns()))
             # Before it counts: were it the other way round, a record that failed here and is found at the next start
             # all the same would stand for a snapshot that has not been kept.
             for drive in drives:
                 drive.set_cuts(record.cuts)
+            check = CutCheck([drive.catalog for drive in drives], found.uuid_bytes, cut)
             failpoint("snapshot.cut")
             try:
                 self._record.commit(record)
-            except LoaderError:
+            except BaseException:
+                check.close()
                 self._record.note_trimming(found.uuid)
                 raise
         failpoint("snapshot.recorded")
         try:
+            check.run(self._clock)
             for drive in drives:
                 drive.sync()
         except LoaderError:

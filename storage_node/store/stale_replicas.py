@@ -6,6 +6,8 @@ has compared it with its other copies. After a drive was given up, what the stor
 lacks a name means nothing until the bucket has been compared. Nothing of all this is kept on the drives: a node that
 starts doubts whole buckets.
 
+What has several copies is read only for as long as somebody vouches for this node: it holds a lease, or it runs.
+
 Thread-safe.
 """
 
@@ -13,11 +15,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ais_loader.errors import NodeUnavailable
-from storage_node.store.format import Version
+from storage_node.store.format import CatalogEntry, Version
 
 
 class ReplicaStale(NodeUnavailable):
@@ -38,18 +40,22 @@ class StaleReplicas:
         self._gaps: frozenset[bytes] = frozenset()
         self._names: dict[bytes, dict[str, StaleName]] = {}
         self._guarded: frozenset[bytes] = frozenset()
-        self._awake_until_s = float("inf")
+        self._until_s = float("inf")
+        self._in_touch_since_s = float("-inf")
         self._any = False
+        self.is_unsure: Callable[[bytes, str, CatalogEntry], bool] | None = None
+        """Of a bucket's uuid, a name and what is here of it: whether this node may not have been told what became of it
+        since. Set by the cluster."""
 
     @property
     def any(self) -> bool:
         """Whether there is anything to ask for."""
-        return self._any or time.monotonic() > self._awake_until_s
+        return self._any or self.is_unsure is not None or _clock_s() > self._until_s
 
     # -- asked by readers
 
     def whole(self, bucket_uuid: bytes) -> bool:
-        return bucket_uuid in self._buckets or (time.monotonic() > self._awake_until_s and bucket_uuid in self._guarded)
+        return bucket_uuid in self._buckets or (_clock_s() > self._until_s and bucket_uuid in self._guarded)
 
     def gaps(self, bucket_uuid: bytes) -> bool:
         """Whether names that the store lacks may be on other nodes all the same."""
@@ -60,6 +66,20 @@ class StaleReplicas:
         names = self._names.get(bucket_uuid)
         doubt = names.get(name) if names else None
         return None if doubt is None else doubt.version
+
+    # -- asked by writers
+
+    def missed(self, bucket_uuid: bytes, name: str, version: Version, for_s: float) -> bool:
+        """Whether this node may have missed a write of a name within the last `for_s` seconds that is below `version`:
+        it was told of one, or nobody vouched for it for a while.
+        """
+        with self._lock:
+            told = self._names.get(bucket_uuid, {}).get(name)
+            if told is not None and told.version < version and told.since_s > time.monotonic() - for_s:
+                return True
+            now = _clock_s()
+            changed_s = self._in_touch_since_s if now <= self._until_s else self._until_s
+            return bucket_uuid in self._guarded and changed_s > now - for_s
 
     # -- told by repair
 
@@ -110,15 +130,31 @@ class StaleReplicas:
         A process that was stopped for longer missed what others did in the meantime: until it says that it is awake,
         `guarded` buckets are in doubt.
         """
-        now = time.monotonic()
+        now = _clock_s()
         with self._lock:
-            kept = now <= self._awake_until_s
+            kept = now <= self._until_s
             self._guarded = frozenset(guarded)
             if not kept:
+                self._in_touch_since_s = now
                 self._buckets |= self._guarded
                 self._note()
-            self._awake_until_s = now + for_s
+            self._until_s = now + for_s
         return kept
+
+    def hold_until(self, until_s: float, guarded: Iterable[bytes]) -> None:
+        """Until then, by the clock that goes on while the machine is suspended, `guarded` buckets may be read. Unlike
+        in `awake`, what was missed before is told by name before there is a later end."""
+        now = _clock_s()
+        with self._lock:
+            if self._until_s < now <= until_s:
+                self._in_touch_since_s = now
+            self._guarded = frozenset(guarded)
+            self._until_s = until_s
+
+    def guard(self, guarded: Iterable[bytes]) -> None:
+        """These are the buckets in question from now on; for how long they may be read stays."""
+        with self._lock:
+            self._guarded = frozenset(guarded)
 
     def forget_bucket(self, bucket_uuid: bytes) -> None:
         """It has been deleted."""
@@ -149,6 +185,11 @@ class StaleReplicas:
 
     def _note(self) -> None:
         self._any = bool(self._buckets or self._gaps or self._names)
+
+
+def _clock_s() -> float:
+    """One that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def stale_message(name: str) -> str:

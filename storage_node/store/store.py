@@ -18,14 +18,16 @@ from storage_node.store import store_record as records
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.open_archives import indexing_of
 from storage_node.store.buckets import Buckets
+from storage_node.store.damaged_copies import DamagedCopies
 from storage_node.store.drive.drive import Drive, Durability
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
+from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.pool.drive_set import DriveSet
-from storage_node.store.pool.membership import DrivePool, synchronise
+from storage_node.store.pool.membership import DrivePool
 from storage_node.store.pool.open import DriveOptions, OpenDrives, drive_folders, open_drives
 from storage_node.store.pool.write_routing import PlacedChanges, StagedObject
 from storage_node.store.record_keeper import RecordKeeper
@@ -54,12 +56,16 @@ class Store:
         self.record = RecordKeeper(opened.record, self.drive_set, roots=roots, options=options)
         """The store record, in memory and on the drives."""
         self._buckets = Buckets(self.record, self.drive_set)
-        self.snapshots = Snapshots(self.record, self.drive_set, self._buckets)
+        self.clock = options.clock
+        """Of versions."""
+        self.snapshots = Snapshots(self.record, self.drive_set, self._buckets, self.clock)
         self.pool = DrivePool(self.drive_set, self.record, options, roots, finish_deletions=self._finish_deletions)
         """Drives that come and go, and what moves from one to another because of that."""
         self._changes = PlacedChanges(self.drive_set)
-        self.replicas = ReplicaState(self.record, self.drive_set, self._buckets, self._changes)
+        self.replicas = ReplicaState(self.drive_set, self._buckets, self._changes, self.clock)
         """What copies of an object on several nodes are compared by."""
+        self.damaged = DamagedCopies()
+        """Objects that readers and the scrub have found damaged."""
         self.left_out = opened.left_out
         """Folders given that are not of the store any more (retired, forgotten), or not yet, and why."""
 
@@ -73,10 +79,11 @@ class Store:
         mode: Literal["a", "r"] = "a",
         durability: Durability = "process",
         shard_limits: ShardLimits | None = None,
+        clock: VersionClock | None = None,
     ) -> Store:
         """Open the store on these drives; mode "a" creates it where there is none, mode "r" never locks or writes.
 
-        `shard_limits`: of each drive.
+        `shard_limits`: of each drive. `clock`: None for one that follows this machine's.
 
         Raises StoreNotFound, StoreLocked, StoreReadOnly, StoreFormatError, DriveFull, DriveFailed, InvalidRequest.
         """
@@ -85,7 +92,7 @@ class Store:
         if durability not in ("process", "power"):
             raise InvalidRequest(f'durability {durability!r}: "process" or "power"')
         roots = drive_folders(paths)
-        options = DriveOptions(mode == "a", durability, shard_limits)
+        options = DriveOptions(mode == "a", durability, shard_limits, clock or VersionClock())
         store = cls(open_drives(roots, options), options, roots)
         if store.writable:
             try:
@@ -109,8 +116,6 @@ class Store:
         for drive in self.drive_set.live():
             drive.set_cuts(current.cuts)
         self._finish_deletions()
-        if self.pool.moving:
-            synchronise(self.drive_set.live())
 
     def _finish_deletions(self) -> None:
         """Finish deleting the buckets, and the snapshots, that were being deleted."""
@@ -122,8 +127,9 @@ class Store:
 
     def close(self) -> None:
         """Wait for running commits, and let go of the drives. What comes later raises Closed."""
-        for drive in self.record.end():
-            drive.close()
+        with contextlib.ExitStack() as closing:
+            for drive in self.record.end():
+                closing.callback(drive.close)
 
     def __enter__(self) -> Store:
         return self
@@ -155,6 +161,10 @@ class Store:
     def find_bucket(self, name: str) -> BucketRecord | None:
         """As `bucket`; None where there is none."""
         return self._buckets.find(name)
+
+    def require_still(self, name: str, known: BucketRecord) -> None:
+        """See `Buckets.require_still`."""
+        self._buckets.require_still(name, known)
 
     def bucket_to_change(self, name: str) -> BucketRecord:
         """Raises BucketNotFound, and SnapshotReadOnly for the name of a snapshot."""
@@ -195,12 +205,6 @@ class Store:
         return self._buckets.delete(name, force=force, of_cluster=of_cluster)
 
     # -- objects
-
-    def committed_earlier(
-        self, bucket_uuid: bytes, name: str, write_id: bytes, before: CatalogEntry | None
-    ) -> CatalogEntry | None:
-        """What another try of a write has stored; `before` is what there is of the name. Raises DriveFailed."""
-        return self.drive_set.at(self.drive_set.owner(bucket_uuid, name)).committed_earlier(write_id, before)
 
     def begin_put(
         self,
@@ -263,6 +267,7 @@ class Store:
         if of.cut is None and self.replicas.stale.any and self.replicas.is_stale(bucket_uuid, name, found):
             raise ReplicaStale(stale_message(name))
         if found is None:
+            self.require_still(bucket, of)
             raise self.replicas.missing(bucket, bucket_uuid, name)
         return drive, found
 
@@ -277,13 +282,14 @@ class Store:
         version: Version | None = None,
         keep_tombstone: bool = False,
         condition: Condition | None = None,
+        writes: bytes = b"",
     ) -> CatalogEntry | None:
         """Remove an object. With `keep_tombstone` its deletion has a version, above the object's or the one given.
 
         With a `version` this deletes what is not newer than that, and is no error where there is nothing. Returns what
         the store has of the name now: None, a tombstone, or a newer object. Raises ObjectNotFound when there is no
         such object and neither a version nor a condition was given, VersionConflict when the condition does not hold,
-        StoreReadOnly, DriveFull, and what `head` raises.
+        OutcomeUnknown, StoreReadOnly, DriveFull, and what `head` raises. `writes`: see `Changes.write_tombstone`.
         """
         self.drive_set.require_writable()
         bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
@@ -291,26 +297,33 @@ class Store:
         if object_name_fault(name):
             missing = True
         elif keep_tombstone:
-            before, found = self._changes.write_tombstone(bucket_uuid, name, version, condition)
+            before, found = self._changes.write_tombstone(bucket_uuid, name, version, condition, writes)
             missing = version is None and (before is None or before.is_tombstone)
         elif version is not None:
             found = self._changes.drop(bucket_uuid, name, version, tombstone=False)
             missing = False
         else:
-            missing = not self._changes.delete(bucket_uuid, name, condition)
+            there = self._changes.delete(bucket_uuid, name, condition)
+            if isinstance(there, LoaderError):
+                raise there
+            missing = not there
         if missing:
             raise ObjectNotFound(not_found_message(bucket, name))
         return found
 
-    def delete_many(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
+    def delete_many(
+        self, bucket: str, names: Sequence[str], condition: Condition | None = None
+    ) -> list[LoaderError | None]:
         """Remove objects without a trace; of each, in order, None or why not. A repeated name is there only once.
+
+        `condition`: the id of the write.
 
         Raises what `bucket_to_change` raises, StoreReadOnly, Closed.
         """
         self.drive_set.require_writable()
         bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
         different = [name for name in dict.fromkeys(names) if not object_name_fault(name)]
-        done = dict(zip(different, self._changes.delete_many(bucket_uuid, different), strict=True))
+        done = dict(zip(different, self._changes.delete_many(bucket_uuid, different, condition), strict=True))
         results: list[LoaderError | None] = []
         for name in names:
             result = done.pop(name, False)
@@ -320,7 +333,7 @@ class Store:
         return results
 
     def write_tombstones(
-        self, bucket: str, tombstones: Sequence[tuple[str, Version]]
+        self, bucket: str, tombstones: Sequence[tuple[str, Version, bytes]]
     ) -> list[CatalogEntry | LoaderError]:
         """Leave tombstones of these versions where nothing newer is; what counts of each now, in order.
 
@@ -341,8 +354,10 @@ class Store:
     ) -> Iterator[tuple[str, CatalogEntry]]:
         """Objects in name order (by the bytes of their UTF-8 form), `page_size` of them at most.
 
-        Raises BucketNotFound, InvalidRequest, and DriveFailed when a drive is missing: a list that silently lacks
-        names would be worse.
+        Raises BucketNotFound, also at the end, when it is deleted meanwhile; InvalidRequest; and DriveFailed when a
+        drive is missing: a list that silently lacks names would be worse.
         """
+        known = self.bucket(bucket)
         scan = self.replicas.scan(bucket, prefix, start_after, tombstones=False)
         yield from itertools.islice(scan, page_size)
+        self.require_still(bucket, known)

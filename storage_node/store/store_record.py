@@ -113,6 +113,11 @@ class StoreRecord:
         former = (tuple(drive for drive in era if drive != drive_uuid) for era in self.former)
         return replace(left, former=_eras(tuple(era for era in former if era), left.active))
 
+    def with_stray(self, drive_uuid: str) -> StoreRecord:
+        """A drive has entries of names that it never owned: they are looked for there until they have moved."""
+        changed = replace(self, revision=self.revision + 1)
+        return replace(changed, former=_eras(((drive_uuid,), *self.former), self.active))
+
     def settled(self) -> StoreRecord:
         """Everything is where it belongs: nothing is anywhere else, nor on a drive that retires."""
         return replace(self._left(self.retiring, "retired"), former=())
@@ -246,7 +251,10 @@ def decode(data: bytes, source: Path) -> StoreRecord:
             bucket_uuid: {name: SnapshotRecord(**one) for name, one in named.items()}
             for bucket_uuid, named in fields["snapshots"].items()
         }
-        return StoreRecord(**fields)
+        record = StoreRecord(**fields)
+        if not 0 < record.epoch < 1 << 32 or any(cut >> 62 for cuts in record.cuts.values() for cut in cuts):
+            raise ValueError("an epoch, or a snapshot's cut, that there cannot be")
+        return record
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreFormatError(f"{source}: not a cluster record: {error}") from error
 

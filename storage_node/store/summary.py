@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from ais_loader.errors import InvalidRequest
 
 MAX_FOLDERS = 100_000
-"""Of one summary: what it takes stays small, whatever the names are."""
+MAX_FOLDER_BYTES = 8 << 20
+"""Of one summary, and of the names of its folders: what it takes stays small, whatever the names are."""
 
 
 class Tally:
@@ -22,6 +23,7 @@ class Tally:
         self.size_bytes = 0
         self.folders: dict[str, list[int]] = {}
         """Objects and bytes of each; none with a depth of 0."""
+        self._folder_bytes = 0
         self._base = prefix.rfind("/") + 1
         self._depth = depth
 
@@ -31,12 +33,16 @@ class Tally:
             self.objects += 1
             self.size_bytes += size_bytes
             if self._depth:
-                folder = self.folders.setdefault(self.folder_of(name), [0, 0])
+                folder = self.folders.get(of := self.folder_of(name))
+                if folder is None:
+                    folder = self.folders[of] = [0, 0]
+                    self._folder_bytes += len(of.encode())
                 folder[0] += 1
                 folder[1] += size_bytes
-        if len(self.folders) > MAX_FOLDERS:
+        if len(self.folders) > MAX_FOLDERS or self._folder_bytes > MAX_FOLDER_BYTES:
             raise InvalidRequest(
-                f"more than {MAX_FOLDERS:,} folders with depth={self._depth}: need a smaller depth or a longer prefix"
+                f"more than {MAX_FOLDERS:,} folders, or {MAX_FOLDER_BYTES:,} bytes of their names, with "
+                f"depth={self._depth}: need a smaller depth or a longer prefix"
             )
 
     def folder_of(self, name: str) -> str:

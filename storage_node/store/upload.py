@@ -11,8 +11,9 @@ from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.files.clone_or_copy import Taken, fill
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.format import WRITE_ID_KEY, CatalogEntry, Version
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.pool.write_routing import PlacedChanges, StagedObject
+from storage_node.store.write_memory import memory_of
 
 MAX_METADATA_BYTES = 4096
 
@@ -38,6 +39,11 @@ class Upload:
         if self._pending is None:
             raise InvalidRequest(f"the upload of {self.label} has been committed or aborted")
         return self._pending
+
+    @property
+    def of(self) -> tuple[bytes, str]:
+        """The bucket's uuid, and the object's name."""
+        return self._open.bucket_uuid, self._open.name
 
     @property
     def size_bytes(self) -> int:
@@ -92,9 +98,14 @@ class Upload:
         pending = self._open
         return self._changes.newest(pending.bucket_uuid, pending.name)
 
-    def assign(self, version: Version, modified_ns: int = 0) -> None:
-        """Give a copy the version, and the time, that all copies have; it is committed if nothing newer is there."""
-        self._open.version, self._open.modified_ns = version, modified_ns
+    def assign(self, version: Version, modified_ns: int = 0, writes: bytes = b"", *, is_copy: bool = False) -> None:
+        """Give a copy the version, time and memory that all copies have; it is committed if nothing newer is there.
+
+        `is_copy`: see `PendingObject`.
+        """
+        pending = self._open
+        pending.version, pending.modified_ns, pending.is_copy = version, modified_ns, is_copy
+        pending.writes = writes or pending.writes
 
     def require(self, condition: Condition | None) -> None:
         """Commit it only if this is true of what is there then: `commit` raises VersionConflict otherwise.
@@ -102,6 +113,8 @@ class Upload:
         Where another try of the same write has been committed, that is what `commit` returns.
         """
         self._open.condition = condition
+        if condition is not None and condition.write_id and not self._open.writes:
+            self._open.writes = memory_of(condition.write_id)
 
     @property
     def condition(self) -> Condition | None:
@@ -110,18 +123,18 @@ class Upload:
     def settled(self) -> CatalogEntry | None:
         """What another try of this write has committed: this one need not go on. None where it may.
 
-        Raises VersionConflict where the condition does not hold by now, and what `newest` raises.
+        Raises VersionConflict where the condition does not hold by now, OutcomeUnknown where nobody knows any more, and
+        what `newest` raises.
         """
-        condition = self._open.condition
-        if condition is None or condition.is_empty:
+        pending = self._open
+        condition = pending.condition
+        if condition is None or (condition.is_empty and not condition.began_ns):
             return None
         before = self.newest()
-        if (fault := condition.fault(self.label, before)) is None:
-            return None
-        committed_earlier = self.drive.committed_earlier(condition.write_id, before)
-        if committed_earlier is None:
-            raise fault
-        return committed_earlier
+        settled = self.drive.changes.settled(pending, before)
+        if isinstance(settled, LoaderError):
+            raise settled
+        return settled
 
     def commit(self) -> CatalogEntry:
         """Make the object visible, whole, replacing one of the same name; what counts now.
@@ -155,8 +168,6 @@ def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
     """Raises InvalidRequest unless `metadata` maps strings to strings and is small."""
     metadata = metadata or {}
     size_bytes = 0
-    if WRITE_ID_KEY in metadata:
-        raise InvalidRequest(f"metadata {WRITE_ID_KEY!r}: this key is the store's own")
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidRequest(f"metadata maps str to str, got {key!r}: {value!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import pytest
 
@@ -13,7 +14,11 @@ from ais_loader.transport.session import long_batch
 from ais_loader.transport.session import raw_stream as direct
 
 MiB = 1 << 20
-DATA = seeded_bytes(26 * MiB + 7, seed=5)
+
+
+@cache
+def data() -> bytes:
+    return seeded_bytes(26 * MiB + 7, seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +26,7 @@ def filled() -> Iterator[NodeProcess]:
     """Has room for two frames at a time, of all its clients."""
     with throwaway_folder() as folder, NodeProcess(folder / "drive", arguments=["--memory-mib", "8"]) as node:
         with connect(node.url) as client:
-            client.create_bucket("data").put("large", DATA)
+            client.create_bucket("data").put("large", data())
         yield node
 
 
@@ -42,7 +47,7 @@ def test_a_stream_is_read_whole_again_and_again(client: Client) -> None:
         with client.bucket("data").reader("large", timeout_s=20.0) as reader:
             first = reader.read(MiB)
             assert reads_alone(reader)
-            assert first + reader.read() == DATA
+            assert first + reader.read() == data()
 
 
 def test_a_reader_that_pauses_leaves_the_nodes_memory_to_others(
@@ -53,25 +58,25 @@ def test_a_reader_that_pauses_leaves_the_nodes_memory_to_others(
     with bucket.reader("large", timeout_s=20.0) as paused:
         first = paused.read(MiB)
         with connect(client._transport.url) as another, another.bucket("data").reader("large", timeout_s=20.0) as busy:
-            assert busy.read() == DATA
+            assert busy.read() == data()
         assert reads_alone(paused)
-        assert first + paused.read() == DATA
+        assert first + paused.read() == data()
 
 
 def test_one_that_is_let_go_half_read_harms_no_later_one(client: Client) -> None:
     bucket = client.bucket("data")
     for read_bytes in (1, 9 * MiB):
         with bucket.reader("large", timeout_s=20.0) as reader:
-            assert reader.read(read_bytes) == DATA[:read_bytes]
+            assert reader.read(read_bytes) == data()[:read_bytes]
     assert eventually(lambda: client.describe()["active_batches"] == 0)
     with bucket.reader("large", timeout_s=20.0) as reader:
-        assert reader.read() == DATA
+        assert reader.read() == data()
 
 
 def test_closing_the_client_ends_a_read_that_waits(filled: NodeProcess) -> None:
     with FaultyLink(filled.url) as link, ThreadPoolExecutor(1) as pool, connect(link.url) as client:
         reader = client.bucket("data").reader("large", timeout_s=60.0)
-        assert reader.read(MiB) == DATA[:MiB]
+        assert reader.read(MiB) == data()[:MiB]
         link.stall()
         reading = pool.submit(reader.read)
         eventually(lambda: reader._position > 2 * MiB or reading.done())

@@ -36,7 +36,13 @@ def endpoints_of(nodes: Sequence[NodeServer]) -> list[str]:
 
 def member(node: NodeServer, host: str = "") -> pb.MapNode:
     endpoint = endpoint_of(node)
-    return pb.MapNode(uuid=node.membership.node_uuid, host=host or f"host-{endpoint}", endpoint=endpoint, weight=1.0)
+    return pb.MapNode(
+        uuid=node.membership.node_uuid,
+        host=host or f"host-{endpoint}",
+        endpoint=endpoint,
+        peer_endpoint=node.peer_endpoint,
+        weight=1.0,
+    )
 
 
 def make_cluster(nodes: Sequence[NodeServer]) -> pb.ClusterMap:

@@ -92,7 +92,9 @@ class Network:
 
     def member(self, at: int) -> pb.MapNode:
         node = self.nodes[f"n{at}:1"]
-        return pb.MapNode(uuid=node.uuid, host=f"h{at}", endpoint=node.endpoint, weight=1.0)
+        return pb.MapNode(
+            uuid=node.uuid, host=f"h{at}", endpoint=node.endpoint, peer_endpoint=node.endpoint, weight=1.0
+        )
 
     def start(self, name: str, edit: Edit, endpoints: list[str], timeout_s: float = 300.0) -> Running:
         proposer = Proposer(

@@ -45,7 +45,12 @@ class Behind:
                 ],
             )
         )
-        self.member = pb.MapNode(uuid=bytes.fromhex(ask_node(self.outer).uuid), host=str(folder), endpoint=self.outer)
+        self.member = pb.MapNode(
+            uuid=bytes.fromhex(ask_node(self.outer).uuid),
+            host=str(folder),
+            endpoint=self.outer,
+            peer_endpoint=self.node.peer_endpoint,
+        )
 
     @property
     def is_trusted(self) -> bool:

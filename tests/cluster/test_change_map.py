@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 from agreement_kit import TIMEOUT_S, endpoint_of, endpoints_of, known_map, make_cluster, member, node_at, nodes_at
 
+from ais_loader import connect
 from ais_loader.errors import InvalidName, StoreFormatError
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import Channels, change_map
 from storage_node.cluster.consensus.effects import Ask
-from storage_node.cluster.consensus.errors import NoMajority, OtherCluster
+from storage_node.cluster.consensus.errors import NoMajority, OtherCluster, OutcomeUnknown
 from storage_node.cluster.consensus.proposer import Proposer
+from storage_node.cluster.map import mutations
 from storage_node.cluster.map.mutations import (
     add_node,
     begin_leave,
@@ -27,9 +29,12 @@ from storage_node.cluster.map.mutations import (
     finish_join,
     finish_leave,
     remove_node,
+    set_bucket,
 )
 from storage_node.config import ServerConfig
+from storage_node.ops.node_discovery import group_drives, wipe_node
 from storage_node.server import NodeServer
+from storage_node.store.drive import identity as identities
 
 
 @pytest.fixture
@@ -90,7 +95,7 @@ def test_a_node_of_one_cluster_is_not_taken_by_another(tmp_path: Path, nodes: li
         with pytest.raises(ValueError, match="belongs to cluster"):
             make_cluster(mixed)
         make_cluster(others)
-        with pytest.raises(OtherCluster, match=endpoint_of(others[0])):
+        with pytest.raises(OtherCluster, match=others[0].peer_endpoint):
             changed(nodes, add_node(member(others[0])))
         with pytest.raises(OtherCluster):
             change_map(endpoints_of(mixed), lambda known: known or pb.ClusterMap(), timeout_s=TIMEOUT_S)
@@ -99,7 +104,7 @@ def test_a_node_of_one_cluster_is_not_taken_by_another(tmp_path: Path, nodes: li
 
 def test_a_minority_commits_nothing_and_says_who_is_missing(nodes: list[NodeServer]) -> None:
     make_cluster(nodes)
-    gone = sorted(endpoints_of(nodes[1:]))
+    gone = sorted(node.peer_endpoint for node in nodes[1:])
     for node in nodes[1:]:
         node.stop(0.0)
     with pytest.raises(NoMajority, match="majority of the 3 nodes") as raised:
@@ -140,17 +145,100 @@ def test_a_node_joins_and_another_leaves(tmp_path: Path, nodes: list[NodeServer]
             changed(nodes, remove_node(joined.uuid))
         changed(nodes, delete_bucket("b"))
         assert len(changed(nodes, remove_node(joined.uuid)).node) == 2
-        again = changed(nodes[1:], add_node(member(fourth))).node[-1]
+        with node_at(tmp_path / "fifth") as fifth:
+            again = changed(nodes[1:], add_node(member(fifth))).node[-1]
         assert again.number not in {joined.number, *range(1, 4)}, "a number is never given again"
+
+
+def test_a_node_that_was_taken_out_comes_back_as_a_new_one_or_not_at_all(
+    tmp_path: Path, nodes: list[NodeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its drives have what was there when it left, and no tombstones of what was deleted since."""
+    make_cluster(nodes)
+    changed(nodes, create_bucket("b", copies=3))
+    names = [f"{number:02d}" for number in range(20)]
+    with connect(",".join(node.url for node in nodes)) as client:
+        client.bucket("b").put_many((name, b"bytes") for name in names)
+    lost = nodes[2].membership.node_uuid
+    port = nodes[2].port
+    nodes[2].stop(0.0)
+    changed(nodes[:2], set_bucket("b", 2, None, None))
+    map_ = changed(nodes[:2], remove_node(lost))
+    assert list(map_.removed) == [lost]
+    with connect(",".join(node.url for node in nodes[:2])) as client:
+        client.bucket("b").delete_many(names)
+
+    async def nothing(self: object, *_: object) -> bool:
+        return False
+
+    monkeypatch.setattr("storage_node.cluster.map.sync.MapSync._ask", nothing)  # it does not hear of it
+    with node_at(tmp_path / "node-2", port) as back:
+        with pytest.raises(ValueError, match=f"node {lost.hex()} was taken out of this cluster.*--wipe"):
+            changed(nodes[:2], add_node(member(back)))
+
+        # Nor while the map has forgotten so old a name, as long as the node itself knows that it was one of us.
+        def forgetting(known: pb.ClusterMap | None) -> pb.ClusterMap:
+            assert known is not None
+            del known.removed[:]
+            return add_node(member(back))(known)
+
+        with pytest.raises(OtherCluster, match="was a node of this cluster by its map"):
+            changed(nodes[:2], forgetting)
+    (wiped,) = group_drives(
+        {
+            drive: identity
+            for drive in (tmp_path / "node-2").iterdir()
+            if (identity := identities.read(drive)) is not None
+        }
+    )
+    made = wipe_node(wiped)
+    assert made.drives == wiped.drives and made.uuid != wiped.uuid
+    with node_at(tmp_path / "node-2", port) as back:
+        changed(nodes[:2], add_node(member(back)))
+
+        def settled() -> bool:
+            map_ = known_map(nodes[0])
+            return map_ is not None and [node.state for node in map_.node] == [pb.MapNode.ACTIVE] * 3
+
+        eventually(settled, timeout_s=TIMEOUT_S)
+        with connect(back.url) as client:
+            assert list(client.bucket("b").objects()) == []
+
+
+def test_a_map_remembers_some_thousands_of_nodes_that_were_taken_out() -> None:
+    map_ = pb.ClusterMap(cluster_uuid=b"c" * 16, version=7)
+    for number in range(mutations.REMOVED_KEPT + 2):
+        gone = map_.node.add(uuid=number.to_bytes(16, "big"))
+        mutations.take_out(map_, gone)
+    assert [len(map_.removed), map_.removed[0], map_.removed[-1]] == [
+        mutations.REMOVED_KEPT,
+        (2).to_bytes(16, "big"),
+        (mutations.REMOVED_KEPT + 1).to_bytes(16, "big"),
+    ]
 
 
 def test_a_node_that_does_not_answer_cannot_be_added(tmp_path: Path, nodes: list[NodeServer]) -> None:
     make_cluster(nodes)
     with node_at(tmp_path / "fourth") as fourth:
         joining = member(fourth)
-    with pytest.raises(NoMajority, match=joining.endpoint):
+    with pytest.raises(NoMajority, match=joining.peer_endpoint):
         changed(nodes, add_node(joining), timeout_s=1.0)
     assert len(changed(nodes, lambda known: known).node) == 3
+
+
+def test_one_node_goes_on_alone_when_the_second_is_lost_in_the_moment_in_which_it_joins(tmp_path: Path) -> None:
+    with nodes_at(tmp_path, 2) as (first, second):
+        make_cluster([first])
+        steps = Proposer(endpoints_of([first]), add_node(member(second)), time.monotonic).run(0.0)
+        with Channels() as channels, pytest.raises((NoMajority, OutcomeUnknown)):
+            step = next(steps)
+            while True:
+                assert isinstance(step, Ask)
+                if any(isinstance(body, pb.AcceptRequest) for body in step.requests.values()):
+                    second.stop(0.0)
+                step = steps.send(channels.ask(step))
+        map_ = changed([first], create_bucket("b"))
+        assert [node.uuid for node in map_.node] == [first.membership.node_uuid]
 
 
 @pytest.mark.parametrize(

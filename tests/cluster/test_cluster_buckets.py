@@ -144,7 +144,7 @@ def test_what_a_node_that_is_down_holds_is_not_deleted_unasked(
     port = nodes[2].port
     put_on(nodes[2], "b", "a")
     nodes[2].stop(0.0)
-    with pytest.raises(errors.NodeUnavailable, match=rf"{endpoint_of(nodes[2])}.*force=True"):
+    with pytest.raises(errors.NodeUnavailable, match=rf"{nodes[2].peer_endpoint}.*force=True"):
         clients[0].delete("b")
     assert clients[1].names() == ["b"]
     clients[0].delete("b", force=True)

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,9 @@ def test_status_needs_no_ray_and_remembers_the_map_when_nodes_are_down(tmp_path:
     with NodeProcess(made.drives) as node:
         endpoint = node.url.removeprefix("grpc://")
         node_file.write(made.folder, NodeFile(made.uuid, endpoint))
-        member = pb.MapNode(uuid=bytes.fromhex(made.uuid), host="here", endpoint=endpoint)
+        member = pb.MapNode(
+            uuid=bytes.fromhex(made.uuid), host="here", endpoint=endpoint, peer_endpoint=node.peer_endpoint
+        )
         change_map([endpoint], create_cluster([member]))
         code, said = status(tmp_path)
         assert (code, said["answers"], said["url"]) == (0, True, node.url)
@@ -161,13 +164,16 @@ def test_a_map_that_cannot_be_changed_for_now_does_not_hide_how_the_nodes_are(
     nodes = [NodeDrives(letter * 32, (tmp_path / f"node-{letter}" / "d",)) for letter in "ab"]
     known = pb.ClusterMap(version=3, node=[pb.MapNode(uuid=bytes.fromhex(nodes[0].uuid), endpoint="h:1", host="host")])
     started = [Started(node, hosts(Found())[0], None) for node in nodes]
-    statuses = {node.uuid: {"name": node.name, "endpoint": f"h:{at}"} for at, node in enumerate(nodes, 7)}
+    statuses = {
+        node.uuid: {"name": node.name, "endpoint": f"h:{at}", "peer_endpoint": f"h:{at + 100}"}
+        for at, node in enumerate(nodes, 7)
+    }
 
     def refuse(*_: object, **__: object) -> pb.ClusterMap:
         raise NoMajority("fewer than a majority of the 3 nodes promised")
 
     monkeypatch.setattr(commands, "change_map", refuse)
-    monkeypatch.setattr(commands, "ask_nodes", lambda _: {"h:7": Answer("h:7", "x", known)})
+    monkeypatch.setattr(commands, "ask_nodes", lambda *_: {"h:7": Answer("h:7", "x", known)})
     plan, notes = commands.Plan(root=tmp_path), list[str]()
     assert commands._agree(plan, started[:1], statuses, notes) == known
     assert notes == [
@@ -253,3 +259,59 @@ def test_describing_the_commands_loads_neither_ray_nor_the_store() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=dict(os.environ)
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_up_does_not_take_back_a_node_that_was_taken_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its host was down when it was taken out: nothing beside its drives says so."""
+    one, other = (NodeDrives(letter * 32, (tmp_path / f"node-{letter}" / "d",)) for letter in "ab")
+    known = pb.ClusterMap(version=3, removed=[bytes.fromhex(other.uuid)])
+    known.node.add(uuid=bytes.fromhex(one.uuid), endpoint="h:7", peer_endpoint="h:107", host="host")
+    started = [Started(node, hosts(Found())[0], None) for node in (one, other)]
+    statuses = {
+        node.uuid: {"name": node.name, "endpoint": f"h:{at}", "peer_endpoint": f"h:{at + 100}"}
+        for at, node in enumerate((one, other), 7)
+    }
+    monkeypatch.setattr(commands, "ask_nodes", lambda *_: {"h:7": Answer("h:7", "x", known)})
+    plan, notes = commands.Plan(root=tmp_path), list[str]()
+    assert commands._agree(plan, started, statuses, notes) == known
+    (note,) = notes
+    assert "node-b was taken out of the cluster" in note and "`cluster add --wipe node-b`" in note
+
+
+def test_only_what_is_no_node_of_the_cluster_is_wiped(tmp_path: Path) -> None:
+    one, gone, stranger = (NodeDrives(letter * 32, (tmp_path / f"node-{letter}" / "d",)) for letter in "abc")
+    known = pb.ClusterMap(version=3, node=[pb.MapNode(uuid=bytes.fromhex(one.uuid))])
+    there = hosts(Found(nodes=(one, stranger), removed=(gone,)))
+    assert commands.node_to_wipe(there, "node-b", known)[0] == gone
+    assert commands.node_to_wipe(there, "ccc", known)[0] == stranger
+    with pytest.raises(ClusterError, match="node-a is a node of the cluster: take it out with `cluster remove` first"):
+        commands.node_to_wipe(there, "node-a", known)
+    with pytest.raises(ClusterError, match="node-x names 0 nodes with drives; there are: node-a, node-b, node-c"):
+        commands.node_to_wipe(there, "node-x", known)
+
+
+def test_nodes_listen_beyond_loopback_only_where_that_was_said(tmp_path: Path) -> None:
+    here, there = Host("127.0.0.1", "box", Found()), Host("10.0.0.5", "box", Found())
+    commands._require_loopback(commands.Plan(root=tmp_path), [here])
+    for plan, at in (
+        (commands.Plan(root=tmp_path), [here, there]),
+        (commands.Plan(root=tmp_path, settings={"peer_host": "0.0.0.0"}), [here]),
+        (commands.Plan(root=tmp_path, settings={"nodes": {"node-1": {"peer_host": "box"}}}), [here]),
+    ):
+        with pytest.raises(commands.BeyondLoopback, match=r"nodes would listen at (10\.0\.0\.5|0\.0\.0\.0|box)"):
+            commands._require_loopback(plan, at)
+        commands._require_loopback(replace(plan, insecure=True), at)
+
+
+def test_without_insecure_a_command_that_would_listen_on_a_network_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise commands.BeyondLoopback("nodes would listen at 10.0.0.5")
+
+    for command in ("up", "add"):
+        monkeypatch.setattr(commands, command, refuse)
+        result = CliRunner().invoke(main, ["cluster", command, "--root", str(tmp_path), "--address", "auto"])
+        assert result.exit_code == 2
+        said = " ".join(result.stderr.split())
+        assert "nodes would listen at 10.0.0.5, and there is no authentication" in said and "--insecure" in said

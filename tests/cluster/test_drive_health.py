@@ -30,7 +30,9 @@ def test_errors_from_before_a_drive_was_opened_anew_do_not_count() -> None:
 def view_of(*hosts: str, **copies: int) -> ClusterView:
     map_ = pb.ClusterMap(cluster_uuid=b"c" * 16, version=3)
     for number, host in enumerate(hosts):
-        map_.node.add(uuid=bytes([number] * 16), host=host, endpoint=f"{host}:{number}", weight=1.0, number=number + 1)
+        map_.node.add(
+            uuid=bytes([number] * 16), host=host, peer_endpoint=f"{host}:{number}", weight=1.0, number=number + 1
+        )
     for name, count in copies.items():
         map_.bucket.add(name=name, uuid=name[:1].encode() * 16, copies=count, min_copies=1)
     return ClusterView(map_)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ais_loader.wire.generated.ais_replica_pb2 import ProgressResponse
+from storage_node.cluster.caller import OPERATOR
 from storage_node.ops import ray_actors, rolling_settings
 from storage_node.ops.ask_nodes import Answer
 from storage_node.ops.node_discovery import Found, NodeDrives
@@ -94,7 +95,7 @@ class Nodes:
         assert done(status) is (one.node.name != self._failing)
         return [status]
 
-    def _ask(self, endpoint: str) -> Answer:
+    def _ask(self, endpoint: str, _: object) -> Answer:
         """In doubt about its copies when it is asked first."""
         self._asked[endpoint] = self._asked.get(endpoint, 0) + 1
         doubtful = self._asked[endpoint] < 2
@@ -111,7 +112,8 @@ def test_nodes_take_settings_over_one_after_the_other_when_the_one_before_is_tru
     nodes = Nodes(monkeypatch)
     statuses = nodes.statuses(read_threads=2)
     statuses[1]["settings"] = {"read_threads": 9}  # it has just been started with them
-    now = rolling_settings.take_over(STARTED, statuses, KeptSettings(1, {"read_threads": 9}), 20.0, lambda _: None)
+    kept = KeptSettings(1, {"read_threads": 9})
+    now = rolling_settings.take_over(STARTED, statuses, kept, OPERATOR, 20.0, lambda _: None)
     assert nodes.log == [
         "renew node-1",
         "node-1 compares",
@@ -126,7 +128,7 @@ def test_nodes_take_settings_over_one_after_the_other_when_the_one_before_is_tru
 def test_settings_with_which_a_node_cannot_serve_stop_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, told = Nodes(monkeypatch, failing="node-1"), list[str]()
     settings = KeptSettings(1, {"read_threads": 9})
-    now = rolling_settings.take_over(STARTED, nodes.statuses(read_threads=2), settings, 20.0, told.append)
+    now = rolling_settings.take_over(STARTED, nodes.statuses(read_threads=2), settings, OPERATOR, 20.0, told.append)
     assert nodes.log == ["renew node-1"]
     assert [status["state"] for status in now] == ["waiting", "serving", "serving"]
     assert told[-1].startswith("node-1 does not serve with its new settings: no such library.")

@@ -21,6 +21,7 @@ from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.caller import OPERATOR
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
 from storage_node.ops import crash_backoff, drive_commands, node_file, node_log
@@ -144,7 +145,9 @@ def test_a_drive_that_is_added_does_not_have_the_node_start_anew(
     endpoint = serving(kept)["endpoint"]
     server = kept._server
     new = node.folder / "drive-3"
-    after = drive_commands.order(endpoint, lambda stub: stub.AddDrive(pb.AddDriveRequest(path=str(new)), timeout=20.0))
+    after = drive_commands.order(
+        endpoint, OPERATOR, lambda stub: stub.AddDrive(pb.AddDriveRequest(path=str(new)), timeout=20.0)
+    )
     assert str(new) in [drive.path for drive in after.drive]
     eventually(lambda: str(new) in kept.status()["drives"])
     assert kept._server is server
@@ -181,7 +184,9 @@ def test_a_node_that_had_to_move_has_the_map_say_so(
     monkeypatch.setattr(supervisor, "PORT_PATIENCE_S", 0.0)
     kept.start()
     before = serving(kept)["endpoint"]
-    member = pb.MapNode(uuid=bytes.fromhex(node.uuid), host="here", endpoint=before)
+    member = pb.MapNode(
+        uuid=bytes.fromhex(node.uuid), host="here", endpoint=before, peer_endpoint=kept.status()["peer_endpoint"]
+    )
     assert change_map([before], create_cluster([member])).version == 1
     kept.stop()
     with socket.create_server((HOST, int(before.rpartition(":")[2]))):
@@ -266,7 +271,9 @@ def test_the_map_names_the_address_that_is_advertised_and_the_node_keeps_its_por
 ) -> None:
     kept.start()
     first = serving(kept)["endpoint"]
-    member = pb.MapNode(uuid=bytes.fromhex(node.uuid), host="here", endpoint=first)
+    member = pb.MapNode(
+        uuid=bytes.fromhex(node.uuid), host="here", endpoint=first, peer_endpoint=kept.status()["peer_endpoint"]
+    )
     change_map([first], create_cluster([member]))
     with FaultyLink(f"grpc://{first}") as link:
         outer = link.url.removeprefix("grpc://")

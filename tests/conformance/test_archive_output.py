@@ -15,9 +15,10 @@ import pytest
 import zstandard
 
 from ais_loader import Bucket, Entry
-from ais_loader.archive import FORMATS, ArchiveFormat, format_of
-from ais_loader.errors import Closed, InvalidRequest, ObjectNotFound
+from ais_loader.archive import FORMATS, ArchiveFormat, ArchiveNames, format_of
+from ais_loader.errors import Closed, InvalidName, InvalidRequest, ObjectNotFound
 from ais_loader.testing import seeded_bytes
+from tests.tar_kit import packed_tar
 
 OBJECTS = {
     "a": seeded_bytes(100, seed=1),
@@ -178,3 +179,22 @@ def test_a_files_name_promises_a_format() -> None:
     names = ("a.tar", "b/a.tar.gz", "a.tgz", "a.tar.lz4", "a.tlz4", "a.tar.zst", "a.tzst", "a.zip", "a.gz")
     promised = ["tar", "tar.gz", "tar.gz", "tar.lz4", "tar.lz4", "tar.zst", "tar.zst", "zip", None]
     assert [format_of(name) for name in names] == promised
+
+
+@pytest.mark.parametrize("names", ["bucket", "object"])
+@pytest.mark.parametrize("member", ["../../etc/x", "a/../../x", "/etc/x", "a//x", ".."])
+def test_no_member_is_named_like_a_path_that_leads_elsewhere(
+    bucket: Bucket, member: str, names: ArchiveNames, tmp_path: Path
+) -> None:
+    bucket.put("s.tar", packed_tar({"./plain": b"1", member: b"2"}))
+    plain, other = Entry(bucket.name, "s.tar", "./plain"), Entry(bucket.name, "s.tar", member)
+    with pytest.raises(InvalidName, match="entry 1 would be the member"):
+        bucket.client.get_batch([plain, other], archive="tar", archive_names=names).write_to(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    assert next(iter(bucket.client.get_batch([other]))).tobytes() == b"2"
+    made = io.BytesIO()
+    bucket.client.get_batch([plain], archive="tar", archive_names="object").write_to(made)
+    assert members(made.getvalue(), "tar") == [("s.tar/./plain", b"1")]
+    with pytest.raises(InvalidName):
+        missing = Entry(bucket.name, "../x")
+        bucket.client.get_batch([missing], archive="zip", archive_names=names, on_error="placeholder")

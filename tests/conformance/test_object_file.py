@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from ais_loader import Bucket
-from ais_loader.errors import InvalidRequest, ObjectNotFound
+from ais_loader.errors import InvalidRequest, MemberNotFound, ObjectNotFound
 from ais_loader.object_file import KEPT_BYTES
 from ais_loader.read_ahead import CHUNK_BYTES, FIRST_BYTES, Ramp, chunk_spans
 from ais_loader.testing import seeded_bytes
@@ -53,6 +53,22 @@ def test_tarfile_reads_an_archive_through_it(bucket: Bucket) -> None:
     with bucket.open("shard.tar") as file, tarfile.open(fileobj=file) as archive:
         member_file = archive.extractfile("y/z")
         assert member_file is not None and member_file.read() == DATA
+
+
+def test_a_member_reads_as_a_file_of_its_own(bucket: Bucket) -> None:
+    bucket.put("shard.tar", packed_tar({"x.wav": b"one", "x": DATA, "y": b"two"}))
+    with bucket.open("shard.tar", member="x") as file:
+        assert (file.size(), file.name) == (len(DATA), f"ais://{bucket.name}/shard.tar/x")
+        file.seek(-5, io.SEEK_END)
+        assert file.read(100) == DATA[-5:]
+        file.seek(1_500_000)
+        assert file.read(700_000) == DATA[1_500_000:2_200_000]
+        bucket.put("shard.tar", packed_tar({"x": b"other"}))
+        file.seek(0)
+        with pytest.raises(ObjectNotFound):
+            file.read()
+    with pytest.raises(MemberNotFound, match=r"'x\.wav'"):
+        bucket.open("shard.tar", member="x.wav")
 
 
 def test_a_replaced_object_is_never_read_as_a_mix(bucket: Bucket) -> None:

@@ -17,15 +17,16 @@ import grpc
 
 from ais_loader import Bucket, Item, connect
 from ais_loader.checksum import crc32c
-from ais_loader.testing import NodeProcess, eventually, rss_bytes, seeded_bytes, throwaway_folder
+from ais_loader.testing import NodeProcess, SeededObjects, eventually, rss_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_replica_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2_grpc as rpc
+from storage_node.cluster.caller import OPERATOR
 
 MiB = 1 << 20
-SMALL = {f"s/{at:04d}": seeded_bytes(60_000 + 7 * at, seed=at) for at in range(200)}
-LARGE = {f"l/{at}": seeded_bytes(9 * MiB + at, seed=900 + at) for at in range(3)}
-OBJECTS = {**SMALL, **LARGE}
+SMALL = SeededObjects({f"s/{at:04d}": (60_000 + 7 * at, at) for at in range(200)})
+LARGE = SeededObjects({f"l/{at}": (9 * MiB + at, 900 + at) for at in range(3)})
+OBJECTS = SMALL | LARGE
 MIXED = [*list(SMALL)[:60], "l/0", *list(SMALL)[60:120], "l/1", "l/2", *list(SMALL)[120:]]
 """39 MB: of every node more than it may send ahead."""
 MODES = [("direct", True), ("direct", False), ("target", True), ("target", False)]
@@ -117,7 +118,7 @@ def serve_all(cluster: ClusterProcesses) -> None:
     """Wait until every node has compared its copies with those of the others, and answers for all of them."""
 
     def sure(node: NodeProcess) -> bool:
-        with grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel:
+        with OPERATOR.through(grpc.insecure_channel(node.peer_endpoint)) as channel:
             answer = rpc.RepairStub(channel).Progress(pb.ProgressRequest(), timeout=20)
         return not answer.doubtful_names and not answer.doubtful_bucket
 

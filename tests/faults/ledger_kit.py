@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
-
 from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
@@ -20,15 +18,19 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc as rpc
+from storage_node.cluster.caller import OPERATOR
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node
-from storage_node.ops.ask_nodes import ask_nodes, newest_map
+from storage_node.ops.ask_nodes import ask_node, ask_nodes, newest_map
+from tests.peer_kit import peer_at
 
 BUCKET = "b"
 TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 20.0
 RETRY_S = 40.0
 """Nodes of a busy machine stand still now and then, and compare their copies afterwards."""
+PAUSE_S = 0.005
+"""Between two calls of a reader or a writer: nodes that start or compare need the processor too."""
 GONE = -1
 
 
@@ -113,6 +115,7 @@ class Clients:
                         typed = isinstance(error, errors.LoaderError) and error.retryable
                         (self.unanswered if typed else self.faults).append(f"{way.__name__}: {error!r}")
                     self.reads[number] += 1
+                    self._stopping.wait(PAUSE_S)
 
     def _judge(self, key: str, before: tuple[int, bool], data: bytes | None) -> None:
         found = GONE if data is None else int(data.split(b" ", 2)[1])
@@ -219,6 +222,7 @@ class Writers:
                             return
                         alive = not self._ledger.expected(key)[1] or draw.random() < 0.6
                         self._until_acknowledged(bucket, key, alive=alive)
+                        self._stopping.wait(PAUSE_S)
                     self.rounds[number] += 1
         except Exception as error:  # noqa: BLE001 - shown by the test
             self.faults.append(f"{number}: {error!r}")
@@ -237,7 +241,8 @@ class Writers:
                 if not failed:  # otherwise the deletion that failed has been done
                     raise
             except errors.LoaderError as error:
-                if not error.retryable or time.monotonic() > deadline_s:
+                may_go_on = error.retryable or isinstance(error, errors.OutcomeUnknown)  # the key is only ours
+                if not may_go_on or time.monotonic() > deadline_s:
                     raise
                 self.retries += 1
                 failed = True
@@ -317,7 +322,10 @@ def delete(bucket: Bucket, ledger: Ledger, keys: Sequence[str]) -> None:
 
 def versions(node: NodeProcess, bucket: cluster_pb.MapBucket) -> dict[str, tuple[int, int, int, bool, int]]:
     found: dict[str, tuple[int, int, int, bool, int]] = {}
-    with grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel:
+    asked = ask_node(endpoints([node])[0])
+    # As one of the nodes that it knows: it may not be one of them itself any more.
+    uuid = asked.map.node[0].uuid if asked.map is not None else bytes.fromhex(asked.uuid)
+    with peer_at(node.peer_endpoint, uuid) as channel:
         request = wire.VersionsRequest(bucket=wire.BucketRef(name=bucket.name, uuid=bucket.uuid), limit=10_000)
         for one in rpc.ReplicaStub(channel).Versions(request, timeout=CALL_TIMEOUT_S).object:
             version = one.version
@@ -326,7 +334,7 @@ def versions(node: NodeProcess, bucket: cluster_pb.MapBucket) -> dict[str, tuple
 
 
 def current_map(nodes: Sequence[NodeProcess]) -> cluster_pb.ClusterMap:
-    map_ = newest_map(ask_nodes(node.url.removeprefix("grpc://") for node in nodes).values())
+    map_ = newest_map(ask_nodes(endpoints(nodes), OPERATOR).values())
     assert map_ is not None
     return map_
 
@@ -357,8 +365,14 @@ def endpoints(nodes: Sequence[NodeProcess]) -> list[str]:
 
 
 def join(cluster: ClusterProcesses, node: NodeProcess, host: str) -> None:
-    answer = ask_nodes(endpoints([node]))[endpoints([node])[0]]
-    member = cluster_pb.MapNode(uuid=bytes.fromhex(answer.uuid), host=host, endpoint=endpoints([node])[0], weight=1.0)
+    answer = ask_node(endpoints([node])[0])
+    member = cluster_pb.MapNode(
+        uuid=bytes.fromhex(answer.uuid),
+        host=host,
+        endpoint=answer.endpoint,
+        peer_endpoint=node.peer_endpoint,
+        weight=1.0,
+    )
     change_map(endpoints(cluster.nodes), add_node(member), timeout_s=TIMEOUT_S)
 
 

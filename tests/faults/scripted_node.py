@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 
 from ais_loader.checksum import crc32c
-from ais_loader.wire.frame import Frame, Piece, encode_frame
+from ais_loader.wire.frame import Frame, Piece, encode_prefix
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 Answer = Callable[[int, pb.BatchRequest], Iterable[bytes]]
@@ -72,7 +72,19 @@ def frame(batch_id: int, parts: dict[int, bytes], *, status: int = pb.OK, **chan
     )
     for name, value in changes.items():
         setattr(made, name, value)
-    return encode_frame(batch_id, made)
+    # Not by `encode_frame`, which refuses what does not add up.
+    prefix, _ = encode_prefix(
+        batch_id,
+        index=made.index,
+        size=made.size,
+        checksum=made.checksum,
+        status=made.status,
+        checksum_kind=made.checksum_kind,
+        payload_bytes=len(made.payload),
+        piece=made.piece,
+        errors=made.errors,
+    )
+    return prefix + made.payload
 
 
 def piece(batch_id: int, index: int, whole: bytes, start: int, stop: int, version: str = "1", **changes: Any) -> bytes:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +17,17 @@ import pytest
 
 from ais_loader.checksum import crc32c
 from ais_loader.errors import LoaderError
-from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing import FaultyLink, NodeProcess, SeededObjects, eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.cluster.replication.read_lease import clock_s
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.store.format import Version
 from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, Answer
@@ -34,9 +37,9 @@ pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
 MiB = 1 << 20
 BUCKET_UUID = uuid.uuid4().bytes
-LARGE = {f"l/{at}": seeded_bytes(12 * MiB + at, seed=1000 + at) for at in range(4)}
-SMALL = {f"s/{at:04d}": seeded_bytes(30_000 + at, seed=at) for at in range(600)}
-OBJECTS = {**LARGE, **SMALL}
+LARGE = SeededObjects({f"l/{at}": (12 * MiB + at, 1000 + at) for at in range(4)})
+SMALL = SeededObjects({f"s/{at:04d}": (30_000 + at, at) for at in range(600)})
+OBJECTS = LARGE | SMALL
 NAMES = [*list(SMALL)[:50], *LARGE, *list(SMALL)[50:]]
 PEERS = 2
 TIMEOUT_S = 4.0
@@ -52,16 +55,17 @@ class Gathering:
             fill(folder / f"node-{number}" / "drive-0")
         self.cluster = held.enter_context(ClusterProcesses(folder, PEERS))
         self.nodes: list[NodeProcess] = self.cluster.nodes
-        self.links = [held.enter_context(FaultyLink(node.url)) for node in self.nodes]
+        self.links = [held.enter_context(FaultyLink(node.peer_endpoint)) for node in self.nodes]
         config = ServerConfig(port=0, peer_timeout_s=TIMEOUT_S)
         self.target = held.enter_context(NodeServer([folder / "target"], config))
         known = self.cluster.map
         for node, link in zip(known.node, self.links, strict=True):
-            node.endpoint = link.url.removeprefix("grpc://")
+            node.peer_endpoint = link.url.removeprefix("grpc://")
         known.node.add(
             uuid=self.target.membership.node_uuid,
             host="target",
-            endpoint=self.target.url.removeprefix("grpc://"),
+            endpoint=self.target.endpoint,
+            peer_endpoint=self.target.peer_endpoint,
             weight=1e-9,
             number=9,
         )
@@ -74,6 +78,13 @@ class Gathering:
         self.cluster.teach()
         self.target.membership.learn(known)
         self.view = ClusterView(known)
+        if copies > 1:
+            granted = self.target.repair._leases._granted
+            for node in known.node[:PEERS]:
+                eventually(lambda node=node: granted.left_s(node.uuid, clock_s()) > 0)  # so it goes by leases now,
+            for process in self.nodes:
+                with closing(GrpcTransport(process.url, retry_s=30.0)) as one:
+                    one.head(BUCKET, NAMES[0])  # and says so as soon as it holds one
 
     def owners(self, name: str) -> list[int]:
         return self.view.owners(self.view.buckets[BUCKET], name)
@@ -87,7 +98,10 @@ class Gathering:
 def fill(drive: Path) -> None:
     with Store.open([drive], mode="a") as store:
         store.create_bucket(BUCKET, bucket_uuid=BUCKET_UUID.hex())
-        done = store.commit_many([stage_object(store, BUCKET, name, [data], {}) for name, data in OBJECTS.items()])
+        uploads = [stage_object(store, BUCKET, name, [data], {}) for name, data in OBJECTS.items()]
+        for at, upload in enumerate(uploads):
+            upload.assign(Version(1, 1 + at))  # the same on both nodes
+        done = store.commit_many(uploads)
         assert not any(isinstance(result, LoaderError) for result in done)
 
 
@@ -119,11 +133,8 @@ def silence(gathering: Gathering, number: int) -> None:
 
 
 FAULTS = [kill, freeze, cut_off, silence]
-WHEN = pytest.mark.parametrize(
-    ("early", "ordered"),
-    [(False, True), (True, True), (False, False)],
-    ids=["in the middle", "from the start", "in the middle, in any order"],
-)
+WHEN = {"in the middle": (False, True), "from the start": (True, True), "in the middle, in any order": (False, False)}
+"""Whether it happens before anything is asked, and whether the answer is ordered."""
 
 
 def delay(gathering: Gathering, number: int) -> None:
@@ -145,6 +156,23 @@ def cut_and_narrow(gathering: Gathering, number: int) -> None:
 
 PASSING = [delay, narrow, cut_later, cut_and_narrow]
 """A node of which there is no copy: it takes longer, or has to be asked again."""
+
+
+def product(harms: Sequence[Callable[[Gathering, int], None]], turn: int) -> pytest.MarkDecorator:
+    """Every harm at every moment. A turn of the slow set has each harm at one of them, and each moment."""
+    return pytest.mark.parametrize(
+        ("harm", "early", "ordered"),
+        [
+            pytest.param(
+                harm,
+                *WHEN[when],
+                id=f"{harm.__name__}-{when}",
+                marks=() if (number + at) % len(WHEN) == turn else pytest.mark.exhaustive,
+            )
+            for number, harm in enumerate(harms)
+            for at, when in enumerate(WHEN)
+        ],
+    )
 
 
 def ask_with_a_fault(gathering: Gathering, harm: object, number: int, *, early: bool, ordered: bool = True) -> Answer:
@@ -177,8 +205,7 @@ def ask_with_a_fault(gathering: Gathering, harm: object, number: int, *, early: 
         return answer
 
 
-@WHEN
-@pytest.mark.parametrize("harm", [*FAULTS, *PASSING])
+@product([*FAULTS, *PASSING], 0)
 def test_with_two_copies_nothing_is_lost(gathering: Gathering, harm: object, early: bool, ordered: bool) -> None:
     gathering.with_copies(2)
     answer = ask_with_a_fault(gathering, harm, 0, early=early, ordered=ordered)
@@ -187,8 +214,7 @@ def test_with_two_copies_nothing_is_lost(gathering: Gathering, harm: object, ear
         assert answer.data[at] == OBJECTS[name], name
 
 
-@WHEN
-@pytest.mark.parametrize("harm", PASSING)
+@product(PASSING, 1)
 def test_with_one_copy_a_way_that_is_slow_or_breaks_once_loses_nothing(
     gathering: Gathering, harm: object, early: bool, ordered: bool
 ) -> None:
@@ -199,8 +225,7 @@ def test_with_one_copy_a_way_that_is_slow_or_breaks_once_loses_nothing(
         assert answer.data[at] == OBJECTS[name], name
 
 
-@WHEN
-@pytest.mark.parametrize("harm", FAULTS)
+@product(FAULTS, 1)
 def test_with_one_copy_its_entries_are_unavailable_in_their_place_and_in_time(
     gathering: Gathering, harm: object, early: bool, ordered: bool
 ) -> None:

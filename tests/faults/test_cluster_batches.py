@@ -17,7 +17,7 @@ import pytest
 
 from ais_loader import Bucket, Client, ClusterOptions, Item, connect, errors
 from ais_loader.entry import Status
-from ais_loader.testing import FaultyLink, eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing import FaultyLink, SeededObjects, eventually, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
@@ -26,14 +26,14 @@ from tests.faults.fault_kit import serve_all
 from tests.node.node_kit import RawSession, batch_of
 
 MiB = 1 << 20
-SMALL = {f"s/{at:04d}": seeded_bytes(60_000 + at, seed=at) for at in range(300)}
-LARGE = {f"l/{at}": seeded_bytes(24 * MiB + at, seed=900 + at) for at in range(3)}
-OBJECTS = {**SMALL, **LARGE}
+SMALL = SeededObjects({f"s/{at:04d}": (60_000 + at, at) for at in range(300)})
+LARGE = SeededObjects({f"l/{at}": (24 * MiB + at, 900 + at) for at in range(3)})
+OBJECTS = SMALL | LARGE
 MIXED = [*list(SMALL)[:100], "l/0", *list(SMALL)[100:200], "l/1", "l/2", *list(SMALL)[200:]]
 
 
 class Cluster:
-    """Three nodes, which everybody reaches through links. "two" has two copies of each object, "one" has one."""
+    """Three nodes, which clients reach through links. "two" has two copies of each object, "one" has one."""
 
     def __init__(self, running: ClusterProcesses, links: list[FaultyLink]) -> None:
         self.running = running
@@ -283,7 +283,8 @@ def test_a_client_with_an_old_map_is_told_and_asks_the_nodes_of_the_new_one(clus
         cluster.change()
         check(items + list(batch), MIXED)
         check(list(bucket.get_batch(MIXED, assembly="direct")), MIXED)
-        assert client.describe()["map_version"] == cluster.running.map.version
+        # Nodes that find everything in its place make a newer one by themselves.
+        assert int(str(client.describe()["map_version"])) >= cluster.running.map.version
         assert bucket.get("l/1") == LARGE["l/1"]
         assert bucket.head("s/0007").size_bytes == len(SMALL["s/0007"])
 

@@ -34,9 +34,9 @@ from tests.faults.ledger_kit import (
 )
 from tests.store.small_drive import small_drive
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # real processes, killed and awaited; machines may be busy
+pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
-KEYS = [f"k{at:03}" for at in range(120)]
+KEYS = [f"k{at:03}" for at in range(60)]
 
 
 class Cluster:
@@ -146,9 +146,9 @@ def test_a_drive_that_fails_is_given_up_by_itself_after_its_grace(tmp_path: Path
         assert_content(cluster.processes.url, ledger)
 
 
-@pytest.mark.parametrize("change", ["add", "retire"])
+@pytest.mark.parametrize("change", ["add", pytest.param("retire", marks=pytest.mark.exhaustive)])
 def test_objects_move_between_drives_under_load_and_over_a_kill(tmp_path: Path, change: str) -> None:
-    slowly = ["--set", "drive_move_bytes_per_s=200000"]
+    slowly = ["--set", "drive_move_bytes_per_s=100000"]
     with three(tmp_path, arguments=slowly) as (cluster, ledger):
         node = cluster.nodes[0]
         with connect(cluster.processes.url) as client:
@@ -198,7 +198,7 @@ def test_a_full_drive_takes_no_write_and_loses_none(tmp_path: Path, monkeypatch:
                 clients.round()
                 small.leave(0)
                 stored = 0
-                for at in range(120):
+                for at in range(40):
                     key = f"new{at:03}9"  # large ones
                     number = ledger.begin(key, alive=True)
                     try:
@@ -211,7 +211,7 @@ def test_a_full_drive_takes_no_write_and_loses_none(tmp_path: Path, monkeypatch:
                 assert stored, "most belong elsewhere, or have their copies elsewhere for now"
                 clients.round()
                 small.release()
-                put(bucket, ledger, KEYS[:40])
+                put(bucket, ledger, KEYS[:20])
                 cluster.settle(ledger)
                 clients.round()
                 clients.check()

@@ -34,7 +34,6 @@ from tests.faults.fault_kit import (
 RETRY_S = 60.0
 KILL_EVERY = 4
 """Batches, on average."""
-BATCHES = 120
 QUICK = (("two", ("direct", True)),)
 
 
@@ -80,9 +79,10 @@ class Killer:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [2, 3])
-def test_nodes_are_killed_at_random_moments_of_many_batches(cluster: ClusterProcesses, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "batches"), [(2, 40), *(pytest.param(seed, 120, marks=pytest.mark.exhaustive) for seed in (3, 4))]
+)
+def test_nodes_are_killed_at_random_moments_of_many_batches(cluster: ClusterProcesses, seed: int, batches: int) -> None:
     draw = random.Random(seed)
     content = dict(OBJECTS)
     acknowledged: dict[str, bytes] = {}
@@ -91,7 +91,7 @@ def test_nodes_are_killed_at_random_moments_of_many_batches(cluster: ClusterProc
             connect(cluster.url, options=ClusterOptions(retry_s=RETRY_S, verify_payload=True)) as client,
             Killer(cluster, draw) as kill,
         ):
-            for number in range(BATCHES):
+            for number in range(batches):
                 bucket = client.bucket(draw.choice(["one", "two", "two", "two"]))
                 names = draw.choices(list(OBJECTS), k=draw.randrange(20, 150))
                 if bucket.name == "two":
@@ -103,9 +103,9 @@ def test_nodes_are_killed_at_random_moments_of_many_batches(cluster: ClusterProc
                     acknowledged[name] = content[name] = data
                 if number == 20:
                     left.warm()
-            assert kill.killed > BATCHES // (2 * KILL_EVERY)
+            assert kill.killed > batches // (4 * KILL_EVERY)
         nothing_held(cluster)
-    assert len(acknowledged) > BATCHES // 2
+    assert len(acknowledged) > batches // 2
     with connect(cluster.url, options=ClusterOptions(retry_s=RETRY_S, verify_payload=True)) as client:
         read(client.bucket("two"), list(acknowledged), Kind("direct", True), content=content)
         for name in acknowledged:

@@ -37,9 +37,9 @@ from tests.faults.ledger_kit import (
     versions,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # real processes, killed and awaited; machines may be busy
+pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
-KEYS = [f"k{at:03}" for at in range(240)]
+KEYS = [f"k{at:03}" for at in range(80)]
 
 
 def deleted(client: Client, bucket: str) -> bool:
@@ -71,7 +71,13 @@ def test_all_keys_change_while_a_node_joins_and_one_is_down_and_back(tmp_path: P
         assert_content(cluster.url, ledger)
 
 
-@pytest.mark.parametrize("victim", [1, 2], ids=["the-leaving-node-restarts", "another-node-restarts"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param(1, id="the-leaving-node-restarts"),
+        pytest.param(2, id="another-node-restarts", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_all_keys_change_while_a_node_leaves_and_one_restarts(tmp_path: Path, victim: int) -> None:
     with filled(tmp_path, KEYS, nodes=4) as (cluster, _, ledger):
         with all_changing(cluster.url, ledger, KEYS, seed=victim) as writers:
@@ -114,6 +120,10 @@ def moved(member: cluster_pb.MapNode, state: cluster_pb.MapNode.State) -> Edit:
             if node.uuid == member.uuid:
                 node.state = state
                 return map_
+        # Taken out for good otherwise: it has nothing that others forgot, as nobody deletes here.
+        left = [uuid for uuid in map_.removed if uuid != member.uuid]
+        del map_.removed[:]
+        map_.removed.extend(left)
         return add_node(member)(map_)
 
     return edit
@@ -126,7 +136,7 @@ def test_the_only_copies_stay_readable_while_a_node_leaves_and_returns_again_and
         nodes, bucket = cluster.nodes, cluster.map.bucket[0]
         member = cluster.map.node[1]
         with reading(cluster.url, ledger) as clients:
-            for turn in range(12):
+            for turn in range(8):
                 state = cluster_pb.MapNode.JOINING if turn % 2 else cluster_pb.MapNode.LEAVING
                 before = {node.url: len(versions(node, bucket)) for node in nodes}
                 change_map(endpoints(nodes), moved(member, state), timeout_s=TIMEOUT_S)

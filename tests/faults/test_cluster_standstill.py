@@ -53,7 +53,7 @@ def test_a_node_that_stood_still_serves_nothing_old_when_it_goes_on(tmp_path: Pa
             clients.round(3)
             eventually(lambda: equal(cluster.nodes, ledger), TIMEOUT_S, interval_s=0.2)
             clients.check()
-        assert "stood still" in cluster.nodes[1].log()
+        assert "no read lease" in cluster.nodes[1].log()
 
 
 # -- a sender of a batch

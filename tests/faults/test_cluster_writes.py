@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ais_loader import connect
+from ais_loader import ClusterOptions, connect
 from ais_loader.testing import eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.transport.cluster.discovery import ClusterTransport
@@ -104,7 +104,8 @@ def test_a_put_goes_on_when_one_of_its_owners_is_killed(folder: Path) -> None:
         with Writer(cluster.nodes[0].url) as writer:
             info = writer.stub.Put(messages(), timeout=CALL_TIMEOUT_S)
         assert on_drive(cluster, 2) == {name: (version_of(info.version), data)}
-        assert on_drive(cluster, 1) == {} == on_drive(cluster, 0)
+        assert on_drive(cluster, 1) == {}
+        eventually(lambda: on_drive(cluster, 0) == on_drive(cluster, 2))  # it stands in
         cluster.nodes[1].start()
         assert staging(cluster, 1) == 0
 
@@ -195,8 +196,19 @@ def reaches_all(
 # -- death at a given point of the commit
 
 
-@pytest.mark.parametrize("dying", [0, 1], ids=["coordinator", "owner"])
-@pytest.mark.parametrize("point", ["put.staged", "put.intended", "put.published", "put.committed", "delete.committed"])
+POINTS = ["put.staged", "put.intended", "put.published", "put.committed", "delete.committed"]
+
+
+@pytest.mark.parametrize(
+    ("point", "dying"),
+    [
+        pytest.param(
+            point, dying, id=f"{point}-{who}", marks=pytest.mark.exhaustive if (at + dying) % 2 else pytest.mark.slow
+        )
+        for at, point in enumerate(POINTS)
+        for dying, who in enumerate(["coordinator", "owner"])
+    ],
+)
 def test_a_node_that_dies_within_its_commit_has_the_old_or_the_new_object(folder: Path, point: str, dying: int) -> None:
     with ClusterProcesses(folder, 2, buckets={BUCKET: 2}) as cluster:
         old, new = content("a", 1, 300_000), None if point == "delete.committed" else content("a", 2, 600_000)
@@ -234,6 +246,31 @@ def test_a_node_that_dies_within_its_commit_has_the_old_or_the_new_object(folder
                 return everywhere(cluster) == [{"a": (version_of(info.version), content("a", 3, 100))}] * 2
 
             eventually(equal, 30, interval_s=0.2)
+
+
+def test_a_put_whose_coordinator_dies_between_the_commits_costs_no_error_and_counts_once(folder: Path) -> None:
+    with (
+        ClusterProcesses(folder, 2, buckets={BUCKET: 2}) as cluster,
+        connect(cluster.url, options=ClusterOptions(retry_s=60.0)) as client,
+    ):
+        name = next(name for at in range(100) if owners(cluster, name := f"n{at}") == [0, 1])
+        bucket, node = client.bucket(BUCKET), cluster.nodes[0]
+        bucket.put(name, b"W0")
+        node._environment["AIS_LOADER_FAILPOINT"] = "put.committed"
+        node.restart()
+        cluster.teach()
+        info = bucket.put(name, b"W1")  # the first try is done by one node, which says so to nobody
+        eventually(lambda: not node.alive)
+        first, second = on_drive(cluster, 0)[name], on_drive(cluster, 1)[name]
+        assert first[1] == second[1] == b"W1" and first[0] < second[0] == version_of(info.version)
+        last = bucket.put(name, b"W2")
+        del node._environment["AIS_LOADER_FAILPOINT"]
+        node.kill()
+        node.start()
+        cluster.teach()
+        wanted = {name: (version_of(last.version), b"W2")}
+        eventually(lambda: everywhere(cluster) == [wanted] * 2, 60, interval_s=0.2)
+        assert bucket.get(name) == b"W2"
 
 
 # -- writers of one name

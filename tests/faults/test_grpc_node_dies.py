@@ -8,16 +8,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import pytest
 
 from ais_loader import Bucket, Client, ClusterOptions, Item, ObjectInfo, connect, errors
-from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing import FaultyLink, NodeProcess, SeededObjects, eventually, seeded_bytes, throwaway_folder
 
 MiB = 1 << 20
-SMALL = {f"s/{at:04d}": seeded_bytes(60_000 + at, seed=at) for at in range(400)}
-LARGE = seeded_bytes(64 * MiB, seed=77)
+SMALL = SeededObjects({f"s/{at:04d}": (60_000 + at, at) for at in range(400)})
+
+
+@cache
+def large() -> bytes:
+    return seeded_bytes(64 * MiB, seed=77)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +32,7 @@ def node() -> Iterator[NodeProcess]:
         with connect(node.url) as client:
             bucket = client.create_bucket("b")
             bucket.put_many(SMALL.items())
-            bucket.put("large", LARGE)
+            bucket.put("large", large())
         yield node
 
 
@@ -126,7 +131,7 @@ def test_a_batch_goes_on_at_the_next_endpoint_when_its_own_is_cut(node: NodeProc
         received = list(itertools.islice(batch, 30))
         link.refuse()
         received += list(batch)
-        assert [item.tobytes() for item in received] == [*SMALL.values(), LARGE]
+        assert [item.tobytes() for item in received] == [*SMALL.values(), large()]
 
 
 # -- killed in the middle
@@ -135,7 +140,7 @@ def test_a_batch_goes_on_at_the_next_endpoint_when_its_own_is_cut(node: NodeProc
 def check(items: list[Item], names: list[str]) -> None:
     assert [item.index for item in items] == list(range(len(names)))
     for item, name in zip(items, names, strict=True):
-        assert item.tobytes() == (LARGE if name == "large" else SMALL[name]), name
+        assert item.tobytes() == (large() if name == "large" else SMALL[name]), name
 
 
 @pytest.mark.parametrize("received_before", [0, 150, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 399))])
@@ -166,7 +171,7 @@ def test_a_large_entry_resumes_in_its_middle_when_its_node_is_killed(node: NodeP
         node.start()
         check(items + reading.result(timeout=60), names)
         # What had arrived was not sent again: one window of frames, at most, was lost on the way.
-        assert link.bytes_to_client - passed < len(LARGE) - 24 * MiB + 12 * MiB
+        assert link.bytes_to_client - passed < len(large()) - 24 * MiB + 12 * MiB
 
 
 @pytest.mark.slow
@@ -198,7 +203,7 @@ def test_single_reads_and_writes_wait_for_a_node_that_restarts(node: NodeProcess
     bucket.get("s/0000")  # connected
     calls = {
         "get": lambda: bucket.get("s/0001") == SMALL["s/0001"],
-        "get a range": lambda: bucket.get("large", start=5, length=10) == LARGE[5:15],
+        "get a range": lambda: bucket.get("large", start=5, length=10) == large()[5:15],
         "head": lambda: bucket.head("s/0002").size_bytes == len(SMALL["s/0002"]),
         "put": lambda: bucket.put("put-meanwhile", b"1").size_bytes == 1,
         "list": lambda: len(list(bucket.objects("s/"))) == len(SMALL),
@@ -320,12 +325,12 @@ def test_a_slow_link_is_no_fault(link: FaultyLink) -> None:
 def test_a_large_put_survives_a_cut_and_is_whole(link: FaultyLink, bucket: Bucket) -> None:
     with connect(link.url, options=ClusterOptions(retry_s=20.0)) as client, ThreadPoolExecutor(1) as pool:
         link.bytes_per_s = 60e6
-        putting = pool.submit(client.bucket("b").put, "put/large", LARGE)
+        putting = pool.submit(client.bucket("b").put, "put/large", large())
         eventually(lambda: link.bytes_to_node > 16 * MiB)
         link.cut()
         link.bytes_per_s = None
-        assert putting.result(timeout=60).size_bytes == len(LARGE)
-    assert bucket.get("put/large") == LARGE
+        assert putting.result(timeout=60).size_bytes == len(large())
+    assert bucket.get("put/large") == large()
     bucket.delete("put/large")
 
 

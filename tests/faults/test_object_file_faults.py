@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 
 from ais_loader import Bucket, ClusterOptions, ObjectFile, ObjectReader, connect, errors
-from ais_loader.testing import FaultyLink, NodeProcess, seeded_bytes, throwaway_folder
+from ais_loader.testing import FaultyLink, NodeProcess, SeededObjects, seeded_bytes, throwaway_folder
 from tests.tar_kit import packed_tar
 
 MiB = 1 << 20
-DATA = seeded_bytes(48 * MiB + 5, seed=3)
-MEMBERS = {f"{at}.bin": seeded_bytes(3 * MiB + at, seed=at) for at in range(8)}
+
+
+@cache
+def data() -> bytes:
+    return seeded_bytes(48 * MiB + 5, seed=3)
+
+
+MEMBERS = SeededObjects({f"{at}.bin": (3 * MiB + at, at) for at in range(8)})
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +29,7 @@ def node() -> Iterator[NodeProcess]:
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
         with connect(node.url) as client:
             bucket = client.create_bucket("b")
-            bucket.put("large", DATA)
+            bucket.put("large", data())
             bucket.put("shard.tar", packed_tar(MEMBERS))
         yield node
 
@@ -41,7 +48,7 @@ def test_a_connection_that_breaks_again_and_again_leaves_no_trace_in_the_bytes(
         link.cut_every(7 * MiB)
         parts = list(iter(lambda: file.read(read_bytes), b""))
         made = link.connections_made
-    assert b"".join(parts) == DATA
+    assert b"".join(parts) == data()
     assert made >= 6
 
 
@@ -68,9 +75,9 @@ def test_a_node_killed_and_started_again_in_mid_read_goes_unnoticed(node: NodePr
     ):
         first = file.read(10 * MiB)
         node.restart()
-        buffer = bytearray(len(DATA) - len(first))
+        buffer = bytearray(len(data()) - len(first))
         assert file.readinto(buffer) == len(buffer)
-    assert first + buffer == DATA
+    assert first + buffer == data()
 
 
 @pytest.mark.parametrize("read_ahead_bytes", [MiB, 8 * MiB])
@@ -90,4 +97,4 @@ def test_a_silent_node_ends_the_read_in_time_and_it_can_be_read_on(
             assert file.tell() == len(first)
         finally:
             node.resume()
-        assert file.read() == DATA[len(first) :]
+        assert file.read() == data()[len(first) :]

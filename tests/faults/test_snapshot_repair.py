@@ -30,7 +30,7 @@ from tests.faults.ledger_kit import (
     writing,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # real processes, killed and awaited; machines may be busy
+pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
 KEYS = [f"k{at:03}" for at in range(60)]
 FIRST = {key: content(key, 1) for key in KEYS}

@@ -170,7 +170,9 @@ def test_a_rebuild_that_is_killed_is_rebuilt_again(history: History, server: Cra
     history.judge(history.new_journal())
 
 
-@pytest.mark.parametrize("kills", [24, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize(
+    "kills", [24, pytest.param(80, marks=pytest.mark.slow), pytest.param(400, marks=pytest.mark.exhaustive)]
+)
 def test_a_store_that_is_killed_at_random_moments_loses_nothing(
     history: History, server: CrashServer, kills: int
 ) -> None:

@@ -21,8 +21,11 @@ from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 from storage_node.store.format import Version
 from storage_node.store.staging import stage_object
+from storage_node.store.stale_replicas import StaleReplicas
 
 BUCKET = "b"
+LEASE_S = 1.0
+"""Short, since what a node may be read from is waited for when it is gone."""
 
 
 @dataclass
@@ -58,6 +61,7 @@ class LocalCluster:
 
     Args:
         linked: the other nodes reach each through `links[number]`.
+        clients_linked: clients that go by the map reach each through `client_links[number]`.
         configs: settings of single nodes, on top of `config`.
         states: of nodes in the map, by number.
         spread: names of objects of which every node is to be the first owner of at least one.
@@ -70,6 +74,7 @@ class LocalCluster:
         *,
         copies: int = 1,
         linked: bool = False,
+        clients_linked: bool = False,
         configs: Mapping[int, Mapping[str, Any]] | None = None,
         states: Mapping[int, int] | None = None,
         spread: Iterable[str] = (),
@@ -77,20 +82,27 @@ class LocalCluster:
     ) -> None:
         self.nodes: list[NodeServer] = []
         self.links: list[FaultyLink] = []
+        self.client_links: list[FaultyLink] = []
         self._held = ExitStack()
         self.map = cluster_pb.ClusterMap(cluster_uuid=uuid.uuid4().bytes, version=1)
         try:
             for number in range(nodes):
-                settings = ServerConfig(port=0, **{**config, **(configs or {}).get(number, {})})
+                settings = ServerConfig(
+                    port=0, **{"read_lease_s": LEASE_S, **config, **(configs or {}).get(number, {})}
+                )
                 node = self._held.enter_context(NodeServer([root / f"node-{number}"], settings))
                 self.nodes.append(node)
                 if linked:
-                    self.links.append(self._held.enter_context(FaultyLink(node.url)))
-                endpoint = (self.links[-1] if linked else node).url.removeprefix("grpc://")
+                    self.links.append(self._held.enter_context(FaultyLink(node.peer_endpoint)))
+                peer_endpoint = self.links[-1].url.removeprefix("grpc://") if linked else node.peer_endpoint
+                if clients_linked:
+                    self.client_links.append(self._held.enter_context(FaultyLink(node.url)))
+                endpoint = self.client_links[-1].url.removeprefix("grpc://") if clients_linked else node.endpoint
                 self.map.node.add(
                     uuid=node.membership.node_uuid,
                     host=f"host-{number}",
                     endpoint=endpoint,
+                    peer_endpoint=peer_endpoint,
                     weight=1.0,
                     number=number + 1,
                     state=(states or {}).get(number, 0),
@@ -101,6 +113,7 @@ class LocalCluster:
                 self.map.bucket[0].uuid = uuid.uuid4().bytes
                 self.view = ClusterView(self.map)
             self._teach()
+            self._await_leases()
         except BaseException:
             self._held.close()
             raise
@@ -111,10 +124,25 @@ class LocalCluster:
         self.map.version += 1
         self._teach()
 
+    def _await_leases(self) -> None:
+        """Nodes that have just learned their map are not read from for a moment."""
+        uuids = [bucket.uuid for bucket in self.map.bucket]
+        copied = any(bucket.copies > 1 for bucket in self.map.bucket)
+        for number in range(len(self.nodes)):
+            stale = self.batches(number).node.store.replicas.stale
+
+            def read_out(stale: StaleReplicas = stale) -> bool:
+                begun = len(self.nodes) == 1 or not copied or bool(stale._guarded)  # it has looked for a lease
+                return begun and not any(map(stale.whole, uuids))
+
+            eventually(read_out)
+
     def _teach(self) -> None:
-        self.view = ClusterView(self.map)
+        known = cluster_pb.ClusterMap()
+        known.CopyFrom(self.map)  # nodes compare it with the next one
+        self.view = ClusterView(known)
         for node in self.nodes:
-            node.membership.learn(self.map)
+            node.membership.learn(known)
 
     def batches(self, number: int) -> BatchService:
         found = self.nodes[number].batches

@@ -11,6 +11,7 @@ from typing import Any
 
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.caller import OPERATOR
 from storage_node.config import ServerConfig
 from storage_node.ops import drive_commands, node_file
 from storage_node.ops.node_file import NodeFile
@@ -43,7 +44,7 @@ class DriveCluster:
         return next(one.uuid for one in self.report(number).drive if one.path == str(self.folder(number, drive)))
 
     def report(self, number: int) -> pb.ListDrivesResponse:
-        return drive_commands.drives_at(self.nodes[number].url.removeprefix("grpc://"))
+        return drive_commands.drives_at(self.nodes[number].endpoint, OPERATOR)
 
     def states(self, number: int) -> list[str]:
         return [pb.DriveCondition.State.Name(one.state) for one in self.report(number).drive]
@@ -88,7 +89,12 @@ def drive_cluster(
             endpoint = node.url.removeprefix("grpc://")
             node_file.write(root / f"node-{number}", NodeFile(node.membership.node_uuid.hex(), endpoint))
             made.map.node.add(
-                uuid=node.membership.node_uuid, host=f"host-{number}", endpoint=endpoint, weight=1.0, number=number + 1
+                uuid=node.membership.node_uuid,
+                host=f"host-{number}",
+                endpoint=endpoint,
+                peer_endpoint=node.peer_endpoint,
+                weight=1.0,
+                number=number + 1,
             )
         for name, copies in buckets.items():
             made.map.bucket.add(name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)

@@ -13,16 +13,16 @@ from node_kit import RawSession, batch_of, columns
 
 from ais_loader import errors
 from ais_loader.checksum import crc32c
-from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing import SeededObjects, eventually, throwaway_folder
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 MiB = 1 << 20
-SMALL = {f"s/{at:04d}": seeded_bytes(20_000 + at, seed=at) for at in range(300)}
-LARGE = {f"l/{at}": seeded_bytes(9 * MiB + at, seed=1000 + at) for at in range(6)}
-MIDDLE = {f"m/{at}": seeded_bytes(1_500_000 + at, seed=2000 + at) for at in range(6)}
-OBJECTS = {**LARGE, **MIDDLE, **SMALL}
+SMALL = SeededObjects({f"s/{at:04d}": (20_000 + at, at) for at in range(300)})
+LARGE = SeededObjects({f"l/{at}": (9 * MiB + at, 1000 + at) for at in range(6)})
+MIDDLE = SeededObjects({f"m/{at}": (1_500_000 + at, 2000 + at) for at in range(6)})
+OBJECTS = LARGE | MIDDLE | SMALL
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ SMALLEST = [(1, 1, True), (1, 200_000, False), (50_000, 1, False), (3 * MiB, 200
 @pytest.mark.parametrize(
     ("window", "budget", "ordered"),
     [
-        case if case in SMALLEST else pytest.param(*case, marks=pytest.mark.slow)
+        case if case in SMALLEST else pytest.param(*case, marks=pytest.mark.exhaustive)
         for case in itertools.product([1, 50_000, 3 * MiB], [1, 200_000], [True, False])
     ],
 )

@@ -14,7 +14,7 @@ from cluster_kit import BUCKET, Answer, LocalCluster
 from node_kit import RawSession, batch_of
 
 from ais_loader import errors
-from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.testing import SeededObjects, eventually
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -22,9 +22,9 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.repair import repair
 
 MiB = 1 << 20
-SMALL = {f"s/{at:04d}": seeded_bytes(20_000 + at, seed=at) for at in range(240)}
-LARGE = {f"l/{at}": seeded_bytes(12 * MiB + at, seed=1000 + at) for at in range(4)}
-OBJECTS = {**LARGE, **SMALL}
+SMALL = SeededObjects({f"s/{at:04d}": (20_000 + at, at) for at in range(240)})
+LARGE = SeededObjects({f"l/{at}": (12 * MiB + at, 1000 + at) for at in range(4)})
+OBJECTS = LARGE | SMALL
 NAMES = list(OBJECTS)
 TIMEOUT_S = 2.5
 

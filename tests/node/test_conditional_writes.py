@@ -81,7 +81,7 @@ def test_a_node_that_is_not_the_first_owner_says_who_is_and_stores_nothing(clust
     for number in (0, 2):
         for kind, said in refusals(cluster.nodes[number].url, name, "5.7.1"):
             assert kind == "stale-map"
-            assert cluster.map.node[1].endpoint in said
+            assert cluster.map.node[1].peer_endpoint in said
     assert copies_of(cluster, name) == {0: ("5.7.1", b"old"), 1: ("5.7.1", b"old")}
     assert staged_files(cluster) == 0
 
@@ -152,7 +152,7 @@ def test_a_first_owner_whose_copies_are_in_doubt_asks_all_nodes_or_does_not_deci
         assert refused(lambda: writer.put(name, b"1", condition=ABSENT))[0] == "version-conflict"
         cluster.nodes[2].stop(grace_s=0)
         kind, said = refused(lambda: writer.put(name, b"1", condition=ABSENT))
-        assert (kind, cluster.map.node[2].endpoint in said) == ("node-unavailable", True)
+        assert (kind, cluster.map.node[2].peer_endpoint in said) == ("node-unavailable", True)
 
 
 # -- a map in motion
@@ -170,7 +170,7 @@ def test_while_objects_move_what_a_former_owner_has_counts(tmp_path: Path) -> No
         # By the map before, that node decided: without it nobody can tell what it has told others.
         cluster.nodes[1].stop(grace_s=0)
         kind, said = refused(lambda: writer.put(names[2], b"3", condition=ABSENT))
-        assert (kind, cluster.map.node[1].endpoint in said) == ("node-unavailable", True)
+        assert (kind, cluster.map.node[1].peer_endpoint in said) == ("node-unavailable", True)
 
 
 def test_a_former_first_owner_hears_of_the_map_before_another_one_decides(tmp_path: Path) -> None:
@@ -253,18 +253,20 @@ def test_an_answer_that_is_lost_is_no_conflict(tmp_path: Path, monkeypatch: pyte
 def test_an_answer_that_is_lost_in_a_cluster_is_no_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[str] = []
     real = CommitProtocol.commit
-    with LocalCluster(tmp_path, 3, copies=2, linked=True, reach_timeout_s=20.0) as cluster:
+    with LocalCluster(tmp_path, 3, copies=2, clients_linked=True, reach_timeout_s=20.0) as cluster:
 
         async def commit(self: CommitProtocol, *arguments: Any) -> Any:
             done = await real(self, *arguments)
             if not lost:
                 lost.append("put")
-                for link in cluster.links:
+                for link in cluster.client_links:
                     link.cut()
             return done
 
         monkeypatch.setattr(CommitProtocol, "commit", commit)
-        with connect(",".join(link.url for link in cluster.links), options=ClusterOptions(retry_s=60.0)) as client:
+        with connect(
+            ",".join(link.url for link in cluster.client_links), options=ClusterOptions(retry_s=60.0)
+        ) as client:
             bucket = client.bucket(BUCKET)
             info = bucket.put("a", b"mine", if_absent=True)
             assert (lost, bucket.get("a"), bucket.head("a")) == (["put"], b"mine", info)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.drives import health
 from storage_node.ops import drive_commands
 from storage_node.ops.drive_commands import NodeOfDrives
 from storage_node.ops.node_discovery import find_nodes
@@ -258,3 +260,42 @@ def test_orders_that_make_no_sense_are_refused_with_the_reason(tmp_path: Path) -
         with pytest.raises(ClusterError, match="NODE/DRIVE"):
             drive_commands.require_below(tmp_path, tmp_path / "elsewhere")
         assert cluster.states(0) == ["ACTIVE"]
+
+
+class NoRoom:
+    """A catalog's handle that refuses what comes, as RocksDB does until it has found room again."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self.refused = 0
+
+    def write(self, *_: object) -> None:
+        self.refused += 1
+        raise RuntimeError("IO error: No space left on device: while appending to the log")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+
+@pytest.mark.slow
+def test_a_catalog_that_finds_no_room_where_there_is_some_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "STUCK_S", 0.3)
+    with drive_cluster(tmp_path, 1, drives=1, buckets={ONE: 1}) as cluster, connect(cluster.url) as client:
+        bucket = client.bucket(ONE)
+        bucket.put("before", b"1")
+        drive = cluster.store(0).drives[0]
+        assert drive is not None
+        stuck = drive.catalog._db = NoRoom(drive.catalog._db)
+
+        def taken() -> bool:
+            try:
+                bucket.put("after", b"2")
+            except (errors.DriveFull, errors.DriveFailed, errors.NodeUnavailable):
+                return False
+            return True
+
+        eventually(taken, 15.0)
+        assert stuck.refused
+        assert bucket.get_batch(["before", "after"]).tobytes() == [b"1", b"2"]

@@ -21,10 +21,10 @@ BETWEEN_NODES = {"NewerFirst"}
 # What a node does not raise, or for what gRPC has no better status: clients go by the kind.
 INTERNAL = """
     LoaderError NotFound ItemTooLarge MemberExists
-    ArchiveError ArchiveIndexError ArchiveIndexStale CopiesBusy Overloaded
+    ArchiveError ArchiveIndexError ArchiveIndexStale CopiesBusy
     SourceChanged PromoteIncomplete
     StoreError StoreNotFound StoreLocked StoreReadOnly StoreFormatError DriveFailed Closed
-    WriteTooLate SilenceTimeout EntryFailed
+    WriteTooLate EntryFailed
 """
 
 

@@ -21,9 +21,9 @@ from node_kit import RawSession, batch_of, bucket_of, serving
 from ais_loader import ClusterOptions, connect, errors
 from ais_loader.testing import eventually
 from ais_loader.wire.frame import decode_response
-from storage_node.batch.admission import MemoryBudget
 from storage_node.batch.fairness import MIN_COST_BYTES, FairQueue, FairSlots, Slot
 from storage_node.config import ServerConfig
+from storage_node.memory_budget import MemoryBudget
 from storage_node.server import NodeServer
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 7.0}

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from ais_loader.errors import ObjectNotFound
+from ais_loader.errors import DriveFull
 from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.store.read.object_reader import open_object
-from storage_node.store.stale_replicas import ReplicaStale
-from tests.node.cluster_kit import BUCKET, LocalCluster
-from tests.node.write_kit import Writer, name_with
+from storage_node.cluster.replication import nonparticipants
+from tests.node.cluster_kit import LocalCluster
+from tests.node.write_kit import DOUBT, NOTHING, Writer, name_with, said
 
 OLD, NEW = b"old", b"new"
-DOUBT, NOTHING = "in doubt", "nothing"
-
-
-def said(cluster: LocalCluster, number: int, name: str) -> bytes | str:
-    """What a reader hears of a node."""
-    try:
-        with closing(open_object(cluster.batches(number).node.store, BUCKET, name)) as reader:
-            return b"".join(reader)
-    except ReplicaStale:
-        return DOUBT
-    except ObjectNotFound:
-        return NOTHING
+TIMEOUT_S = 30.0
 
 
 def quick(root: Path, nodes: int = 3) -> LocalCluster:
@@ -102,6 +90,8 @@ def test_a_write_by_an_older_map_is_told_to_those_whom_the_newer_one_adds(
         return False
 
     monkeypatch.setattr("storage_node.cluster.map.sync.MapSync._ask", nothing)  # it hears of it from the write alone
+    monkeypatch.setattr("storage_node.services.peer_check.PEERS_ASKED", 0)
+    monkeypatch.setattr("storage_node.cluster.replication.lease_keeper.ReadLeases._learn", lambda *_: None)
     with quick(tmp_path, 4) as cluster, Writer(cluster.nodes[0].url) as writer:
         hold_fetching(cluster, monkeypatch)
         newcomer = cluster.map.node[3]
@@ -132,3 +122,36 @@ def test_a_write_by_an_older_map_is_told_to_those_whom_the_newer_one_adds(
             writer.delete(name)
         assert by_map < cluster.map.version
         assert said(cluster, 3, name) in ((NOTHING, DOUBT) if change == "delete" else (NEW, DOUBT))
+
+
+@pytest.mark.slow
+def test_a_write_whose_commit_takes_longer_than_it_is_believed_in_is_told_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nonparticipants, "GIVEN_UP_S", 0.5)
+    with quick(tmp_path) as cluster, Writer(cluster.nodes[0].url) as writer:
+        name = name_with(cluster, lambda owners: owners == [0, 1])
+        writer.put(name, OLD)
+        eventually(lambda: said(cluster, 1, name) == OLD)
+        here, there = cluster.batches(0).node.store, cluster.batches(1).node.store
+        go_on, commit_many = threading.Event(), here.commit_many
+
+        def slowly(uploads: object) -> object:
+            assert go_on.wait(TIMEOUT_S)
+            return commit_many(uploads)  # type: ignore[arg-type]
+
+        def full(*_: object, **__: object) -> object:
+            raise DriveFull("no room for a copy")
+
+        monkeypatch.setattr(here, "commit_many", slowly)
+        monkeypatch.setattr(there, "begin_put", full)
+        cluster.links[2].refuse()  # nor has it a stand-in whose copy could be found
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(writer.put, name, NEW)
+            eventually(lambda: said(cluster, 1, name) == DOUBT)
+            cluster.links[2].accept()
+            eventually(lambda: said(cluster, 1, name) == OLD, TIMEOUT_S)  # nobody has it, so far
+            hold_fetching(cluster, monkeypatch)
+            go_on.set()
+            writing.result(TIMEOUT_S)
+            assert said(cluster, 1, name) == DOUBT

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ais_loader import connect
+from ais_loader.errors import NodeUnavailable
+from ais_loader.testing import eventually
+from ais_loader.transport.grpc.transport import GrpcTransport
 from storage_node.cluster.repair.repair import Repair
+from storage_node.cluster.replication.replica_client import ReplicaClient
+from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.store.format import Version
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of
@@ -55,8 +62,31 @@ def test_what_only_a_node_that_stood_in_has_is_listed(cluster: LocalCluster) -> 
         for owner in cluster.owners(name):
             cluster.batches(owner).node.store.delete(BUCKET, name, Version(1, 10), keep_tombstone=True)
     with connect(cluster.nodes[0].url) as client:
-        assert [info.name for info in client.bucket(BUCKET).objects()] == NAMES
+        # A node that has no lease yet counts as one that is away, and of what only it has nobody else knows.
+        eventually(lambda: [info.name for info in client.bucket(BUCKET).objects()] == NAMES)
         cluster.nodes[1].stop(grace_s=0.0)
         assert [info.name for info in client.bucket(BUCKET).objects()] == [
             name for name in NAMES if stood_in[name] != 1
         ]
+
+
+def test_a_node_that_reaches_no_owner_does_not_list_what_it_stood_in_for(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been deleted. As long as the node cannot tell it counts as one that does not answer."""
+    put_everywhere(cluster)
+    name = next(name for name in NAMES if cluster.owners(name) == [0, 1])
+    newest = ReplicaClient.newest
+
+    async def cut_off(self: ReplicaClient, replica_set: ReplicaSet, node: int, *rest: Any, **how: Any) -> Any:
+        if replica_set.position == 2 and node != 2:
+            raise ReplicaLost(f"{node} is cut off")
+        return await newest(self, replica_set, node, *rest, **how)
+
+    monkeypatch.setattr(ReplicaClient, "newest", cut_off)
+    alone = GrpcTransport(cluster.nodes[2].url, retry_s=0.0)
+    with pytest.raises(NodeUnavailable, match="no owner says whether"):
+        alone.list_page(BUCKET, name, "", 10)
+    alone.close()
+    with connect(cluster.nodes[0].url) as client:
+        assert [info.name for info in client.bucket(BUCKET).objects()] == NAMES  # there are others who have all

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from node_kit import RawSession, batch_of, bucket_of, serving
@@ -28,6 +28,7 @@ from storage_node.config import ServerConfig
 from storage_node.metric_counters import BOUNDS_S, BatchTally, Histogram, NodeMetrics
 from storage_node.metric_list import METRICS, PROCESS, markdown_table
 from storage_node.server import NodeServer
+from tests.peer_kit import operator_of
 
 ROOT = Path(storage_node.__file__).parent
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "dashboards" / "node.json").read_text())
@@ -84,12 +85,14 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Series]:
 
 def join_cluster(node: NodeServer, version: int) -> None:
     """Teach the node a map of which it is the only member."""
-    with grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel:
+    with operator_of(node) as channel:
         stub = ais_cluster_pb2_grpc.ClusterStub(channel)
         uuid = stub.GetMap(ais_cluster_pb2.GetMapRequest(), timeout=TIMEOUT_S).node_uuid
         map_ = ais_cluster_pb2.ClusterMap(cluster_uuid=b"c" * 16, version=version)
         endpoint = node.url.removeprefix("grpc://")
-        map_.node.add(uuid=uuid, host="h", endpoint=endpoint, weight=1.0, number=1)
+        peer_endpoint = node.peer_endpoint
+        map_.node.add(uuid=uuid, host="h", endpoint=endpoint, peer_endpoint=peer_endpoint, weight=1.0, number=1)
+        map_.bucket.add(name="of-the-map", uuid=b"b" * 16, copies=1, min_copies=1)
         stub.Learn(ais_cluster_pb2.LearnRequest(map=map_), timeout=TIMEOUT_S)
 
 
@@ -361,6 +364,22 @@ def test_every_metric_but_the_plainest_is_on_the_dashboard() -> None:
     text = " ".join(expression for _, expression, _ in queries())
     missing = [metric.name for metric in METRICS if metric.name not in text]
     assert missing == ["ais_loader_node_info"]
+
+
+def test_every_alert_goes_by_metrics_that_there_are() -> None:
+    rules = [
+        rule
+        for group in json.loads((ROOT / "dashboards" / "alerts.json").read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    by_name = {metric.name: set(metric.labels) for metric in METRICS}
+    for rule in rules:
+        named = set(re.findall(r"ais_loader_\w+", rule["expr"]))
+        assert named and named <= by_name.keys(), rule["alert"]
+        assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
+        labels = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
+        assert labels <= {"instance"}.union(*(by_name[name] for name in named)), rule["alert"]
+    assert len({rule["alert"] for rule in rules}) == len(rules) > 0
 
 
 @pytest.mark.parametrize(

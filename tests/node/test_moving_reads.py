@@ -9,7 +9,11 @@ import pytest
 
 from ais_loader import Bucket, ClusterOptions, connect
 from ais_loader.errors import ObjectNotFound
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.gather.replica_choice import NodeLoads
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from storage_node.batch.gather.routing import ReplicaRouting
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 WAYS: dict[str, Callable[[Bucket, str], bytes]] = {
@@ -58,3 +62,24 @@ def test_an_object_that_moves_between_two_questions_is_found(
                 if moved:
                     break
         assert moved
+
+
+def test_owners_are_asked_again_when_all_have_been_also_a_holder_that_is_thought_to_fail() -> None:
+    """It is asked last, and what it lets go of meanwhile is with an owner that was asked before."""
+    map_ = cluster_pb.ClusterMap(cluster_uuid=bytes(16), version=1)
+    for number in range(2):
+        state = cluster_pb.MapNode.LEAVING if number else cluster_pb.MapNode.ACTIVE
+        where = f"e{number}"
+        map_.node.add(
+            uuid=bytes([number]) * 16, host=where, endpoint=where, peer_endpoint=where, weight=1.0, state=state
+        )
+    map_.bucket.add(name=BUCKET, uuid=bytes(16), copies=1, min_copies=1)
+    view = ClusterView(map_)
+    names = [f"n{at}" for at in range(50)]
+    moved = [at for at, name in enumerate(names) if len(view.holders(view.buckets[BUCKET], [name])[0]) == 2]
+    assert moved
+    request = pb.BatchRequest(bucket=[BUCKET], name=names)
+    for failing in ("", "e0", "e1"):
+        routing = ReplicaRouting(view, b"elsewhere", request, failing.__eq__, NodeLoads())
+        asked = [1, 0] if failing == "e0" else [0, 1]
+        assert [routing.left[at] for at in moved] == [[*asked, 0]] * len(moved)

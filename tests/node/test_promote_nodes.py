@@ -328,7 +328,6 @@ def test_a_node_that_is_killed_goes_on_when_it_is_asked_again(tmp_path: Path, fi
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_others_go_on_when_a_node_dies_and_the_rest_is_promoted_without_it(
     tmp_path: Path, files: dict[str, bytes]
 ) -> None:

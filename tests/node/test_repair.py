@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Bucket, Client, connect, errors
-from ais_loader.errors import LoaderError
+from ais_loader.errors import DriveFailed, LoaderError
 from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.replica_state import StoredVersion
 from storage_node.store.stale_replicas import ReplicaStale
@@ -141,7 +142,7 @@ def test_copies_in_doubt_are_refused_by_the_node_and_found_at_another(tmp_path: 
         assert cluster.ask(["k"], initial_credit_bytes=1 << 20).data == {0: b"right"}
         with pytest.raises(ReplicaStale):
             store.head(BUCKET, "k")
-        assert list(store.replicas.trusted_objects(BUCKET, "", "", 10)) == []
+        assert store.replicas.page(BUCKET, "", "", most=10, most_bytes=1000) == ([], ["k"], None)
         assert bucket.get("k") == b"right"
         assert bucket.head("k").size_bytes == 5
         for assembly in ("direct", "target"):
@@ -193,7 +194,7 @@ def test_a_node_alone_waits_for_the_others_and_then_serves_what_it_has(tmp_path:
             store = store_of(node)
             assert store.replicas.stale.whole(cluster.map.bucket[0].uuid)
             eventually(lambda: not store.replicas.stale.any, TIMEOUT_S)
-            assert node.repair.metrics.silent == (cluster.map.node[0].endpoint,)
+            assert node.repair.metrics.silent == (cluster.map.node[0].peer_endpoint,)
             assert store.head(BUCKET, "k").size_bytes == 4
 
 
@@ -221,6 +222,42 @@ def test_a_node_that_joins_gets_its_objects_and_the_others_let_go_of_them(tmp_pa
 
 
 @pytest.mark.slow
+def test_a_copy_is_let_go_of_only_when_the_others_are_on_their_disks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the durability: the node that gives it up may have had it on its disk for long."""
+    names = {f"{number:02}" for number in range(20)}
+    synced: list[Path] = []
+    fails = threading.Event()
+    sync = Drive.sync
+
+    def sync_or_fail(drive: Drive) -> None:
+        if fails.is_set():
+            raise DriveFailed("the disk takes nothing")
+        synced.append(drive.root)
+        sync(drive)
+
+    monkeypatch.setattr(Drive, "sync", sync_or_fail)
+    with LocalCluster(tmp_path, 3, copies=1, repair_interval_s=0.2) as cluster, client_of(cluster) as (_, bucket):
+        for name in names:
+            bucket.put(name, content(name, "1"))
+        leaving = cluster.nodes[2]
+        mine = set(held(leaving))
+        assert mine
+        fails.set()
+        cluster.map.node[2].state = cluster_pb.MapNode.LEAVING
+        cluster.learn()
+        others = cluster.nodes[:2]
+        eventually(lambda: mine <= held(others[0]).keys() | held(others[1]).keys(), timeout_s=TIMEOUT_S)
+        passes = leaving.repair.metrics.passes
+        eventually(lambda: leaving.repair.metrics.passes > passes + 2, timeout_s=TIMEOUT_S)
+        assert set(held(leaving)) == mine and not synced
+        fails.clear()
+        eventually(lambda: not held(leaving), timeout_s=TIMEOUT_S)
+        assert {tmp_path / "node-0", tmp_path / "node-1"} >= set(synced) and synced
+        assert {name: bytes(bucket.get(name)) for name in names} == {name: content(name, "1") for name in names}
+
+
 def test_a_node_that_leaves_gives_everything_away_and_goes(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.5) as cluster, client_of(cluster) as (_, bucket):
         for name in NAMES:

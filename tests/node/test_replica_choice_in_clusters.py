@@ -73,7 +73,7 @@ def test_a_client_turns_to_the_holder_that_has_less_to_do_and_back(pair: LocalCl
 
 def test_a_node_that_gathers_does_so_too(pair: LocalCluster) -> None:
     service = pair.batches(0)
-    endpoint = pair.nodes[2].url.removeprefix("grpc://")
+    endpoint = pair.nodes[2].peer_endpoint
     service.resources.loads.said(endpoint, 5.0)
     before = entries_read(pair)
     answer = pair.ask(NAMES)
@@ -91,8 +91,8 @@ def test_a_node_says_how_long_reads_wait_for_it(pair: LocalCluster) -> None:
         assert busy > 1.0 > other
     pair.batches(1).node.pressure.reader_wait_s = 60.0
     pair.ask(NAMES)
-    found = pair.batches(0).resources.loads.of(node.url.removeprefix("grpc://") for node in pair.nodes)
-    assert found[pair.nodes[1].url.removeprefix("grpc://")].backlog_s > 1.0
+    found = pair.batches(0).resources.loads.of(node.peer_endpoint for node in pair.nodes)
+    assert found[pair.nodes[1].peer_endpoint].backlog_s > 1.0
 
 
 def test_a_pickled_client_knows_the_nodes_that_have_joined_since_its_url_was_written(pair: LocalCluster) -> None:

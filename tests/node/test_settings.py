@@ -67,7 +67,16 @@ def test_every_field_can_be_set() -> None:
     for name, text in shown.items():
         if text:
             assert configured(ServerConfig(), read_assignments([f"{name}={text}"])) == ServerConfig()
-    assert {one.name for one in fields(ServerConfig)} - set(shown) == {"host", "port", "advertise", "metrics_port"}
+    assert {one.name for one in fields(ServerConfig)} - set(shown) == {
+        "host",
+        "port",
+        "advertise",
+        "metrics_port",
+        "peer_host",
+        "peer_port",
+        "peer_advertise",
+        "peer_secret_file",
+    }
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from storage_node.cluster.snapshots import coordinator as snapshotting
 from storage_node.cluster.snapshots import sweep as snapshot_care
 from storage_node.store.format import Version
 from storage_node.store.read.object_reader import open_object
+from tests.peer_kit import peer_of
 from tests.store.snapshot_kit import retained
 
 NAMES = [f"n{at:02d}" for at in range(12)]
@@ -42,7 +43,7 @@ def url_of(cluster: LocalCluster, numbers: Sequence[int] = (0, 1, 2)) -> str:
 
 
 def endpoints(cluster: LocalCluster) -> list[str]:
-    return [node.endpoint for node in cluster.view.nodes]
+    return [node.peer_endpoint for node in cluster.view.nodes]
 
 
 def there(cluster: LocalCluster, number: int, name: str, snapshot: str = "s") -> bytes | None:
@@ -127,11 +128,11 @@ def test_a_write_whose_version_was_given_before_the_cut_and_comes_after_it_is_re
         client.bucket(BUCKET).put("a", b"first")
         owner = cluster.owners("a")[0]
         store = cluster.batches(owner).node.store
-        late = store.replicas.next_version(9, 1, [])
+        late = store.replicas.next_version(9, [])
         client.bucket(BUCKET).snapshot("s")
         ref = wire.BucketRef(name=BUCKET, uuid=cluster.map.bucket[0].uuid)
         version = wire.ObjectVersion(epoch=late.epoch, counter=late.counter, node=late.node)
-        with grpc.insecure_channel(endpoints(cluster)[owner]) as channel:
+        with peer_of(cluster.nodes[owner]) as channel:
             replica = ais_replica_pb2_grpc.ReplicaStub(channel)
             with pytest.raises(grpc.RpcError, match="comes after a snapshot"):
                 replica.Bury(wire.BuryRequest(bucket=ref, name="a", version=version), timeout=10)
@@ -175,8 +176,8 @@ def test_who_holds_a_bucket_and_dies_holds_it_for_seconds_only(tmp_path: Path, m
         bucket = client.bucket(BUCKET)
         ref = wire.BucketRef(name=BUCKET, uuid=cluster.map.bucket[0].uuid)
         hold = pb.HoldRequest(bucket=ref, attempt=b"a" * 16)
-        for endpoint in endpoints(cluster):
-            with grpc.insecure_channel(endpoint) as channel:
+        for node in cluster.nodes:
+            with peer_of(node) as channel:
                 stub = ais_snapshot_copies_pb2_grpc.SnapshotCopiesStub(channel)
                 assert stub.Hold(hold, timeout=10).clock >= 0
                 again = pb.HoldRequest(bucket=ref, attempt=b"b" * 16)
@@ -184,7 +185,7 @@ def test_who_holds_a_bucket_and_dies_holds_it_for_seconds_only(tmp_path: Path, m
                     stub.Hold(again, timeout=10)
         bucket.put("a", b"1")  # waits
         bucket.delete("a")
-        with grpc.insecure_channel(endpoints(cluster)[0]) as channel:
+        with peer_of(cluster.nodes[0]) as channel:
             release = pb.ReleaseRequest(bucket=ref, attempt=b"a" * 16)
             assert not ais_snapshot_copies_pb2_grpc.SnapshotCopiesStub(channel).Release(release, timeout=10).held
         assert bucket.snapshot("s").objects == 0

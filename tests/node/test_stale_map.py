@@ -25,7 +25,12 @@ NAMES = ["a", "nope"]
 def learn(node: NodeServer, version: int) -> None:
     map_ = cluster_pb.ClusterMap(cluster_uuid=bytes(16), version=version)
     map_.node.add(
-        uuid=node.membership.node_uuid, host="h", endpoint=node.url.removeprefix("grpc://"), weight=1.0, number=1
+        uuid=node.membership.node_uuid,
+        host="h",
+        endpoint=node.endpoint,
+        peer_endpoint=node.peer_endpoint,
+        weight=1.0,
+        number=1,
     )
     map_.bucket.add(name="b", uuid=uuid.UUID(int=7).bytes, copies=1, min_copies=1)
     node.membership.learn(map_)

@@ -47,7 +47,7 @@ def test_a_client_says_for_whom_it_fetches_and_so_does_a_node_that_gathers(
                 entries = [f"ais://{BUCKET}/{name}" for name in names]
                 items = list(client.get_batch(entries, assembly=assembly))
                 assert [item.tobytes() for item in items] == list(objects.values())
-                assert charged == {(queue, "team") for queue in queues}
+                eventually(lambda: charged == {(queue, "team") for queue in queues})
 
 
 def test_batches_that_nodes_gather_from_each_other_for_many_tenants_all_end(tmp_path: Path) -> None:

@@ -9,15 +9,29 @@ from pathlib import Path
 
 import grpc
 
+from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.cluster_map import object_hashes
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from storage_node.store.checksum import crc32c
-from storage_node.store.read.object_reader import ObjectReader
+from storage_node.store.read.object_reader import ObjectReader, open_object
+from storage_node.store.stale_replicas import ReplicaStale
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 CALL_TIMEOUT_S = 40.0
+DOUBT, NOTHING = "in doubt", "nothing"
+
+
+def said(cluster: LocalCluster, number: int, name: str) -> bytes | str:
+    """What a reader hears of a node."""
+    try:
+        with contextlib.closing(open_object(cluster.batches(number).node.store, BUCKET, name)) as reader:
+            return b"".join(reader)
+    except ReplicaStale:
+        return DOUBT
+    except ObjectNotFound:
+        return NOTHING
 
 
 def put_messages(
@@ -75,7 +89,7 @@ def held(store: Store, bucket: str = BUCKET) -> dict[str, tuple[str, bytes | Non
             data = None
             if not record.is_tombstone:
                 fd = drive.files.open(record.path)
-                data = b"".join(ObjectReader(drive, record, fd, name, 0, record.size_bytes, True))
+                data = b"".join(ObjectReader(drive, record, fd, name, 0, record.size_bytes, True, lambda _: None))
             found[name] = str(record.version), data
     return found
 

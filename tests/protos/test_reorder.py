@@ -261,6 +261,23 @@ def test_a_large_entry_fails_after_some_of_its_pieces_when_nobody_can_go_on(orde
     assert reorder.complete
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_entry_that_fails_after_some_of_its_pieces_takes_no_bytes_of_those_that_come_with_it(ordered: bool) -> None:
+    reorder = Reorder(3, ordered=ordered)
+    lane = reorder.add_lane([0, 1, 2])
+    reorder.push(lane, frame_of([(0, 0, b"abc", pb.OK)], Piece(0, 6, "v")))
+    reorder.push(lane, frame_of([(0, 0, b"", pb.CORRUPT), (1, 1, b"one", pb.OK), (2, 2, b"other", pb.OK)]))
+    assert reorder.held_bytes == len(b"abconeother")
+    came: dict[int, list[bytes]] = {}
+    while (frame := reorder.pop()) is not None:
+        assert int(frame.size.sum()) == len(frame.payload)
+        at = 0
+        for index, size in zip(frame.index.tolist(), frame.size.tolist(), strict=True):
+            came.setdefault(index, []).append(bytes(frame.payload[at : at + size]))
+            at += size
+    assert came == {0: [b"abc", b""], 1: [b"one"], 2: [b"other"]}
+
+
 @pytest.mark.parametrize("status", [pb.OK, pb.FAILED])
 def test_an_entry_that_the_consumer_has_begun_comes_before_pieces_of_others(status: int) -> None:
     """Any order: what the consumer has is a beginning of entry 0, and it takes one large entry at a time."""

@@ -63,14 +63,14 @@ class InjectedDrive(SmallDrive):
         self._taken = 0
         write = Catalog.write
 
-        def require_space(fd: int, need_bytes: int) -> None:
+        def require_space(fd: int, need_bytes: int, taken_bytes: int = 0) -> None:
             if self._free() < need_bytes + SIZE_BYTES // 8:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        def write_if_room(catalog: Catalog, batch: WriteBatch, *, sync: bool) -> None:
+        def write_if_room(catalog: Catalog, batch: WriteBatch, *, sync: bool, is_commit: bool = True) -> None:
             if self._free() < 64 << 10:
                 raise DriveFull(f"{self.root}: no space left while committing to the catalog")
-            write(catalog, batch, sync=sync)
+            write(catalog, batch, sync=sync, is_commit=is_commit)
 
         def write_record_if_room(folder: Path, record: records.StoreRecord) -> None:
             if self._free() < 64 << 10:

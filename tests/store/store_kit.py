@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,14 @@ def flip_a_byte(path: Path, at: int = 0) -> None:
         byte = file.read(1)
         file.seek(at)
         file.write(bytes([byte[0] ^ 0xFF]))
+
+
+def copy_with_attributes(source: str, target: str) -> str:
+    """For `shutil.copytree`, which makes of an open store's drive what a kill would leave."""
+    shutil.copy2(source, target)
+    for name in os.listxattr(source):
+        os.setxattr(target, name, os.getxattr(source, name))
+    return target
 
 
 def kinds(report: Report) -> list[str]:

@@ -8,6 +8,7 @@ from ais_loader import Entry, Status, connect
 from ais_loader.testing import seeded_bytes
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog, WriteBatch
+from storage_node.store.store import Store
 
 
 def test_lost_block_checksums_are_corrupt_in_their_place(tmp_path: Path) -> None:
@@ -16,10 +17,11 @@ def test_lost_block_checksums_are_corrupt_in_their_place(tmp_path: Path) -> None
         bucket = client.create_bucket("b")
         for name in ("a", "lost", "c"):
             bucket.put(name, data)
-        counter = int(bucket.head("lost").version.split(".")[1])
+    with Store.open([tmp_path / "store"], mode="r") as store:
+        generation = store.head("b", "lost").generation
     catalog = Catalog(tmp_path / "store" / "catalog", writable=True)
     batch = WriteBatch(raw_mode=True)
-    batch.delete(fmt.blocks_key(counter, 0))
+    batch.delete(fmt.blocks_key(generation, 0))
     catalog.write(batch, sync=True)
     catalog.close()
     with connect(tmp_path / "store") as client:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from ais_loader.errors import CorruptObject, InvalidRequest, ObjectNotFound, StoreFormatError, StoreNotFound
 from storage_node.store import format as fmt
 from storage_node.store import store_record as records
+from storage_node.store.drive import identity as identities
 from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck import report as report_module
@@ -27,6 +29,7 @@ from tests.store.store_kit import (
     file_of,
     flip_a_byte,
     kinds,
+    names,
     object_files,
     put,
     read,
@@ -329,6 +332,34 @@ def test_objects_on_a_drive_where_nobody_looks_are_reported(tmp_path: Path) -> N
         batch.put(key, owner.catalog.get(key))
         other.catalog.write(batch, sync=True)
     assert [(finding.kind, finding.name) for finding in check(roots).errors] == [("misplaced", "name")]
+
+
+def test_objects_on_a_drive_where_nobody_looks_are_listed_nowhere_and_brought_to_their_owner(tmp_path: Path) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    with store_at(*roots) as store:
+        for number in range(20):
+            put(store, f"{number}", b"%d" % number)
+        wanted = contents(store)
+        # Of the two owners of these names, neither knows what it has: as if it had been forgotten to move anything.
+        drives = [drive for drive in store.drives if drive is not None]
+        record = store.record.current
+        swapped = dict(zip(record.drives, reversed(record.drives), strict=True))
+    for root, drive in zip(roots, drives, strict=True):
+        identity = identities.read(root)
+        assert identity is not None and identity.drive_uuid == drive.identity.drive_uuid
+        identities.write(root, replace(identity, drive_uuid=swapped[identity.drive_uuid]))
+    with Store.open(roots) as store:
+        assert names(store) == []
+        with pytest.raises(ObjectNotFound):
+            read(store, "3")
+        put(store, "3", b"new")
+        assert contents(store) == {"3": b"new"}
+    found = check(roots).errors
+    assert [finding.kind for finding in found] == ["misplaced"] * 20
+    assert not repair(roots).errors
+    with Store.open(roots) as store:
+        assert contents(store) == {**wanted, "3": b"new"} and not store.pool.moving
+    assert_sound(*roots)
 
 
 def test_identities_that_are_lost_are_told_apart_from_folders_that_never_were_a_store(root: Path) -> None:

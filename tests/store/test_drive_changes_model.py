@@ -241,6 +241,10 @@ TestDrivesAgainstADict.settings = settings(max_examples=8, stateful_step_count=2
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # all processor, on machines that may be busy
+class TestDrivesAgainstADictForLonger(DrivesMachine.TestCase):  # type: ignore[misc]
+    settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.exhaustive
 class TestDrivesAgainstADictForLong(DrivesMachine.TestCase):  # type: ignore[misc]
-    settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=240, stateful_step_count=40, deadline=None)

@@ -122,7 +122,7 @@ def test_a_step_moves_no_more_than_it_is_told_but_one_object_at_least(store: Sto
     assert (step.objects, step.problem) == (1, "") and step.left_estimate > 0
     while store.pool.moving:
         step = store.pool.move_some(1000, 150_000)
-        assert step.objects and step.bytes <= 350_000
+        assert (step.objects or not store.pool.moving) and step.bytes <= 350_000  # the last one may only look again
     assert store.pool.move_some(10, 10) == (0, 0, 0, "")
 
 

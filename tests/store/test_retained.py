@@ -273,7 +273,7 @@ def test_a_power_cut_leaves_what_snapshots_see(tmp_path: Path, monkeypatch: pyte
         store.snapshots.create(BUCKET, "s")
         put(store, "a", b"2")
         store.delete(BUCKET, "b")
-        monkeypatch.setattr(clean_shutdown, "end", lambda *args, **kwargs: None)
+        monkeypatch.setattr(clean_shutdown.MarkWriter, "end", lambda *args, **kwargs: None)
     monkeypatch.setattr(clean_shutdown, "boot_id", lambda: b"another start of the machine")
     with Store.open([tmp_path]) as store:
         assert contents(store, at("s")) == {"a": b"1", "b": LARGE} and contents(store) == {"a": b"2"}

@@ -127,13 +127,13 @@ def test_a_write_from_before_the_cut_is_refused_and_a_copy_is_not(store: Store) 
         late.commit()
     with pytest.raises(WriteTooLate):
         store.delete(BUCKET, "a", Version(1, 901, 2), keep_tombstone=True, condition=Condition(after_cuts=True))
-    assert isinstance(store.write_tombstones(BUCKET, [("a", Version(1, 902, 2))])[0], WriteTooLate)
+    assert isinstance(store.write_tombstones(BUCKET, [("a", Version(1, 902, 2), b"")])[0], WriteTooLate)
     assert read(store, "s") == read_now(store) == b"first"
     put(store, 900, b"a copy of what was there")
     assert read(store, "s") == read_now(store) == b"a copy of what was there"
     assert store.replicas.clock >= CUT
     fresh = stage_object(store, BUCKET, "a", [b"fresh"], {})
-    fresh.assign(store.replicas.next_version(2, 1, []))
+    fresh.assign(store.replicas.next_version(2, []))
     fresh.require(Condition(after_cuts=True))
     fresh.commit()
     assert (read(store, "s"), read_now(store)) == (b"a copy of what was there", b"fresh")

@@ -11,6 +11,7 @@ import pytest
 
 from ais_loader.errors import DriveFull, LoaderError, ObjectNotFound
 from storage_node.store.drive.catalog import WriteBatch
+from storage_node.store.files import staged_file
 from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.small_drive import InjectedDrive, SmallDrive, small_drive
@@ -168,3 +169,24 @@ def _filler() -> WriteBatch:
     batch.put(b"x", bytes(4096))
     batch.delete(b"x")
     return batch
+
+
+def test_an_object_that_never_ends_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged_file, "LARGE_BYTES", 8 * MIB)
+    with small_drive(tmp_path, monkeypatch) as drive:
+        if drive.kind != "mounted":
+            pytest.skip("needs a file system of its own")
+        with store_at(drive.root) as store:
+            upload, fits = store.begin_put(BUCKET, "endless"), 0
+            with pytest.raises(DriveFull):
+                while True:
+                    upload.write(bytes(MIB))
+                    fits += 1
+            assert fits > 40
+            endless = store.begin_put(BUCKET, "endless")
+            for _ in range(fits):
+                endless.write(bytes(MIB))
+            for number in range(3):
+                put(store, f"{number}", bytes([number]) * MIB)
+            endless.abort()
+            assert contents(store) == {f"{number}": bytes([number]) * MIB for number in range(3)}

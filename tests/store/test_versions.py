@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ais_loader.errors import DriveFailed, InvalidName, LoaderError
-from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Version
+from storage_node.store.drive.version_clock import RESERVED_MS, at_ms
+from storage_node.store.format import BLOCK_BYTES, CLOCK_KEY, CatalogEntry, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.replica_state import StoredVersion
 from storage_node.store.store import Store
@@ -115,7 +116,7 @@ def test_copies_keep_their_versions_over_a_rebuild_and_writes_go_on_above_them(t
         assert {found.name: found.version for found in store.replicas.versions(BUCKET)} == given
         for name, version in given.items():
             assert put(store, name, b"later").version > version
-        assert store.replicas.next_version(1, 0, []) > max(given.values())
+        assert store.replicas.next_version(1, given.values()) > max(given.values())
 
 
 def test_versions_are_listed_in_name_order_over_all_drives_with_tombstones(tmp_path: Path) -> None:
@@ -153,12 +154,12 @@ def test_a_version_for_a_write_is_above_all_seen_and_given_once_even_after_a_res
     for _ in range(3):
         with store_at(*roots) as store:
             for _ in range(5):
-                given.append(store.replicas.next_version(3, 2, []))
+                given.append(store.replicas.next_version(3, []))
             seen = V(7, given[-1].counter + 100_000, 9)
-            given.append(store.replicas.next_version(3, 2, [V(1, 1, 1), seen]))
+            given.append(store.replicas.next_version(3, [V(1, 1, 1), seen]))
             assert given[-1] > seen and (given[-1].epoch, given[-1].node) == (7, 3)
             clock = store.replicas.clock + 1000
-            given.append(store.replicas.next_version(3, 2, [], clock))
+            given.append(store.replicas.next_version(3, [], clock))
             assert given[-1].counter > clock
     counters = [version.counter for version in given]
     assert counters == sorted(set(counters))
@@ -169,7 +170,7 @@ def test_threads_that_draw_versions_at_once_never_get_the_same(tmp_path: Path) -
         drawn: list[Version] = []
 
         def draw() -> None:
-            drawn.extend([store.replicas.next_version(1, 1, [V(1, 5, 2)]) for _ in range(200)])
+            drawn.extend([store.replicas.next_version(1, [V(1, 5, 2)]) for _ in range(200)])
 
         threads = [threading.Thread(target=draw) for _ in range(4)]
         for thread in threads:
@@ -200,18 +201,20 @@ def test_writers_of_copies_in_many_threads_end_with_the_highest_version(tmp_path
 def test_a_drive_that_cannot_write_keeps_no_version_from_being_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> int:
+    def refuse(*_: object, **__: object) -> None:
         raise DriveFailed("Input/output error")
 
     with Store.open([tmp_path / "one", tmp_path / "two"], mode="a") as store:
         broken, well = (drive for drive in store.drives if drive is not None)
-        before = store.replicas.next_version(1, 1, [V(1, 50, 1)])
+        before = store.replicas.next_version(1, [V(1, 50, 1)])
         with monkeypatch.context() as patch:
-            patch.setattr(broken.numbers, "take", refuse)
-            after = store.replicas.next_version(1, 1, [])
-            assert after > before
-            assert well.numbers.highest >= after.counter, "it heard of the number"
-            patch.setattr(well.numbers, "take", refuse)
+            patch.setattr(broken.catalog, "write", refuse)
+            far = V(1, before.counter + at_ms(RESERVED_MS), 2)  # more than has been reserved
+            after = store.replicas.next_version(1, [far])
+            assert after > far
+            limit = well.catalog.get(CLOCK_KEY)
+            assert limit is not None and int.from_bytes(limit, "big") > after.counter, "it heard of the number"
+            patch.setattr(well.catalog, "write", refuse)
             with pytest.raises(DriveFailed):
-                store.replicas.next_version(1, 1, [])
-        assert store.replicas.next_version(1, 1, []) > after
+                store.replicas.next_version(1, [V(1, after.counter + at_ms(RESERVED_MS), 2)])
+        assert store.replicas.next_version(1, []) > after

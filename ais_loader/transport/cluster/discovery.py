@@ -23,6 +23,7 @@ from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, Put
 from ais_loader.transport.cluster.transport import RoutedTransport
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -130,9 +131,14 @@ class ClusterTransport:
         yield from self._there().put_many(objects)
 
     def compose(
-        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
+        self,
+        request: compose_pb.ComposeRequest,
+        moved: Callable[[int], None] | None = None,
+        *,
+        retry: bool = True,
+        tries: WriteTries | None = None,
     ) -> ObjectInfo:
-        return self._there().compose(request, moved, retry=retry)
+        return self._there().compose(request, moved, retry=retry, tries=tries)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         return self._there().tar_end(request)
@@ -157,6 +163,9 @@ class ClusterTransport:
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         self._there().delete(bucket, name, if_version=if_version)
+
+    def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]:
+        return self._there().head_names(bucket, names)
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
         return self._there().delete_names(bucket, names)

@@ -45,22 +45,30 @@ class Failover:
         while True:
             missing: errors.NotFound | None = None
             failure: errors.LoaderError | None = None
-            nodes = self._nodes(bucket, name)
+            unheard: bytes | None = None
+            lacking: bytes | None = None
+            view, nodes = members.view, self._nodes(bucket, name)
             for node in nodes:
                 short = node != nodes[-1]
                 try:
                     return call(members.transport(node), QUICK_TIMEOUT_S if short else CALL_TIMEOUT_S)
                 except errors.ObjectDeleted:
                     raise
+                except errors.BucketNotFound as error:
+                    if view.to_read(bucket) is None:
+                        missing, lacking = missing or error, node
+                    else:
+                        unheard, failure = node, errors.NodeUnavailable(f"it has not heard of it yet: {error}")
                 except errors.NotFound as error:
-                    missing = error if missing is None or isinstance(missing, errors.BucketNotFound) else missing
+                    missing, lacking = error, node
                 except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
                     members.suspect(node)
                     failure = errors.NodeUnavailable(str(error)) if short else error
-                except errors.DriveFailed as error:
+                except (errors.DriveFailed, errors.Overloaded) as error:
                     failure = failure or error  # the node is well otherwise
-            newer = members.refresh(force=missing is not None)
-            if newer:
+            # Who has handed it over, by a newer map, has that map.
+            members.refresh(first=lacking or unheard, force=missing is not None or unheard is not None)
+            if members.view is not view:
                 continue  # those may not have been the holders any more
             if missing is not None and (failure is None or not members.view.objects_go([bucket])):
                 if asked_twice or not members.view.objects_go([bucket]):
@@ -113,7 +121,13 @@ class Failover:
                 failure = error
                 if not (again if replay is None else replay):
                     raise
+            except errors.Overloaded as error:
+                failure = error
+                if not (again if replay is None else replay):
+                    raise
             except errors.NodeUnavailable as error:
+                if not error.retryable:
+                    raise
                 members.suspect(node)
                 failure = error
                 if not again:
@@ -146,14 +160,30 @@ class Failover:
         members, patience = self.members, Patience(self._retry_s)
         while True:
             failure: errors.LoaderError = errors.NodeUnavailable(f"{self.url}: the map has no node for this")
+            full: errors.DriveFull | None = None
+            others = False
             for node in nodes():
                 try:
                     return call(members.transport(node))
+                except errors.DriveFull as error:
+                    full = error  # it cannot so much as give a version; another one may have room for that
+                    if not again:
+                        raise
+                    continue
+                except errors.Overloaded as error:
+                    failure = error
+                    if not again and consumes:
+                        raise
                 except errors.NodeUnavailable as error:
+                    if not error.retryable:
+                        raise
                     members.suspect(node)
                     failure = error
                     if not again and (error.reached or consumes):
                         raise
+                others = True
+            if full is not None and not others:
+                raise full
             members.refresh()
             self._pause(patience, failure)
 

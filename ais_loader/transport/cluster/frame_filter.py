@@ -56,21 +56,12 @@ class FrameFilter:
         if (index := damaged_entry(frame, 0 if resume is None else resume[1])) is not None:
             raise FrameError(f"entry {lane.share.positions[index]} was damaged on its way")
 
-    def _ask_elsewhere(self, lane: Lane, frame: Frame) -> Mask:
-        """Entries that this node has not got whole, and another one may have."""
+    @staticmethod
+    def _ask_elsewhere(lane: Lane, frame: Frame) -> Mask:
+        """Entries that this node has not got whole: whether another one may have is seen when it is to be asked."""
         one, other = _ASK_ANOTHER if lane.share.direct else _ASK_HOLDERS
         again: Mask = (frame.status == one) | (frame.status == other)
-        if not lane.share.direct:
-            return again
-        again = (again | (frame.status == pb.UNAVAILABLE)) & ~failed_as(frame, errors.ObjectDeleted.kind)
-        if not again.any():
-            return again
-        where = np.flatnonzero(again)
-        if int(frame.index[where].max()) >= len(lane.share.positions):
-            raise FrameError(f"entry {int(frame.index.max())} of {len(lane.share.positions)}")
-        positions = [lane.share.positions[at] for at in frame.index[where].tolist()]
-        tried = lane.share.tried | {lane.node}
-        if hopeless := self._routing.hopeless(positions, tried):
-            again[where[[at in hopeless for at in positions]]] = False
-            again |= lane.comparing(frame)
+        if lane.share.direct:
+            again |= frame.status == pb.UNAVAILABLE
+            again &= ~failed_as(frame, errors.ObjectDeleted.kind)
         return again

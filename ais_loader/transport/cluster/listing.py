@@ -1,12 +1,24 @@
-"""Merged listing of several nodes: every name once, in order, the newest version of it.
+"""Merged listing of several nodes: every name once, in order, the newest version of it, complete under some map.
 
-No network here: a node's listing is an iterator that may fail with NodeUnavailable.
+Names are gone through in stretches, as far as all nodes have said everything. What the nodes say of a stretch counts if
+all of them knew the same map when they looked: objects go from node to node by a map only, and a node that has let one
+go by a newer map says so. If one knows a newer map the stretch begins again, with the nodes of that map.
+
+The nodes are not looked at in one moment. An object that goes from a node that has not been looked at yet to one that
+already has would be missing. So a stretch is looked at twice, on all nodes before any is looked at again, where objects
+may have gone meanwhile: while a change of the map moves them, and when a node says that it has just let go of one. What
+was there all the time is in one of the two.
+
+No network here: a page of a node is the answer to a call, which may fail.
 """
 
 from __future__ import annotations
 
-import heapq
+import time
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from ais_loader.entry import ObjectInfo
 from ais_loader.errors import (
@@ -16,72 +28,239 @@ from ais_loader.errors import (
     NodeUnavailable,
     SilenceTimeout,
     SnapshotNotFound,
+    StaleMap,
 )
 from ais_loader.transport.retry import Patience
 
 
-def merged_listing(
-    listing_of: Callable[[int], Iterator[ObjectInfo]],
-    hosts: Sequence[str],
-    *,
-    copies: Callable[[], int],
-    retry_s: float,
-) -> Iterator[ObjectInfo]:
-    """Args:
-        listing_of: the objects of node k of len(hosts), in the order of their names' UTF-8 bytes.
-        hosts: failure domain of each node.
-        copies: on how many hosts each object is, asked for whenever one is silent: so many less one may be.
+@dataclass(frozen=True, slots=True)
+class ListedMap:
+    """What a listing needs to know of a map."""
 
-    Raises NodeUnavailable, SilenceTimeout, DriveFailed when more hosts do, BucketNotFound when no node has the bucket.
+    version: int
+    nodes: Sequence[bytes]
+    hosts: Sequence[str]
+    """Failure domain of each node."""
+    copies: int
+    """On how many hosts each object is: so many less one may be silent. 0: the map has no such bucket."""
+    moving: bool
+    """Whether objects may go from node to node by this map."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPage:
+    """What a node has of some stretch of names."""
+
+    objects: Sequence[ObjectInfo]
+    """In the order of their names' UTF-8 bytes, which is that of their code points."""
+    next: str | None = None
+    """The name after which the next page begins; None when there is none."""
+    in_doubt: Sequence[str] = ()
+    """Names of which it cannot say what they are."""
+    map_version: int = 0
+    """The newest that the node knew when it had looked."""
+    oldest_map_version: int = 0
+    """The oldest by which it still acted when it began to look."""
+    let_go_s: float = float("inf")
+    """How long ago it last took away a copy because others have it."""
+
+
+@dataclass(slots=True)
+class _Feed:
+    """What one node has said and nobody has taken yet."""
+
+    at: int
+    next: str | None
+    objects: list[ObjectInfo] = field(default_factory=list)
+    in_doubt: list[str] = field(default_factory=list)
+    silent: bool = False
+    asked_s: float = 0.0
+    """When it was first asked for what it has said, that there is no more included, on the monotonic clock."""
+    let_go_s: float = float("-inf")
+    """The last moment at which it may have let go of a copy."""
+    behind: bool = False
+    """Whether it acted by an older map, too."""
+
+    def up_to(self, end: str | None) -> tuple[list[ObjectInfo], list[str]]:
+        """Objects and names in doubt up to this name, None: all; they are taken."""
+        if end is None:
+            stop, stop_doubt = len(self.objects), len(self.in_doubt)
+        else:
+            stop = bisect_right(self.objects, end, key=lambda info: info.name)
+            stop_doubt = bisect_right(self.in_doubt, end)
+        taken = self.objects[:stop], self.in_doubt[:stop_doubt]
+        del self.objects[:stop], self.in_doubt[:stop_doubt]
+        return taken
+
+
+class _NewerMap(Exception):
+    """A node acts by a newer map than this listing."""
+
+    def __init__(self, at: int, version: int) -> None:
+        super().__init__(at, version)
+        self.at = at
+
+
+class _TooFewAnswer(Exception):
+    def __init__(self, error: LoaderError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class MergedListing:
+    """Of one call. Iterate it once.
+
+    Args:
+        page_of: a page of one node of a map (by its position there), of the names after a given one.
+        newest: the newest map; asks for one, the given node first, unless that is None.
+
+    Raises NodeUnavailable, SilenceTimeout, DriveFailed when more hosts are silent than there are further copies,
+    StaleMap when maps change faster than one can be listed by, BucketNotFound when no node has the bucket.
     """
-    silent: dict[str, LoaderError] = {}
-    without: dict[int, BucketNotFound] = {}
-    tries = _Tries(retry_s)
 
-    def listing(at: int) -> Iterator[ObjectInfo]:
-        objects = listing_of(at)
-        begun = False
+    def __init__(
+        self,
+        page_of: Callable[[ListedMap, int, str], ListedPage],
+        newest: Callable[[bytes | None], ListedMap],
+        *,
+        map_: ListedMap,
+        retry_s: float,
+    ) -> None:
+        self._page_of = page_of
+        self._newest = newest
+        self._patience = Patience(retry_s)
+        self._after = ""
+        """Everything up to here has been listed."""
+        self._unknown: frozenset[str] | None = None
+        """Names that nobody who answers can say anything of, since the last stretch."""
+        self._begin(map_)
+
+    def _begin(self, map_: ListedMap) -> None:
+        self._map = map_
+        self._feeds = [_Feed(at, self._after) for at in range(len(map_.nodes))]
+        self._silent: dict[str, LoaderError] = {}
+        self._without: dict[int, BucketNotFound] = {}
+
+    def __iter__(self) -> Iterator[ObjectInfo]:
         while True:
             try:
-                for info in objects:
-                    begun = True
-                    yield info
+                found, end = self._stretch()
+            except _NewerMap as newer:
+                before, node = self._map.version, self._map.nodes[newer.at]
+                self._begin(self._newest(node))
+                if self._map.version == before:
+                    self._patience.pause(StaleMap("nodes act by a newer map, which none of them tells"))
+                continue
+            except _TooFewAnswer as few:
+                self._patience.pause(few.error)
+                self._begin(self._newest(self._map.nodes[0] if self._map.nodes else b""))
+                continue
+            self._patience.progress()
+            self._unknown = None
+            yield from found
+            if end is None:
                 return
-            except (BucketNotFound, NodeUnavailable, SilenceTimeout, DriveFailed) as error:
-                if isinstance(error, BucketNotFound):
-                    without[at] = error
-                    if not isinstance(error, SnapshotNotFound):
-                        return
-                    if len(without) == len(hosts):
-                        raise
-                    # A node that has not learned of a bucket yet has nothing of it; of a snapshot it has what it had.
-                    error = NodeUnavailable(f"a node has not learned of it yet: {error}")
-                if len({*silent, hosts[at]}) < copies():
-                    silent[hosts[at]] = error
-                    return
-                if begun or not isinstance(error, NodeUnavailable):
-                    raise
-                tries.pause(error)
-                objects = listing_of(at)
+            self._after = end
 
-    found: ObjectInfo | None = None
-    for info in heapq.merge(*(listing(at) for at in range(len(hosts))), key=lambda info: info.name.encode()):
-        if found is not None and found.name != info.name:
-            yield found
-            found = None
-        if found is None or _newer(info.version, found.version):
-            found = info
-    if found is not None:
-        yield found
-    if len(without) == len(hosts):
-        raise next(iter(without.values()))
+    def _stretch(self) -> tuple[list[ObjectInfo], str | None]:
+        """The next objects, and the name up to which these are all; None when there are no more."""
+        for feed in self._feeds:
+            if not feed.objects and feed.next is not None:  # one that has said all has said it then
+                feed.asked_s = time.monotonic()
+            while not feed.objects and feed.next is not None and not feed.silent:
+                self._ask(feed, feed.next)
+        began_s = min((feed.asked_s for feed in self._feeds if not feed.silent), default=0.0)
+        end = min((feed.next for feed in self._feeds if feed.next is not None and not feed.silent), default=None)
+        said = [feed.up_to(end) for feed in self._feeds]
+        if self._map.moving or any(feed.behind or feed.let_go_s >= began_s for feed in self._feeds):
+            said += self._again(end)
+        newest: dict[str, ObjectInfo] = {}
+        for objects, _ in said:
+            for info in objects:
+                known = newest.get(info.name)
+                if known is None or _newer(info.version, known.version):
+                    newest[info.name] = info
+        self._require_known(self._unsaid(said) - newest.keys())
+        return [newest[name] for name in sorted(newest)], end
 
+    def _again(self, end: str | None) -> list[tuple[list[ObjectInfo], list[str]]]:
+        """What the nodes have of the stretch now that all have been looked at."""
+        for feed in self._feeds:
+            feed.objects, feed.in_doubt, feed.next, feed.asked_s = [], [], self._after, time.monotonic()
+        found: list[tuple[list[ObjectInfo], list[str]]] = []
+        for feed in self._feeds:
+            while feed.next is not None and not feed.silent and (end is None or feed.next < end):
+                self._ask(feed, feed.next)
+            found.append(feed.up_to(end))
+        return found
 
-class _Tries(Patience):
-    """Shared by the listings of one call: the limit is the call's."""
+    def _unsaid(self, said: Sequence[tuple[list[ObjectInfo], list[str]]]) -> set[str]:
+        """Names of which nobody may say that there is no such object: who has it is in doubt, or may be silent."""
+        if self._silent:
+            return {name for _, in_doubt in said for name in in_doubt}
+        # One that has it and is in no doubt would have listed it. As many as have it may be in doubt for a while, of a
+        # write that was announced to all of them, and that too few have done. While objects move more nodes are told.
+        looks = [in_doubt for _, in_doubt in said[-len(self._feeds) :]]
+        times = Counter(name for in_doubt in looks for name in set(in_doubt))
+        having = min(max(1, self._map.copies), len(set(self._map.hosts)))
+        return {name for name, doubting in times.items() if doubting >= having > 1 and not self._map.moving}
+
+    def _require_known(self, unknown: set[str]) -> None:
+        """Of a name that is being written a node is in doubt for a moment; of one whose only sure copy is silent for as
+        long as that is."""
+        before, self._unknown = self._unknown, frozenset(unknown)
+        still = unknown if before is None else unknown & before
+        if still:
+            self._unknown = frozenset(still)
+            error = next(iter(self._silent.values()), None)
+            why = "all nodes that have them compare them" if error is None else f"who knows is silent: {error}"
+            raise _TooFewAnswer(NodeUnavailable(f"{len(still):,} names are in doubt, and {why}"))
+
+    def _ask(self, feed: _Feed, after: str) -> None:
+        map_ = self._map
+        try:
+            page = self._page_of(map_, feed.at, after)
+        except BucketNotFound as error:
+            self._lacks_bucket(feed, error)
+            return
+        except (NodeUnavailable, SilenceTimeout, DriveFailed) as error:
+            self._is_silent(feed, error)
+            return
+        if page.map_version > map_.version:
+            raise _NewerMap(feed.at, page.map_version)
+        feed.behind |= page.oldest_map_version < map_.version
+        feed.let_go_s = max(feed.let_go_s, time.monotonic() - page.let_go_s)
+        feed.objects += page.objects
+        feed.in_doubt += page.in_doubt
+        feed.next = page.next
+
+    def _lacks_bucket(self, feed: _Feed, error: BucketNotFound) -> None:
+        """A node that has not learned of a bucket yet has nothing of it; of a snapshot it has what it had."""
+        known = self._newest(self._map.nodes[feed.at])
+        if known.version != self._map.version:
+            raise _NewerMap(feed.at, known.version) from error
+        self._without[feed.at] = error
+        if len(self._without) == len(self._feeds):
+            raise error
+        if isinstance(error, SnapshotNotFound):
+            self._is_silent(feed, NodeUnavailable(f"a node has not learned of it yet: {error}"))
+        else:
+            feed.next, feed.behind = None, True
+
+    def _is_silent(self, feed: _Feed, error: LoaderError) -> None:
+        """Done without, if others have copies of all that it has."""
+        self._silent[self._map.hosts[feed.at]] = error
+        feed.silent = True
+        if len(self._silent) < max(1, self._map.copies):
+            return
+        known = self._newest(None)  # there may be fewer by now
+        if known.version != self._map.version:
+            raise _NewerMap(feed.at, known.version) from error
+        if not isinstance(error, NodeUnavailable):
+            raise error
+        raise _TooFewAnswer(error)
 
 
 def _newer(version: str, than: str) -> bool:
-    if version.isdigit() and than.isdigit():
-        return int(version) > int(than)
-    return version > than
+    """In the order of (epoch, counter, node)."""
+    return tuple(map(int, version.split("."))) > tuple(map(int, than.split(".")))

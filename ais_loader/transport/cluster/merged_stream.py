@@ -35,7 +35,7 @@ from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Broken, Event
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.frame import EntryFault, Frame, Response
-from ais_loader.wire.gather.frame_edit import Mask
+from ais_loader.wire.gather.frame_edit import Mask, failed_as
 from ais_loader.wire.gather.reorder import Reorder, in_lanes
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
@@ -197,7 +197,9 @@ class MergedStream:
         for node, wanted in self._routing.hedges(share, positions, avoid).items():
             if granted := wanted[: self._hedging.budget.take(len(wanted))]:
                 self.hedged += len(granted)
-                self._begin(node, Share(granted, avoid, direct=share.direct, hedge=True))
+                slow = errors.NodeUnavailable(f"{self._routing.name(lane.node)} is slow to answer")
+                part = Share(granted, avoid, None, slow, share.map_version, direct=share.direct, hedge=True)
+                self._begin(node, part)
 
     def _drop_beaten(self) -> None:
         """Those that have lost all they owed to others need not go on."""
@@ -244,7 +246,7 @@ class MergedStream:
         if end is None:
             return
         if end.outcome == pb.End.REFUSED:
-            self._failed(lane, errors.from_kind(end.error_kind, end.message))
+            self._failed(lane, errors.from_node(end.error_kind, end.message))
             return
         lane.finish(end)
         self._members.loads.said(lane.node, end.wait_us * 1e-6)
@@ -252,43 +254,68 @@ class MergedStream:
 
     def _take(self, lane: Lane, came: Frame) -> None:
         filtered = self._filter.filter(lane, came)
+        before = replace(lane.share)  # a failure is no progress for those that failed
         lane.take(came)
         if filtered is None:
             return
         frame, again = filtered
+        if (elsewhere := again & failed_as(frame, errors.StaleMap.kind)).any():
+            self._place_anew(lane, before, frame, elsewhere)
+            again = again & ~elsewhere
         if (waiting := again & lane.comparing(frame)).any():
-            self._wait_for(lane.share, lane.node, frame, waiting)
+            self._wait_for(before, lane.node, frame, waiting)
             again = again & ~waiting
         for status in sorted(set(frame.status[again].tolist())):
-            which = again & (frame.status == status)
-            fault = frame.errors.get(int(frame.index[int(which.argmax())]), EntryFault(""))
-            positions = np.array(lane.share.positions)[frame.index[which]].tolist()
+            indexes = frame.index[again & (frame.status == status)]
+            positions = np.array(lane.share.positions)[indexes].tolist()
+            found = (frame.errors.get(at, EntryFault("")) for at in indexes.tolist())
+            faults = dict(zip(positions, found, strict=True))
             if lane.share.direct:
-                self._assign(Share(positions, lane.share.tried | {lane.node}, (status, fault)))
+                said = before.told(status, faults, objects_go=self._routing.objects_go)
+                tried = before.tried | {lane.node}
+                self._assign(replace(before, positions=positions, tried=tried, missing=said, hedge=False))
             else:
-                self._assign(Share(positions, error=errors.NodeUnavailable(fault.message)))
+                self._assign(Share(positions, error=errors.NodeUnavailable(faults[positions[0]].message)))
 
     def _wait_for(self, share: Share, node: bytes, frame: Frame, which: Mask) -> None:
         """Ask the next holders of these entries, and this one again if need be."""
         self._members.loads.suspect(node)
         fault = frame.errors[int(frame.index[int(which.argmax())])]
+        unanswered = errors.NodeUnavailable(fault.message)
         self._assign(
             replace(
                 share,
                 positions=np.array(share.positions)[frame.index[which]].tolist(),
                 tried=share.tried | {node},
                 failing_since_s=share.failing_since_s or time.monotonic(),
-                error=errors.NodeUnavailable(fault.message),
+                error=unanswered,
+                unanswered=unanswered,
                 hedge=False,
                 awaited=True,
                 missing=share.gone,
             )
         )
 
+    def _place_anew(self, lane: Lane, share: Share, frame: Frame, which: Mask) -> None:
+        """The node acts by a newer map, by which others have these entries."""
+        positions = np.array(share.positions)[frame.index[which]].tolist()
+        fault = frame.errors[int(frame.index[int(which.argmax())])]
+        stale = errors.StaleMap(fault.message)
+        share = replace(share, positions=positions, missing=None, error=stale, hedge=False, direct=True)
+        if self._members.view.version == share.map_version:
+            self._members.refresh(first=lane.node, force=True)
+        if self._members.view.version == share.map_version:
+            share.unanswered = share.error
+            self._try_later(share)
+        else:
+            self._assign(share)
+
     # -- who is asked
 
     def _assign(self, share: Share) -> None:
         """Ask the best holders that have not been tried; what has none waits, or fails."""
+        if share.map_version != self._members.view.version:
+            share.ask_anew(self._members.view.version)
         groups, nobody = self._routing.groups(share)
         for node, positions in groups.items():
             self._begin(node, replace(share, positions=positions))
@@ -302,7 +329,7 @@ class MergedStream:
 
     def _open(self, node: bytes, share: Share) -> None:
         request = self._columns.select(share.positions)
-        request.map_version = self._members.view.version
+        request.map_version = share.map_version
         # Who takes the entries stops, when a failure comes to be the next one: a node would stop at what another may
         # have, or at what lies behind entries that others are still to deliver, and save less than one window.
         request.fail_fast = False
@@ -333,15 +360,16 @@ class MergedStream:
         if share.failing_since_s is None:
             share.failing_since_s = time.monotonic()
         if isinstance(error, errors.StaleMap):
-            share.tried = frozenset()
+            share.tried, share.missing = frozenset(), None
             if not self._members.refresh(first=lane.node, force=True) and share.failures:
+                share.unanswered = error
                 self._try_later(share)
                 return
             share.failures += 1
         else:
             if isinstance(error, errors.NodeUnavailable | errors.SilenceTimeout):
                 self._members.refresh()
-            share.tried = share.tried | {lane.node}
+            share.tried, share.unanswered = share.tried | {lane.node}, error
             if isinstance(error, errors.SilenceTimeout) and not share.direct:
                 share.direct, share.tried = True, frozenset()  # it may have waited for one node: others have theirs
         if at_least_s and not self._routing.has_others(share):
@@ -351,19 +379,20 @@ class MergedStream:
 
     def _try_later(self, share: Share, at_least_s: float = 0.0) -> None:
         """Everybody who may have these entries has been asked: begin again after a pause, or let them fail."""
-        if share.error is None and self._routing.once_more(share):
+        if share.unanswered is None and self._routing.once_more(share):
             return self._assign(share)
-        now, error = time.monotonic(), share.error
-        if share.missing is not None and (error is None or not self._routing.objects_go):
-            self._reorder.fail(share.positions, *share.missing)
+        now, settled = time.monotonic(), not self._routing.objects_go
+        if share.missing is not None and (share.unanswered is None or settled):
+            self._reorder.fail_each(share.positions, *share.missing)
             return
-        error, since = error or errors.NodeUnavailable("the map has no node for it"), share.failing_since_s or now
+        error = share.unanswered or share.error or errors.NodeUnavailable("the map has no node for it")
+        since = share.failing_since_s or now
         if isinstance(error, errors.SilenceTimeout) or now - since > self._policy.retry_s:
             status = Status.TIMEOUT if isinstance(error, errors.SilenceTimeout) else Status.UNAVAILABLE
             message = f"{error}; gave up after {share.failures + 1} tries in {now - since:.1f} s"
             self._reorder.fail(share.positions, status, EntryFault(message, error.kind))
             return
         pause_s = at_least_s + _BACKOFF.pause_s(share.failures)
-        share.tried, share.awaited = frozenset(), False
+        share.ask_anew(share.map_version)
         share.failures, share.failing_since_s = share.failures + 1, since
         self._later.append((now + pause_s, share))

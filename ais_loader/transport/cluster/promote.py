@@ -100,7 +100,7 @@ def _choose(
         # What somebody sees and refuses says more than that another one has no such path, or may not look.
         refused = errors.SourceRefused.kind
         first = min(looks.values(), key=lambda look: (look.outside, look.error.kind != refused))
-        raise errors.from_kind(first.error.kind, first.error.message)
+        raise errors.from_node(first.error.kind, first.error.message)
     if len(seeing) == 1 or spec.shared is True:
         return sorted(seeing)
     places = {(look.machine, look.device, look.inode) for look in seeing.values()}

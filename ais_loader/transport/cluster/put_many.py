@@ -135,12 +135,17 @@ class _Puts:
         self._receive(node, node.sender.flush)
 
     def _receive(self, node: _Node, step: Callable[[], Iterator[Result]]) -> None:
+        everybody_is_full = False
         try:
             for result in step():
                 place, small = node.sent.popleft()
                 behind = isinstance(result, errors.BucketNotFound) and self._has(small.bucket)
-                if behind or isinstance(result, errors.StaleMap):
-                    self._alone(place, spec_of(small), Source(small.data))  # to its first owner by a newer map
+                is_full = isinstance(result, errors.DriveFull) and not everybody_is_full
+                if behind or is_full or isinstance(result, errors.StaleMap | errors.WriteTooLate):
+                    # To its first owner by a newer map, to an owner that has room at least for giving a version, or to
+                    # one that looks again.
+                    self._alone(place, spec_of(small, node.sender.doubtful_since_s), Source(small.data))
+                    everybody_is_full = is_full and isinstance(self.results[place], errors.DriveFull)
                 else:
                     self.results[place] = result
         except errors.Closed:
@@ -153,14 +158,17 @@ class _Puts:
     def _rescue(self, node: _Node) -> None:
         """The node is gone: what it has not acknowledged goes on its own, to whoever owns it now."""
         node.sender.close()
+        sent = list(node.sender.doubts())
+        not_sent: list[float | None] = [None] * (len(node.sent) - len(sent))
         node.sender = GroupSender(node.sender.open_stream, 0.0)
         gone: errors.LoaderError | None = None
-        while node.sent:
+        for doubtful_since_s in not_sent + sent:
             place, small = node.sent.popleft()
             if gone is not None:
-                self.results[place] = gone  # one that nobody took has shown that waiting does not help
+                # One that nobody took has shown that waiting does not help.
+                self.results[place] = errors.NodeUnavailable(str(gone)) if doubtful_since_s is None else gone
                 continue
-            gone = self._alone(place, spec_of(small), Source(small.data))
+            gone = self._alone(place, spec_of(small, doubtful_since_s), Source(small.data))
 
     def _alone(self, place: int, spec: PutSpec, source: Source) -> errors.LoaderError | None:
         """Returns the error of an object that nobody took."""

@@ -58,12 +58,6 @@ class Routing:
         share.tried = frozenset({AGAIN})
         return True
 
-    def hopeless(self, positions: Sequence[int], tried: frozenset[bytes]) -> set[int]:
-        """Entries all of whose holders have been asked."""
-        if self.objects_go and AGAIN not in tried:
-            return set()
-        return set(grouped(positions, self._candidates(positions, direct=True), tried)[1])
-
     def hedges(self, share: Share, positions: Sequence[int], avoid: frozenset[bytes]) -> dict[bytes, list[int]]:
         """By node, which of these entries of a share it can be asked for at once: nobody is known to be slower."""
         candidates = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ LANE_WINDOW_BYTES = 4 << 20
 """Payload that each node may send ahead of the consumer."""
 
 Arrivals: TypeAlias = "queue.SimpleQueue[tuple[int, Event]]"
+Verdict: TypeAlias = "tuple[int, Mapping[int, EntryFault]]"
 
 
 @dataclass(slots=True)
@@ -29,8 +30,13 @@ class Share:
     positions: Sequence[int]
     tried: frozenset[bytes] = frozenset()
     """Nodes that are not to be asked any more."""
-    missing: tuple[int, EntryFault] | None = None
-    """Status and reason from a holder that has not got them, or only damaged; others may."""
+    missing: Verdict | None = None
+    """Status, and the reason for each position, from a holder that has not got them, or only damaged; others may."""
+    unanswered: errors.LoaderError | None = None
+    """Why a holder that was asked has not said whether it has them; None while all of them have. What others say is
+    not the last word then, as long as objects move."""
+    map_version: int = 0
+    """Of the map by which holders were asked. What they said counts under no other."""
     failing_since_s: float | None = None
     """Monotonic time of the first failure since anything came."""
     failures: int = 0
@@ -43,9 +49,26 @@ class Share:
     """A holder that was asked before will answer when it has compared its copies: nothing is final until then."""
 
     @property
-    def gone(self) -> tuple[int, EntryFault] | None:
+    def gone(self) -> Verdict | None:
         """What is missing, unless a broken drive is all that is wrong with it."""
         return None if self.missing is not None and self.missing[0] == pb.UNAVAILABLE else self.missing
+
+    def told(self, status: int, faults: Mapping[int, EntryFault], *, objects_go: bool) -> Verdict:
+        """What is missing, when one more holder has said so: damaged bytes are there; and a drive that cannot be read
+        may have what others lack, unless these are known to have been told of all there is."""
+        weights = (
+            (pb.NOT_FOUND, pb.CORRUPT, pb.UNAVAILABLE) if objects_go else (pb.UNAVAILABLE, pb.NOT_FOUND, pb.CORRUPT)
+        )
+        weight: dict[int, int] = {each: at for at, each in enumerate(weights)}
+        if self.missing is not None and weight.get(self.missing[0], -1) > weight.get(status, -1):
+            return self.missing
+        return status, faults
+
+    def ask_anew(self, map_version: int) -> None:
+        """Nobody has been asked so far, by this map."""
+        self.tried, self.awaited, self.unanswered = frozenset(), False, None
+        if map_version != self.map_version:
+            self.missing, self.map_version = None, map_version
 
 
 class _Tagged:

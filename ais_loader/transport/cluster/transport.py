@@ -22,17 +22,19 @@ from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
 from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, NoLongBatches, PutSpec
 from ais_loader.transport.cluster.columns import Columns, grouped
-from ais_loader.transport.cluster.failover import Failover
-from ais_loader.transport.cluster.listing import merged_listing
+from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Failover
+from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
 from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
 from ais_loader.transport.cluster.promote import promote
 from ais_loader.transport.cluster.put_many import put_many
 from ais_loader.transport.grpc.download import Call, download
 from ais_loader.transport.grpc.member_pages import listed_members
+from ais_loader.transport.grpc.put_stream import object_info
 from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.validation import require_bucket, require_object, require_text
+from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.cluster_map import ClusterView, sure_copies
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
@@ -97,7 +99,8 @@ class RoutedTransport(Failover, NoLongBatches):
         require_text(spec.name, errors.InvalidName, "object name")
         write = self._write_first if spec.is_conditional else self._write
         put = self._heard_of(spec.bucket, lambda node: node.put(spec, source))
-        return write(spec.bucket, spec.name, put, again=source.replayable)
+        with spec.tries.told():
+            return write(spec.bucket, spec.name, put, again=source.replayable)
 
     def put_many(
         self, objects: Iterable[tuple[PutSpec, Source]]
@@ -107,16 +110,23 @@ class RoutedTransport(Failover, NoLongBatches):
         )
 
     def compose(
-        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
+        self,
+        request: compose_pb.ComposeRequest,
+        moved: Callable[[int], None] | None = None,
+        *,
+        retry: bool = True,
+        tries: WriteTries | None = None,
     ) -> ObjectInfo:
         made = request.object
+        tries = tries or WriteTries(made.condition.write_id)
+        with tries.told():
 
-        def call(node: GrpcTransport) -> ObjectInfo:
-            return node.compose(request, moved, retry=retry)
+            def call(node: GrpcTransport) -> ObjectInfo:
+                return node.compose(request, moved, retry=retry, tries=tries)
 
-        if made.HasField("condition"):
-            return self._write_first(made.bucket, made.name, call, again=retry, replay=True)
-        return self._write(made.bucket, made.name, call, again=retry)
+            if made.condition.if_absent or made.condition.if_version:
+                return self._write_first(made.bucket, made.name, call, again=retry, replay=True)
+            return self._write(made.bucket, made.name, call, again=retry)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         return self._read(request.bucket, request.name, lambda node, _: node.tar_end(request))
@@ -220,28 +230,63 @@ class RoutedTransport(Failover, NoLongBatches):
         require_object(bucket, name)
         return self._read(bucket, name, lambda node, timeout_s: node.head(bucket, name, timeout_s=timeout_s))
 
+    def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]:
+        """One request to each node that has some of them; whatever is not sure then is asked for one by one."""
+        require_bucket(bucket)
+        found = self._heads_of_holders(bucket, names) if self.members.knows(bucket) else {}
+        for at, name in enumerate(names):
+            if at not in found:
+                try:
+                    found[at] = self.head(bucket, name)
+                except errors.BucketNotFound:
+                    raise
+                except errors.LoaderError as error:
+                    found[at] = error
+        return [found[at] for at in range(len(names))]
+
+    def _heads_of_holders(self, bucket: str, names: Sequence[str]) -> dict[int, ObjectInfo | errors.LoaderError]:
+        """By position: objects, and names that none of their holders has by the map that all of this was done by."""
+        members, view = self.members, self.members.view
+        holders = [members.by_trust(nodes) for nodes in members.holders(bucket, names)]
+        found: dict[int, ObjectInfo | errors.LoaderError] = {}
+        missing: dict[int, errors.LoaderError] = {}
+        left = {at: 0 for at, nodes in enumerate(holders) if nodes}  # and which of its holders is asked next
+        while left:
+            groups: dict[bytes, list[int]] = {}
+            for at, rank in left.items():
+                groups.setdefault(holders[at][rank], []).append(at)
+            left = {}
+            for node, positions in groups.items():
+                try:
+                    answers = members.transport(node).head_names(
+                        bucket, [names[at] for at in positions], timeout_s=QUICK_TIMEOUT_S
+                    )
+                except (errors.NodeUnavailable, errors.SilenceTimeout):
+                    members.suspect(node)
+                    continue
+                except errors.LoaderError:
+                    continue  # the way of single heads knows what that means
+                for at, answer in zip(positions, answers, strict=True):
+                    if isinstance(answer, (ObjectInfo, errors.ObjectDeleted)):
+                        found[at] = answer
+                    elif isinstance(answer, errors.NotFound):
+                        rank = holders[at].index(node) + 1
+                        if rank < len(holders[at]):
+                            left[at] = rank
+                        else:
+                            missing[at] = answer
+        if missing:
+            members.refresh(force=True)
+            if members.view is view and not view.objects_go([bucket]):
+                found |= missing
+        return found
+
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         require_object(bucket, name)
-        if if_version is not None:
-            # Once: a first try whose answer was lost would make the second find another version, or none.
-            self._write_first(
-                bucket, name, lambda node: node.delete(bucket, name, if_version=if_version), again=False, replay=True
-            )
-            return
-        failure: errors.NodeUnavailable | None = None
-        for node in self._owners(bucket, name):
-            try:
-                self.members.transport(node).delete(bucket, name)
-                return
-            except errors.NotFound:
-                if failure is None:
-                    raise
-                raise failure from None  # that one may have deleted it, and its answer have been lost
-            except errors.NodeUnavailable as error:
-                self.members.suspect(node)
-                failure = error
-        self.members.refresh()
-        raise failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}")
+        write = self._write_first if if_version is not None else self._write
+        tries = WriteTries()
+        with tries.told():
+            write(bucket, name, lambda node: node.delete(bucket, name, if_version=if_version, tries=tries), again=True)
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         """Every name once, the newest version of it, from all nodes. Raises NodeUnavailable when copies of objects on
@@ -252,38 +297,43 @@ class RoutedTransport(Failover, NoLongBatches):
         if not members.knows(bucket):
             yield from self._any(lambda node: node.objects(bucket, prefix=prefix, page_size=page_size))
             return
-        view = members.view
 
-        def copies() -> int:
-            members.refresh(force=True)  # there may be fewer by now
-            known = members.view.to_read(bucket)
-            return 1 if known is None else sure_copies(known)
+        def known() -> ListedMap:
+            view = members.view
+            there = view.to_read(bucket)
+            return ListedMap(
+                version=view.version,
+                nodes=[node.uuid for node in view.nodes],
+                hosts=[node.host for node in view.nodes],
+                copies=0 if there is None else sure_copies(there),
+                moving=view.objects_go([bucket]),
+            )
 
-        def pages(at: int) -> Iterator[ObjectInfo]:
-            return members.transport(view.nodes[at].uuid).objects(bucket, prefix=prefix, page_size=page_size)
+        def newest(first: bytes | None) -> ListedMap:
+            members.refresh(first=first, force=True)
+            return known()
 
-        yield from merged_listing(pages, [node.host for node in view.nodes], copies=copies, retry_s=self._retry_s)
+        def page(map_: ListedMap, at: int, after: str) -> ListedPage:
+            found = members.transport(map_.nodes[at]).list_page(bucket, prefix, after, page_size)
+            return ListedPage(
+                [object_info(message) for message in found.object],
+                found.next if found.more else None,
+                found.in_doubt,
+                found.map_version,
+                found.oldest_map_version,
+                found.let_go_ms / 1000 if found.HasField("let_go_ms") else float("inf"),
+            )
+
+        yield from MergedListing(page, newest, map_=known(), retry_s=self._retry_s)
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
         """By whichever node answers: it has the owners of all names leave tombstones.
 
         Raises BucketNotFound, NodeUnavailable, SilenceTimeout.
         """
-        members = self.members
-        failure: errors.NodeUnavailable | None = None
-        for node in members.anybody():
-            try:
-                results = members.transport(node).delete_names(bucket, names)
-            except errors.NodeUnavailable as error:
-                members.suspect(node)
-                failure = error
-                continue
-            if failure is None:
-                return results
-            # The one before may have deleted what is not found now, and its answer have been lost.
-            return [failure if isinstance(result, errors.NotFound) else result for result in results]
-        members.refresh()
-        raise failure or errors.NodeUnavailable("the map has no nodes")
+        tries = WriteTries()
+        with tries.told():
+            return self._any(lambda node: node.delete_names(bucket, names, tries=tries))
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         return self._any(lambda node: node.summary(bucket, prefix=prefix, depth=depth))

@@ -13,6 +13,7 @@ import grpc
 
 from ais_loader import errors
 from ais_loader.transport.fork_safety import grpc_begins
+from ais_loader.transport.grpc.tenant import naming
 from ais_loader.transport.session.long_batch import OWN_CHANNEL_OPTIONS, keep_freed_memory
 from ais_loader.transport.session.raw_stream import open_stream
 from ais_loader.transport.session.session import Session
@@ -47,10 +48,11 @@ class Connection:
 
     Args:
         patience_s: how long its callers wait for a node that does not answer.
+        tenant: for whom its calls are made.
         owner: who will close it. Where that is collected first, it is closed when the next one is made, or at a fork.
     """
 
-    def __init__(self, endpoint: str, verify_payload: bool, patience_s: float, owner: object) -> None:
+    def __init__(self, endpoint: str, verify_payload: bool, patience_s: float, tenant: str, owner: object) -> None:
         let_go_of_orphans()
         self.endpoint = endpoint
         self._patience_s = patience_s
@@ -59,13 +61,14 @@ class Connection:
         self.lock = threading.Lock()
         grpc_begins()
         self.channel = grpc.insecure_channel(endpoint, options=for_patience(CHANNEL_OPTIONS, patience_s))
+        named = naming(self.channel, tenant)
         self.buckets = rpc.BucketsStub(self.channel)
-        self.objects = rpc.ObjectsStub(self.channel)
-        self.compose = compose_rpc.ComposeStub(self.channel)
-        self.contents = contents_rpc.ContentsStub(self.channel)
+        self.objects = rpc.ObjectsStub(named)
+        self.compose = compose_rpc.ComposeStub(named)
+        self.contents = contents_rpc.ContentsStub(named)
         self.node = rpc.NodeStub(self.channel)
         self.cluster = cluster_rpc.ClusterStub(self.channel)
-        self.promote = promote_rpc.PromoteStub(self.channel)
+        self.promote = promote_rpc.PromoteStub(named)
         self.snapshots = snapshots_rpc.SnapshotsStub(self.channel)
         self._open_session = self.channel.stream_stream(_SESSION)
         self._session: Session | None = None  # guarded by lock
@@ -121,12 +124,12 @@ class Connection:
             return errors.NodeUnavailable(f"{self.endpoint}: {error}")
         for key, value in error.trailing_metadata() or ():
             if key == ERROR_KIND_KEY:
-                return errors.from_kind(value, error.details())
+                return errors.from_node(value, error.details())
         code, details = error.code(), error.details()
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.SilenceTimeout(f"{self.endpoint}: no answer in time ({details})")
         if code == grpc.StatusCode.CANCELLED:
-            return self.given_up()
+            return self.cancelled()
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return errors.Unsupported(f"{self.endpoint} is not a storage node of this version ({details})")
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.UNKNOWN):
@@ -138,6 +141,12 @@ class Connection:
                 return failure
             return errors.NodeUnavailable(f"{self.endpoint}: {details}")
         return errors.LoaderError(f"{self.endpoint}: {code.name}: {details}")
+
+    def cancelled(self) -> errors.LoaderError:
+        """The error of a call that was ended on this side, or by a node that stops in good order."""
+        if self.closed:
+            return self.given_up()
+        return errors.NodeUnavailable(f"{self.endpoint}: the node has ended the call: it is stopping")
 
     def given_up(self) -> errors.LoaderError:
         """The error of a call that was ended on this side."""

@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ais_loader import errors
+from ais_loader.entry import ObjectInfo
 from ais_loader.summary import BucketSummary, PrefixSummary
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
+from ais_loader.transport.grpc.put_stream import object_info
 from ais_loader.transport.grpc.watchdog import Watchdog
+from ais_loader.transport.validation import require_bucket
+from ais_loader.transport.write_tries import WriteTries, of_a_repeat
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 
 T = TypeVar("T")
@@ -20,23 +24,40 @@ class ContentsCalls(ABC):
     """The part of a transport to one node that makes these calls."""
 
     @abstractmethod
-    def _call(self, call: Callable[[Connection], T], *, retry: bool = True) -> T: ...
+    def _call(self, call: Callable[[Connection], T], *, retry: bool = True, tries: WriteTries | None = None) -> T: ...
 
-    def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-        # Not retried, as single deletions are not: what a first try deleted, a second one would not find.
-        return self._call(lambda here: delete_names(here, bucket, names), retry=False)
+    def delete_names(
+        self, bucket: str, names: Sequence[str], *, tries: WriteTries | None = None
+    ) -> list[errors.LoaderError | None]:
+        tries = tries or WriteTries()
+        return self._call(lambda here: delete_names(here, bucket, names, tries), tries=tries)
+
+    def head_names(
+        self, bucket: str, names: Sequence[str], *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> list[ObjectInfo | errors.LoaderError]:
+        require_bucket(bucket)
+        request = pb.HeadManyRequest(bucket=bucket, name=names)
+        answer = self._call(lambda here: here.contents.HeadMany(request, timeout=timeout_s))
+        found: list[ObjectInfo | errors.LoaderError] = [object_info(message) for message in answer.object]
+        for failure in answer.failure:
+            found[failure.position] = errors.from_node(failure.error.kind, failure.error.message)
+        return found
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         return self._call(lambda here: summarized(here, bucket, prefix, depth))
 
 
-def delete_names(here: Connection, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-    """One request; of each name, in order, None or why it was not deleted. Raises gRPC's errors."""
-    request = pb.DeleteManyRequest(bucket=bucket, name=names)
+def delete_names(
+    here: Connection, bucket: str, names: Sequence[str], tries: WriteTries
+) -> list[errors.LoaderError | None]:
+    """One request, under one id; of each name, in order, None or why it was not deleted. Raises gRPC's errors."""
+    tries.begin()
+    request = pb.DeleteManyRequest(bucket=bucket, name=names, write_id=tries.write_id, repeat_ms=tries.repeat_ms)
     answer: pb.DeleteManyResponse = here.contents.DeleteMany(request, timeout=CALL_TIMEOUT_S)
     results: list[errors.LoaderError | None] = [None] * len(names)
     for failure in answer.failure:
-        results[failure.position] = errors.from_kind(failure.error.kind, failure.error.message)
+        error = errors.from_node(failure.error.kind, failure.error.message)
+        results[failure.position] = of_a_repeat(error) if tries.in_doubt else error
     return results
 
 

@@ -20,7 +20,7 @@ def listed_members(
     while True:
         page = ask(request)
         for member, size_bytes, checksum in zip(page.name, page.size, page.checksum, strict=True):
-            yield MemberInfo(bucket, name, member, size_bytes, checksum, page.version)
+            yield MemberInfo(bucket, name, member, size_bytes, checksum, page.version, page.hidden)
         if not page.next:
             return
         request.first, request.version = page.next, page.version

@@ -73,7 +73,7 @@ def _received(call: Any, watchdog: Watchdog, here: Connection) -> Iterator[wire.
 
 def _result(message: wire.PromoteResult) -> PromoteResult:
     if message.HasField("error"):
-        error = errors.from_kind(message.error.kind, message.error.message)
+        error = errors.from_node(message.error.kind, message.error.message)
         return PromoteResult(message.path, message.name, "failed", error=error)
     status = "skipped" if message.skipped else "promoted"
     return PromoteResult(message.path, message.name, status, object_info(message.info))  # type: ignore[arg-type]

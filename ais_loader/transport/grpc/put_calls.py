@@ -57,5 +57,5 @@ def put_large(here: Connection, messages: Iterator[pb.PutRequest]) -> pb.ObjectI
         except grpc.FutureCancelledError as error:
             if watchdog.fired:
                 raise errors.SilenceTimeout(f"{here.endpoint}: a PUT did not move for {CALL_TIMEOUT_S:g} s") from error
-            raise here.given_up() from error
+            raise here.cancelled() from error
     return stored

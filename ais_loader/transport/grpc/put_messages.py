@@ -9,6 +9,7 @@ from ais_loader.checksum import crc32c
 from ais_loader.content import Source
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.validation import require_bucket, require_metadata, require_text
+from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 
@@ -25,18 +26,22 @@ def put_header(spec: PutSpec) -> pb.PutHeader:
     )
 
 
-def put_condition(spec: PutSpec) -> pb.PutCondition | None:
-    if not spec.is_conditional:
-        return None
-    return pb.PutCondition(if_absent=spec.if_absent, if_version=spec.if_version or "", write_id=spec.write_id)
+def put_condition(spec: PutSpec) -> pb.PutCondition:
+    tries = spec.tries
+    return pb.PutCondition(
+        if_absent=spec.if_absent,
+        if_version=spec.if_version or "",
+        write_id=tries.write_id,
+        repeat_ms=tries.repeat_ms,
+    )
 
 
-def put_messages(header: pb.PutHeader, source: Source, failure: list[Exception]) -> Iterator[pb.PutRequest]:
-    """One PUT, from its header to its end.
+def put_messages(spec: PutSpec, source: Source, failure: list[Exception]) -> Iterator[pb.PutRequest]:
+    """One try of a PUT, from its header to its end.
 
     What the caller's own file raises goes to `failure`: the stream then ends early, and nothing is stored.
     """
-    yield pb.PutRequest(header=header)
+    yield pb.PutRequest(header=put_header(spec))
     size_bytes = checksum = 0
     try:
         for chunk in source.chunks():
@@ -46,6 +51,7 @@ def put_messages(header: pb.PutHeader, source: Source, failure: list[Exception])
     except Exception as error:  # noqa: BLE001 - raised again by the thread that called put()
         failure.append(error)
         return
+    spec.tries.sent()
     yield pb.PutRequest(end=pb.PutEnd(size_bytes=size_bytes, checksum=checksum))
 
 
@@ -65,8 +71,8 @@ def small_object(spec: PutSpec, data: bytes) -> pb.SmallObject:
     )
 
 
-def spec_of(small: pb.SmallObject) -> PutSpec:
-    """What `small_object` was made of."""
+def spec_of(small: pb.SmallObject, doubtful_since_s: float | None) -> PutSpec:
+    """What `small_object` was made of. `doubtful_since_s`: see `WriteTries`."""
     condition = small.condition
     return PutSpec(
         bucket=small.bucket,
@@ -76,7 +82,7 @@ def spec_of(small: pb.SmallObject) -> PutSpec:
         checksum=small.checksum,
         if_absent=condition.if_absent,
         if_version=condition.if_version or None,
-        write_id=condition.write_id,
+        tries=WriteTries(condition.write_id, doubtful_since_s),
     )
 
 

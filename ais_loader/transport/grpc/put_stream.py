@@ -5,6 +5,7 @@ again when the stream breaks before an acknowledgement came.
 from __future__ import annotations
 
 import queue
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Protocol, TypeAlias
@@ -15,6 +16,7 @@ from ais_loader.entry import ObjectInfo
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.grpc.put_messages import small_object
 from ais_loader.transport.retry import Patience
+from ais_loader.transport.write_tries import WriteTries, of_a_repeat
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import stored_of
 
@@ -62,6 +64,10 @@ def put_many(
             except errors.LoaderError as error:
                 yield error
         yield from sender.flush()
+    except errors.LoaderError as error:
+        if sender.in_doubt and (found := of_a_repeat(error)) is not error:
+            raise found from error
+        raise
     finally:
         sender.close()
 
@@ -97,23 +103,44 @@ def _grouped(objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[Work]:
         yield group
 
 
+class _SentGroup:
+    """A group on its way."""
+
+    def __init__(self, objects: Group) -> None:
+        self.objects = objects
+        self.began_s: float | None = None
+        """When it left on the stream that there is now."""
+        self.doubtful_since_s: float | None = None
+        """When the first try began that may have been done."""
+
+    def request(self) -> pb.PutManyRequest:
+        if self.doubtful_since_s is not None:
+            repeat_ms = WriteTries(doubtful_since_s=self.doubtful_since_s).repeat_ms
+            for small in self.objects:
+                small.condition.repeat_ms = repeat_ms
+        return pb.PutManyRequest(object=self.objects)
+
+
 class GroupSender:
     """Keeps up to _GROUPS_AHEAD groups on their way."""
 
     def __init__(self, open_stream: OpenStream, retry_s: float) -> None:
         self.open_stream = open_stream
         self._patience = Patience(retry_s)
-        self._unacknowledged: deque[Group] = deque()
-        self._outgoing: queue.SimpleQueue[pb.PutManyRequest | None] = queue.SimpleQueue()
+        self._unacknowledged: deque[_SentGroup] = deque()
+        self._outgoing: queue.SimpleQueue[_SentGroup | None] = queue.SimpleQueue()
         self._answers: AnswerStream | None = None
+        self.doubtful_since_s: float | None = None
+        """Of the objects whose results come now: when the first try began that may have stored them, if any."""
 
     def send(self, group: Group) -> Iterator[Result]:
         """Put a group on its way; yields what has been acknowledged meanwhile."""
-        self._unacknowledged.append(group)
+        sent = _SentGroup(group)
+        self._unacknowledged.append(sent)
         if self._answers is None:
             self._reopen()
         else:
-            self._outgoing.put(pb.PutManyRequest(object=group))
+            self._outgoing.put(sent)
         while len(self._unacknowledged) >= _GROUPS_AHEAD:
             yield from self._receive()
 
@@ -121,6 +148,16 @@ class GroupSender:
         """Wait for all acknowledgements."""
         while self._unacknowledged:
             yield from self._receive()
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether something that has not been acknowledged may have been stored."""
+        return any(sent.doubtful_since_s is not None for sent in self._unacknowledged)
+
+    def doubts(self) -> Iterator[float | None]:
+        """Of each object that has not been acknowledged: when the first try began that may have stored it, if any."""
+        for sent in self._unacknowledged:
+            yield from [sent.doubtful_since_s] * len(sent.objects)
 
     def close(self) -> None:
         """End the stream; what has not been acknowledged may have been stored."""
@@ -130,10 +167,17 @@ class GroupSender:
             self._answers = None
 
     def _reopen(self) -> None:
-        self._outgoing = queue.SimpleQueue()
-        for group in self._unacknowledged:
-            self._outgoing.put(pb.PutManyRequest(object=group))
-        self._answers = self.open_stream(iter(self._outgoing.get, None))
+        outgoing = self._outgoing = queue.SimpleQueue()
+        for sent in self._unacknowledged:
+            outgoing.put(sent)
+
+        def requests() -> Iterator[pb.PutManyRequest]:
+            for sent in iter(outgoing.get, None):
+                if self._outgoing is outgoing:
+                    sent.began_s = time.monotonic()
+                    yield sent.request()
+
+        self._answers = self.open_stream(requests())
 
     def _receive(self) -> Iterator[Result]:
         if self._answers is None:
@@ -143,17 +187,26 @@ class GroupSender:
             answer = next(self._answers)
         except (errors.LoaderError, StopIteration) as error:
             self.close()
-            self._patience.pause(
+            failure = (
                 error if isinstance(error, errors.LoaderError) else errors.NodeUnavailable("the node ended the stream")
             )
+            for sent in self._unacknowledged:
+                if sent.began_s is not None and sent.doubtful_since_s is None and getattr(failure, "reached", True):
+                    sent.doubtful_since_s = sent.began_s
+                sent.began_s = None
+            self._patience.pause(failure)
             return
         self._patience.progress()
-        group = self._unacknowledged.popleft()
+        sent = self._unacknowledged.popleft()
+        group, self.doubtful_since_s = sent.objects, sent.doubtful_since_s
         if len(answer.result) != len(group):
             raise errors.LoaderError(f"the node acknowledged {len(answer.result)} of {len(group)} objects")
         for result in answer.result:
             if result.WhichOneof("result") == "error":
-                yield errors.from_kind(result.error.kind, result.error.message)
+                refusal = errors.from_node(result.error.kind, result.error.message)
+                # Who is sent to another node tries again there.
+                is_over = sent.doubtful_since_s is not None and not isinstance(refusal, errors.StaleMap)
+                yield of_a_repeat(refusal) if is_over else refusal
             else:
                 yield object_info(result.info)
 

@@ -41,6 +41,7 @@ from ais_loader.transport.session.batch_stream import GrpcStream, SharedAnswers,
 from ais_loader.transport.session.long_batch import DedicatedStreamAnswers
 from ais_loader.transport.session.session import Session
 from ais_loader.transport.validation import require_bucket, require_object, require_text
+from ais_loader.transport.write_tries import WriteTries
 from ais_loader.urls import is_host_port
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -106,7 +107,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
                 raise errors.Closed(f"the connection to {self.url} has been closed")
             if self._connection is None:
                 self._connection = Connection(
-                    self._endpoints[self._endpoint], self._verify_payload, self._patience_s, self
+                    self._endpoints[self._endpoint], self._verify_payload, self._patience_s, self._tenant, self
                 )
             return self._connection
 
@@ -144,8 +145,14 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         self._lock = threading.Lock()
         self._connection = None
 
-    def _call(self, call: Callable[[Connection], T], *, retry: bool = True) -> T:
-        """One unary call, tried again while nobody answers."""
+    def _call(self, call: Callable[[Connection], T], *, retry: bool = True, tries: WriteTries | None = None) -> T:
+        """One unary call, tried again while nobody answers; `tries` of a write, which `call` begins."""
+        if tries is None:
+            return self._tried(call, retry, WriteTries())
+        with tries.told():
+            return self._tried(call, retry, tries)
+
+    def _tried(self, call: Callable[[Connection], T], retry: bool, tries: WriteTries) -> T:
 
         def once() -> T:
             with GATE.call():
@@ -155,9 +162,13 @@ class GrpcTransport(BucketCalls, ContentsCalls):
                         return call(connection)
                 except grpc.RpcError as error:
                     translated = connection.translate(error)
+                    tries.failed(translated)
                     if isinstance(translated, errors.NodeUnavailable):
                         self._abandon(connection)
-                    raise translated from error
+                    raise tries.judged(translated) from error
+                except errors.LoaderError as error:
+                    tries.failed(error)
+                    raise
 
         def through_forks() -> T:
             for _ in range(_FORKS_PER_CALL):
@@ -168,7 +179,9 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         if not retry:
             return once()
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(errors.NodeUnavailable),
+            retry=tenacity.retry_if_exception(
+                lambda error: isinstance(error, errors.NodeUnavailable | errors.Overloaded) and error.retryable
+            ),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
             stop=tenacity.stop_after_delay(self._retry_s),
             reraise=True,
@@ -183,11 +196,12 @@ class GrpcTransport(BucketCalls, ContentsCalls):
     # -- objects
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
-        header = put_header(spec)
+        put_header(spec)  # raises what no message can carry
 
         def send(here: Connection) -> pb.ObjectInfo:
             failure: list[Exception] = []
-            messages = put_messages(header, source, failure)
+            spec.tries.begin(all_sent=False)
+            messages = put_messages(spec, source, failure)
             try:
                 if source.size_bytes is not None and source.size_bytes < LARGE_BYTES:
                     stored: pb.ObjectInfo = here.objects.Put(messages, timeout=CALL_TIMEOUT_S)
@@ -198,7 +212,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
                     raise failure[0] from None
                 raise
 
-        return object_info(self._call(send, retry=source.replayable))
+        return object_info(self._call(send, retry=source.replayable, tries=spec.tries))
 
     def put_many(
         self, objects: Iterable[tuple[PutSpec, Source]]
@@ -213,9 +227,22 @@ class GrpcTransport(BucketCalls, ContentsCalls):
                 return PutAnswers(here.objects.PutMany(messages), here.translate)
 
     def compose(
-        self, request: compose_pb.ComposeRequest, moved: Callable[[int], None] | None = None, *, retry: bool = True
+        self,
+        request: compose_pb.ComposeRequest,
+        moved: Callable[[int], None] | None = None,
+        *,
+        retry: bool = True,
+        tries: WriteTries | None = None,
     ) -> ObjectInfo:
-        return self._call(lambda here: composed(here, request, moved), retry=retry)
+        condition = request.object.condition
+        tries = tries or WriteTries(condition.write_id)
+
+        def send(here: Connection) -> ObjectInfo:
+            tries.begin()
+            condition.write_id, condition.repeat_ms = tries.write_id, tries.repeat_ms
+            return composed(here, request, moved)
+
+        return self._call(send, retry=retry, tries=tries)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         answer: compose_pb.TarEndResponse = self._call(
@@ -290,24 +317,37 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         request = pb.HeadRequest(bucket=bucket, name=name)
         return object_info(self._call(lambda here: here.objects.Head(request, timeout=timeout_s)))
 
-    def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
+    def delete(self, bucket: str, name: str, *, if_version: str | None = None, tries: WriteTries | None = None) -> None:
         require_object(bucket, name)
-        request = pb.DeleteRequest(bucket=bucket, name=name, if_version=if_version or "")
-        # Not retried: a first try whose answer was lost would make the second say "not found", or another version.
-        self._call(lambda here: here.objects.Delete(request, timeout=CALL_TIMEOUT_S), retry=False)
+        tries = tries or WriteTries()
+        request = pb.DeleteRequest(bucket=bucket, name=name, if_version=if_version or "", write_id=tries.write_id)
+
+        def send(here: Connection) -> None:
+            tries.begin()
+            request.repeat_ms = tries.repeat_ms
+            here.objects.Delete(request, timeout=CALL_TIMEOUT_S)
+
+        self._call(send, tries=tries)
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         require_bucket(bucket)
         require_text(prefix, errors.InvalidRequest, "prefix")
-        after, page_size = "", min(page_size, 2**32 - 1)
+        after = ""
         while True:
-            request = pb.ListRequest(bucket=bucket, prefix=prefix, start_after=after, page_size=page_size)
-            page = self._call(lambda here: here.objects.List(request, timeout=CALL_TIMEOUT_S))  # noqa: B023 - called at once
+            page = self.list_page(bucket, prefix, after, page_size)
             for message in page.object:
                 yield object_info(message)
             if not page.more:
                 return
-            after = page.object[-1].name
+            after = page.next
+
+    def list_page(self, bucket: str, prefix: str, start_after: str, page_size: int) -> pb.ListResponse:
+        """One page of what the node has, which may end before `page_size` objects."""
+        request = pb.ListRequest(
+            bucket=bucket, prefix=prefix, start_after=start_after, page_size=min(page_size, 2**32 - 1)
+        )
+        answer: pb.ListResponse = self._call(lambda here: here.objects.List(request, timeout=CALL_TIMEOUT_S))
+        return answer
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         return listed_members(self.member_page, bucket, name, prefix, page_size)

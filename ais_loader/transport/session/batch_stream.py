@@ -204,7 +204,7 @@ class GrpcStream:
     def _finish(self, end: pb.End) -> None:
         self._done = True
         if end.outcome == pb.End.REFUSED:
-            raise errors.from_kind(end.error_kind, end.message)
+            raise errors.from_node(end.error_kind, end.message)
         try:
             self._check.finish(end)
         except FrameError as wrong:

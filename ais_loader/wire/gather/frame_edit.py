@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -57,8 +58,9 @@ def without(frame: Frame, drop: Mask) -> Frame | None:
     return subset(replace(frame, payload=payload), ~drop)
 
 
-def failures(count: int, status: int, fault: EntryFault) -> Frame:
-    """Entries 0 to count - 1, which all failed in the same way."""
+def failures(status: int, faults: Sequence[EntryFault]) -> Frame:
+    """Entries 0 to len(faults) - 1, which all failed."""
+    count = len(faults)
     zeros = np.zeros(count, WIRE_U32)
     return Frame(
         np.arange(count).astype(WIRE_U32),
@@ -68,7 +70,7 @@ def failures(count: int, status: int, fault: EntryFault) -> Frame:
         np.zeros(count, np.uint8),
         memoryview(b""),
         None,
-        dict.fromkeys(range(count), fault),
+        dict(enumerate(faults)),
     )
 
 

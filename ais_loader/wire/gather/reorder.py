@@ -16,8 +16,8 @@ Shapes: n entries of the batch, k entries of one frame.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -253,13 +253,19 @@ class Reorder:
 
     def fail(self, positions: Sequence[int] | npt.NDArray[np.integer], status: int, fault: EntryFault) -> None:
         """Let these entries, which must belong to no lane, come out as failed."""
+        self.fail_each(positions, status, dict.fromkeys(map(int, positions), fault))
+
+    def fail_each(
+        self, positions: Sequence[int] | npt.NDArray[np.integer], status: int, faults: Mapping[int, EntryFault]
+    ) -> None:
+        """As `fail`, each for a reason of its own, by position."""
         at: I64 = np.sort(np.array(positions, np.int64))
         begun: Mask = np.array([position in self._partials for position in at.tolist()], np.bool_)
         parts = [at[begun][k : k + 1] for k in range(int(begun.sum()))]
         parts += [at[~begun][k : k + MAX_ENTRIES_PER_FRAME] for k in range(0, len(at), MAX_ENTRIES_PER_FRAME)]
         for part in parts:
             lane = self.add_lane(part)
-            self.push(lane, failures(len(part), status, fault))
+            self.push(lane, failures(status, [faults[position] for position in part.tolist()]))
 
     def _push_without(self, lane: int, frame: Frame, positions: I64, again: Mask) -> I64:
         if frame.size[again].any() or not frame.status[again].all():
@@ -291,7 +297,9 @@ class Reorder:
             fits = (piece.offset, piece.entry_size, piece.version) == (before.due, before.entry_size, before.version)
         if not fits:
             raise FrameError(f"entry {at}: {piece or 'a whole entry'} arrived where {before} was due")
-        only = frame if len(positions) == 1 else subset(frame, np.arange(len(positions)) == 0)
+        only: Frame | None = frame
+        if len(positions) > 1:  # a failure, then, and the bytes are those of the others
+            only = subset(replace(frame, payload=memoryview(b"")), np.arange(len(positions)) == 0)
         assert only is not None
         self._pieces.setdefault(at, deque()).append((lane, self._moved(only, positions[:1], errors)))
         self._pieced[at] = True

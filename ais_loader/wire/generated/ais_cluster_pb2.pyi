@@ -8,23 +8,25 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClusterMap(_message.Message):
-    __slots__ = ("cluster_uuid", "version", "ballot", "node", "bucket", "change")
+    __slots__ = ("cluster_uuid", "version", "ballot", "node", "bucket", "change", "removed")
     CLUSTER_UUID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
     cluster_uuid: bytes
     version: int
     ballot: Ballot
     node: _containers.RepeatedCompositeFieldContainer[MapNode]
     bucket: _containers.RepeatedCompositeFieldContainer[MapBucket]
     change: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, cluster_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., node: _Optional[_Iterable[_Union[MapNode, _Mapping]]] = ..., bucket: _Optional[_Iterable[_Union[MapBucket, _Mapping]]] = ..., change: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    removed: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, cluster_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., node: _Optional[_Iterable[_Union[MapNode, _Mapping]]] = ..., bucket: _Optional[_Iterable[_Union[MapBucket, _Mapping]]] = ..., change: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MapNode(_message.Message):
-    __slots__ = ("uuid", "host", "endpoint", "weight", "state", "number")
+    __slots__ = ("uuid", "host", "endpoint", "weight", "state", "number", "peer_endpoint")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ACTIVE: _ClassVar[MapNode.State]
@@ -39,13 +41,15 @@ class MapNode(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PEER_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     uuid: bytes
     host: str
     endpoint: str
     weight: float
     state: MapNode.State
     number: int
-    def __init__(self, uuid: _Optional[bytes] = ..., host: _Optional[str] = ..., endpoint: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[_Union[MapNode.State, str]] = ..., number: _Optional[int] = ...) -> None: ...
+    peer_endpoint: str
+    def __init__(self, uuid: _Optional[bytes] = ..., host: _Optional[str] = ..., endpoint: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[_Union[MapNode.State, str]] = ..., number: _Optional[int] = ..., peer_endpoint: _Optional[str] = ...) -> None: ...
 
 class MapBucket(_message.Message):
     __slots__ = ("name", "uuid", "copies", "min_copies", "reframe", "snapshot", "former_copies")
@@ -96,12 +100,14 @@ class GetMapRequest(_message.Message):
     def __init__(self, known_version: _Optional[int] = ...) -> None: ...
 
 class GetMapResponse(_message.Message):
-    __slots__ = ("map", "node_uuid")
+    __slots__ = ("map", "node_uuid", "peer_endpoint")
     MAP_FIELD_NUMBER: _ClassVar[int]
     NODE_UUID_FIELD_NUMBER: _ClassVar[int]
+    PEER_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     map: ClusterMap
     node_uuid: bytes
-    def __init__(self, map: _Optional[_Union[ClusterMap, _Mapping]] = ..., node_uuid: _Optional[bytes] = ...) -> None: ...
+    peer_endpoint: str
+    def __init__(self, map: _Optional[_Union[ClusterMap, _Mapping]] = ..., node_uuid: _Optional[bytes] = ..., peer_endpoint: _Optional[str] = ...) -> None: ...
 
 class LearnRequest(_message.Message):
     __slots__ = ("map",)
@@ -150,6 +156,22 @@ class AcceptResponse(_message.Message):
     accepted: bool
     promise: Ballot
     def __init__(self, accepted: bool = ..., promise: _Optional[_Union[Ballot, _Mapping]] = ...) -> None: ...
+
+class WitnessRequest(_message.Message):
+    __slots__ = ("cluster_uuid", "version", "digest")
+    CLUSTER_UUID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    cluster_uuid: bytes
+    version: int
+    digest: bytes
+    def __init__(self, cluster_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class WitnessResponse(_message.Message):
+    __slots__ = ("accepted",)
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    def __init__(self, accepted: bool = ...) -> None: ...
 
 class ListDrivesRequest(_message.Message):
     __slots__ = ()

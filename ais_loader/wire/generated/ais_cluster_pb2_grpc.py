@@ -54,13 +54,18 @@ class ClusterStub(object):
                 request_serializer=protos_dot_ais__cluster__pb2.AcceptRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__cluster__pb2.AcceptResponse.FromString,
                 _registered_method=True)
+        self.Witness = channel.unary_unary(
+                '/ais_loader.v1.Cluster/Witness',
+                request_serializer=protos_dot_ais__cluster__pb2.WitnessRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__cluster__pb2.WitnessResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetMap(self, request, context):
-        """The newest committed map that this node knows.
+        """The newest committed map that this node knows. The one method of this service that clients have as well.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,6 +87,14 @@ class ClusterServicer(object):
 
     def Accept(self, request, context):
         """Second phase: committed once a majority of the nodes of the map before and one of its own nodes have accepted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Witness(self, request, context):
+        """Whether the node has accepted a map, or knows it as committed: asked by a node that was told a map which takes
+        something away.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,6 +122,11 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.Accept,
                     request_deserializer=protos_dot_ais__cluster__pb2.AcceptRequest.FromString,
                     response_serializer=protos_dot_ais__cluster__pb2.AcceptResponse.SerializeToString,
+            ),
+            'Witness': grpc.unary_unary_rpc_method_handler(
+                    servicer.Witness,
+                    request_deserializer=protos_dot_ais__cluster__pb2.WitnessRequest.FromString,
+                    response_serializer=protos_dot_ais__cluster__pb2.WitnessResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +237,33 @@ class Cluster(object):
             '/ais_loader.v1.Cluster/Accept',
             protos_dot_ais__cluster__pb2.AcceptRequest.SerializeToString,
             protos_dot_ais__cluster__pb2.AcceptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Witness(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Cluster/Witness',
+            protos_dot_ais__cluster__pb2.WitnessRequest.SerializeToString,
+            protos_dot_ais__cluster__pb2.WitnessResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,12 +9,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DeleteManyRequest(_message.Message):
-    __slots__ = ("bucket", "name")
+    __slots__ = ("bucket", "name", "write_id", "repeat_ms")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    WRITE_ID_FIELD_NUMBER: _ClassVar[int]
+    REPEAT_MS_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     name: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[_Iterable[str]] = ...) -> None: ...
+    write_id: bytes
+    repeat_ms: int
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[_Iterable[str]] = ..., write_id: _Optional[bytes] = ..., repeat_ms: _Optional[int] = ...) -> None: ...
 
 class DeleteManyResponse(_message.Message):
     __slots__ = ("failure",)
@@ -30,15 +34,45 @@ class DeleteFailure(_message.Message):
     error: _ais_objects_pb2.Error
     def __init__(self, position: _Optional[int] = ..., error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ...) -> None: ...
 
+class HeadManyRequest(_message.Message):
+    __slots__ = ("bucket", "name")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    name: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class HeadManyResponse(_message.Message):
+    __slots__ = ("object", "failure")
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    object: _containers.RepeatedCompositeFieldContainer[_ais_objects_pb2.ObjectInfo]
+    failure: _containers.RepeatedCompositeFieldContainer[HeadFailure]
+    def __init__(self, object: _Optional[_Iterable[_Union[_ais_objects_pb2.ObjectInfo, _Mapping]]] = ..., failure: _Optional[_Iterable[_Union[HeadFailure, _Mapping]]] = ...) -> None: ...
+
+class HeadFailure(_message.Message):
+    __slots__ = ("position", "error")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    error: _ais_objects_pb2.Error
+    def __init__(self, position: _Optional[int] = ..., error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ...) -> None: ...
+
 class BuryManyRequest(_message.Message):
-    __slots__ = ("bucket", "name", "version")
+    __slots__ = ("bucket", "name", "version", "wall_ms", "writes", "looked_ms")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_MS_FIELD_NUMBER: _ClassVar[int]
     bucket: _ais_replica_pb2.BucketRef
     name: _containers.RepeatedScalarFieldContainer[str]
     version: _containers.RepeatedCompositeFieldContainer[_ais_replica_pb2.ObjectVersion]
-    def __init__(self, bucket: _Optional[_Union[_ais_replica_pb2.BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., version: _Optional[_Iterable[_Union[_ais_replica_pb2.ObjectVersion, _Mapping]]] = ...) -> None: ...
+    wall_ms: int
+    writes: _containers.RepeatedScalarFieldContainer[bytes]
+    looked_ms: int
+    def __init__(self, bucket: _Optional[_Union[_ais_replica_pb2.BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., version: _Optional[_Iterable[_Union[_ais_replica_pb2.ObjectVersion, _Mapping]]] = ..., wall_ms: _Optional[int] = ..., writes: _Optional[_Iterable[bytes]] = ..., looked_ms: _Optional[int] = ...) -> None: ...
 
 class BuryManyResponse(_message.Message):
     __slots__ = ("failure", "map_version")
@@ -105,7 +139,7 @@ class ListNamesRequest(_message.Message):
     def __init__(self, bucket: _Optional[_Union[_ais_replica_pb2.BucketRef, _Mapping]] = ..., prefix: _Optional[str] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ..., until: _Optional[str] = ...) -> None: ...
 
 class ListNamesResponse(_message.Message):
-    __slots__ = ("name", "size_bytes", "is_tombstone", "epoch", "counter", "node", "next")
+    __slots__ = ("name", "size_bytes", "is_tombstone", "epoch", "counter", "node", "next", "map_version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     IS_TOMBSTONE_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +147,7 @@ class ListNamesResponse(_message.Message):
     COUNTER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
     name: _containers.RepeatedScalarFieldContainer[str]
     size_bytes: _containers.RepeatedScalarFieldContainer[int]
     is_tombstone: _containers.RepeatedScalarFieldContainer[bool]
@@ -120,4 +155,5 @@ class ListNamesResponse(_message.Message):
     counter: _containers.RepeatedScalarFieldContainer[int]
     node: _containers.RepeatedScalarFieldContainer[int]
     next: str
-    def __init__(self, name: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., is_tombstone: _Optional[_Iterable[bool]] = ..., epoch: _Optional[_Iterable[int]] = ..., counter: _Optional[_Iterable[int]] = ..., node: _Optional[_Iterable[int]] = ..., next: _Optional[str] = ...) -> None: ...
+    map_version: int
+    def __init__(self, name: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., is_tombstone: _Optional[_Iterable[bool]] = ..., epoch: _Optional[_Iterable[int]] = ..., counter: _Optional[_Iterable[int]] = ..., node: _Optional[_Iterable[int]] = ..., next: _Optional[str] = ..., map_version: _Optional[int] = ...) -> None: ...

@@ -39,6 +39,11 @@ class ContentsStub(object):
                 request_serializer=protos_dot_ais__contents__pb2.DeleteManyRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__contents__pb2.DeleteManyResponse.FromString,
                 _registered_method=True)
+        self.HeadMany = channel.unary_unary(
+                '/ais_loader.v1.Contents/HeadMany',
+                request_serializer=protos_dot_ais__contents__pb2.HeadManyRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__contents__pb2.HeadManyResponse.FromString,
+                _registered_method=True)
         self.Summarize = channel.unary_stream(
                 '/ais_loader.v1.Contents/Summarize',
                 request_serializer=protos_dot_ais__contents__pb2.SummarizeRequest.SerializeToString,
@@ -51,6 +56,13 @@ class ContentsServicer(object):
 
     def DeleteMany(self, request, context):
         """Each object is deleted, or fails, on its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HeadMany(self, request, context):
+        """What each object is, of those that this node has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,6 +82,11 @@ def add_ContentsServicer_to_server(servicer, server):
                     servicer.DeleteMany,
                     request_deserializer=protos_dot_ais__contents__pb2.DeleteManyRequest.FromString,
                     response_serializer=protos_dot_ais__contents__pb2.DeleteManyResponse.SerializeToString,
+            ),
+            'HeadMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.HeadMany,
+                    request_deserializer=protos_dot_ais__contents__pb2.HeadManyRequest.FromString,
+                    response_serializer=protos_dot_ais__contents__pb2.HeadManyResponse.SerializeToString,
             ),
             'Summarize': grpc.unary_stream_rpc_method_handler(
                     servicer.Summarize,
@@ -104,6 +121,33 @@ class Contents(object):
             '/ais_loader.v1.Contents/DeleteMany',
             protos_dot_ais__contents__pb2.DeleteManyRequest.SerializeToString,
             protos_dot_ais__contents__pb2.DeleteManyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HeadMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Contents/HeadMany',
+            protos_dot_ais__contents__pb2.HeadManyRequest.SerializeToString,
+            protos_dot_ais__contents__pb2.HeadManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

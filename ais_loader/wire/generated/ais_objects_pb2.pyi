@@ -137,14 +137,16 @@ class PutHeader(_message.Message):
     def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., condition: _Optional[_Union[PutCondition, _Mapping]] = ...) -> None: ...
 
 class PutCondition(_message.Message):
-    __slots__ = ("if_absent", "if_version", "write_id")
+    __slots__ = ("if_absent", "if_version", "write_id", "repeat_ms")
     IF_ABSENT_FIELD_NUMBER: _ClassVar[int]
     IF_VERSION_FIELD_NUMBER: _ClassVar[int]
     WRITE_ID_FIELD_NUMBER: _ClassVar[int]
+    REPEAT_MS_FIELD_NUMBER: _ClassVar[int]
     if_absent: bool
     if_version: str
     write_id: bytes
-    def __init__(self, if_absent: bool = ..., if_version: _Optional[str] = ..., write_id: _Optional[bytes] = ...) -> None: ...
+    repeat_ms: int
+    def __init__(self, if_absent: bool = ..., if_version: _Optional[str] = ..., write_id: _Optional[bytes] = ..., repeat_ms: _Optional[int] = ...) -> None: ...
 
 class PutEnd(_message.Message):
     __slots__ = ("size_bytes", "checksum")
@@ -248,14 +250,18 @@ class HeadRequest(_message.Message):
     def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("bucket", "name", "if_version")
+    __slots__ = ("bucket", "name", "if_version", "write_id", "repeat_ms")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     IF_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WRITE_ID_FIELD_NUMBER: _ClassVar[int]
+    REPEAT_MS_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     name: str
     if_version: str
-    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., if_version: _Optional[str] = ...) -> None: ...
+    write_id: bytes
+    repeat_ms: int
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., if_version: _Optional[str] = ..., write_id: _Optional[bytes] = ..., repeat_ms: _Optional[int] = ...) -> None: ...
 
 class DeleteResponse(_message.Message):
     __slots__ = ()
@@ -274,12 +280,22 @@ class ListRequest(_message.Message):
     def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., start_after: _Optional[str] = ..., page_size: _Optional[int] = ...) -> None: ...
 
 class ListResponse(_message.Message):
-    __slots__ = ("object", "more")
+    __slots__ = ("object", "more", "next", "map_version", "oldest_map_version", "in_doubt", "let_go_ms")
     OBJECT_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IN_DOUBT_FIELD_NUMBER: _ClassVar[int]
+    LET_GO_MS_FIELD_NUMBER: _ClassVar[int]
     object: _containers.RepeatedCompositeFieldContainer[ObjectInfo]
     more: bool
-    def __init__(self, object: _Optional[_Iterable[_Union[ObjectInfo, _Mapping]]] = ..., more: bool = ...) -> None: ...
+    next: str
+    map_version: int
+    oldest_map_version: int
+    in_doubt: _containers.RepeatedScalarFieldContainer[str]
+    let_go_ms: int
+    def __init__(self, object: _Optional[_Iterable[_Union[ObjectInfo, _Mapping]]] = ..., more: bool = ..., next: _Optional[str] = ..., map_version: _Optional[int] = ..., oldest_map_version: _Optional[int] = ..., in_doubt: _Optional[_Iterable[str]] = ..., let_go_ms: _Optional[int] = ...) -> None: ...
 
 class ListMembersRequest(_message.Message):
     __slots__ = ("bucket", "name", "prefix", "first", "page_size", "version")
@@ -298,18 +314,20 @@ class ListMembersRequest(_message.Message):
     def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., prefix: _Optional[str] = ..., first: _Optional[int] = ..., page_size: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class ListMembersResponse(_message.Message):
-    __slots__ = ("name", "size", "checksum", "version", "next")
+    __slots__ = ("name", "size", "checksum", "version", "next", "hidden")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
     name: _containers.RepeatedScalarFieldContainer[str]
     size: _containers.RepeatedScalarFieldContainer[int]
     checksum: _containers.RepeatedScalarFieldContainer[int]
     version: str
     next: int
-    def __init__(self, name: _Optional[_Iterable[str]] = ..., size: _Optional[_Iterable[int]] = ..., checksum: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., next: _Optional[int] = ...) -> None: ...
+    hidden: int
+    def __init__(self, name: _Optional[_Iterable[str]] = ..., size: _Optional[_Iterable[int]] = ..., checksum: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., next: _Optional[int] = ..., hidden: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -23,6 +23,48 @@ class MissedResponse(_message.Message):
     map_version: int
     def __init__(self, map_version: _Optional[int] = ...) -> None: ...
 
+class RelayRequest(_message.Message):
+    __slots__ = ("node_uuid", "missed", "map_version")
+    NODE_UUID_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    node_uuid: bytes
+    missed: MissedRequest
+    map_version: int
+    def __init__(self, node_uuid: _Optional[bytes] = ..., missed: _Optional[_Union[MissedRequest, _Mapping]] = ..., map_version: _Optional[int] = ...) -> None: ...
+
+class RelayResponse(_message.Message):
+    __slots__ = ("told", "withheld", "lease_left_s", "map_version")
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_FIELD_NUMBER: _ClassVar[int]
+    LEASE_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    told: bool
+    withheld: bool
+    lease_left_s: float
+    map_version: int
+    def __init__(self, told: bool = ..., withheld: bool = ..., lease_left_s: _Optional[float] = ..., map_version: _Optional[int] = ...) -> None: ...
+
+class RenewLeaseRequest(_message.Message):
+    __slots__ = ("node_uuid", "map_version", "lease_s")
+    NODE_UUID_FIELD_NUMBER: _ClassVar[int]
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    node_uuid: bytes
+    map_version: int
+    lease_s: float
+    def __init__(self, node_uuid: _Optional[bytes] = ..., map_version: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class RenewLeaseResponse(_message.Message):
+    __slots__ = ("granted_s", "compare", "map_version")
+    GRANTED_S_FIELD_NUMBER: _ClassVar[int]
+    COMPARE_FIELD_NUMBER: _ClassVar[int]
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    granted_s: float
+    compare: bool
+    map_version: int
+    def __init__(self, granted_s: _Optional[float] = ..., compare: bool = ..., map_version: _Optional[int] = ...) -> None: ...
+
 class ReturnedRequest(_message.Message):
     __slots__ = ("node_uuid", "endpoint")
     NODE_UUID_FIELD_NUMBER: _ClassVar[int]
@@ -53,12 +95,31 @@ class PushResponse(_message.Message):
     objects: int
     def __init__(self, objects: _Optional[int] = ...) -> None: ...
 
+class TooFewRequest(_message.Message):
+    __slots__ = ("bucket", "name")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    bucket: BucketRef
+    name: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TooFewResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ProgressRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ProgressResponse(_message.Message):
-    __slots__ = ("map_version", "clean_version", "names_seen", "names_before", "doubtful_names", "doubtful_bucket", "silent", "objects_pushed", "bytes_pushed", "names_fetched")
+    __slots__ = ("map_version", "clean_version", "names_seen", "names_before", "doubtful_names", "doubtful_bucket", "silent", "objects_pushed", "bytes_pushed", "names_fetched", "short_objects", "short_writes", "scrub", "clock_offset_s", "clock_ahead_s")
+    class ShortObjectsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLEAN_VERSION_FIELD_NUMBER: _ClassVar[int]
     NAMES_SEEN_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +130,11 @@ class ProgressResponse(_message.Message):
     OBJECTS_PUSHED_FIELD_NUMBER: _ClassVar[int]
     BYTES_PUSHED_FIELD_NUMBER: _ClassVar[int]
     NAMES_FETCHED_FIELD_NUMBER: _ClassVar[int]
+    SHORT_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    SHORT_WRITES_FIELD_NUMBER: _ClassVar[int]
+    SCRUB_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_S_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
     map_version: int
     clean_version: int
     names_seen: int
@@ -79,7 +145,32 @@ class ProgressResponse(_message.Message):
     objects_pushed: int
     bytes_pushed: int
     names_fetched: int
-    def __init__(self, map_version: _Optional[int] = ..., clean_version: _Optional[int] = ..., names_seen: _Optional[int] = ..., names_before: _Optional[int] = ..., doubtful_names: _Optional[int] = ..., doubtful_bucket: _Optional[_Iterable[str]] = ..., silent: _Optional[_Iterable[str]] = ..., objects_pushed: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., names_fetched: _Optional[int] = ...) -> None: ...
+    short_objects: _containers.ScalarMap[str, int]
+    short_writes: int
+    scrub: ScrubProgress
+    clock_offset_s: float
+    clock_ahead_s: float
+    def __init__(self, map_version: _Optional[int] = ..., clean_version: _Optional[int] = ..., names_seen: _Optional[int] = ..., names_before: _Optional[int] = ..., doubtful_names: _Optional[int] = ..., doubtful_bucket: _Optional[_Iterable[str]] = ..., silent: _Optional[_Iterable[str]] = ..., objects_pushed: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., names_fetched: _Optional[int] = ..., short_objects: _Optional[_Mapping[str, int]] = ..., short_writes: _Optional[int] = ..., scrub: _Optional[_Union[ScrubProgress, _Mapping]] = ..., clock_offset_s: _Optional[float] = ..., clock_ahead_s: _Optional[float] = ...) -> None: ...
+
+class ScrubProgress(_message.Message):
+    __slots__ = ("damaged", "found", "mended", "scrubbed_bytes", "pass_objects", "pass_bytes", "finished_s", "is_under_way")
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    MENDED_FIELD_NUMBER: _ClassVar[int]
+    SCRUBBED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PASS_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    PASS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_S_FIELD_NUMBER: _ClassVar[int]
+    IS_UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
+    damaged: int
+    found: int
+    mended: int
+    scrubbed_bytes: int
+    pass_objects: int
+    pass_bytes: int
+    finished_s: float
+    is_under_way: bool
+    def __init__(self, damaged: _Optional[int] = ..., found: _Optional[int] = ..., mended: _Optional[int] = ..., scrubbed_bytes: _Optional[int] = ..., pass_objects: _Optional[int] = ..., pass_bytes: _Optional[int] = ..., finished_s: _Optional[float] = ..., is_under_way: bool = ...) -> None: ...
 
 class ObjectVersion(_message.Message):
     __slots__ = ("epoch", "counter", "node")
@@ -137,22 +228,30 @@ class WriteGroup(_message.Message):
     def __init__(self, object: _Optional[_Iterable[_Union[_ais_objects_pb2.SmallObject, _Mapping]]] = ..., bucket_uuid: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class WriteCommit(_message.Message):
-    __slots__ = ("object", "is_copy")
+    __slots__ = ("object", "is_copy", "wall_ms", "looked_ms")
     OBJECT_FIELD_NUMBER: _ClassVar[int]
     IS_COPY_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_MS_FIELD_NUMBER: _ClassVar[int]
     object: _containers.RepeatedCompositeFieldContainer[CommitObject]
     is_copy: bool
-    def __init__(self, object: _Optional[_Iterable[_Union[CommitObject, _Mapping]]] = ..., is_copy: bool = ...) -> None: ...
+    wall_ms: int
+    looked_ms: int
+    def __init__(self, object: _Optional[_Iterable[_Union[CommitObject, _Mapping]]] = ..., is_copy: bool = ..., wall_ms: _Optional[int] = ..., looked_ms: _Optional[int] = ...) -> None: ...
 
 class CommitObject(_message.Message):
-    __slots__ = ("version", "modified_ns", "not_above")
+    __slots__ = ("version", "modified_ns", "not_above", "writes", "known")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODIFIED_NS_FIELD_NUMBER: _ClassVar[int]
     NOT_ABOVE_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     version: ObjectVersion
     modified_ns: int
     not_above: ObjectVersion
-    def __init__(self, version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., modified_ns: _Optional[int] = ..., not_above: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
+    writes: bytes
+    known: ObjectVersion
+    def __init__(self, version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., modified_ns: _Optional[int] = ..., not_above: _Optional[_Union[ObjectVersion, _Mapping]] = ..., writes: _Optional[bytes] = ..., known: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
 
 class WriteResponse(_message.Message):
     __slots__ = ("ready", "staged", "committed")
@@ -169,24 +268,28 @@ class WriteReady(_message.Message):
     def __init__(self) -> None: ...
 
 class Staged(_message.Message):
-    __slots__ = ("object", "clock")
+    __slots__ = ("object", "clock", "wall_ms")
     OBJECT_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
     object: _containers.RepeatedCompositeFieldContainer[StagedObject]
     clock: int
-    def __init__(self, object: _Optional[_Iterable[_Union[StagedObject, _Mapping]]] = ..., clock: _Optional[int] = ...) -> None: ...
+    wall_ms: int
+    def __init__(self, object: _Optional[_Iterable[_Union[StagedObject, _Mapping]]] = ..., clock: _Optional[int] = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class StagedObject(_message.Message):
-    __slots__ = ("error", "size_bytes", "checksum", "newest")
+    __slots__ = ("error", "size_bytes", "checksum", "newest", "before")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     error: _ais_objects_pb2.Error
     size_bytes: int
     checksum: int
     newest: ObjectVersion
-    def __init__(self, error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., newest: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
+    before: ObjectState
+    def __init__(self, error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., newest: _Optional[_Union[ObjectVersion, _Mapping]] = ..., before: _Optional[_Union[ObjectState, _Mapping]] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("object", "map_version")
@@ -197,62 +300,78 @@ class Committed(_message.Message):
     def __init__(self, object: _Optional[_Iterable[_Union[CommittedObject, _Mapping]]] = ..., map_version: _Optional[int] = ...) -> None: ...
 
 class CommittedObject(_message.Message):
-    __slots__ = ("error", "version")
+    __slots__ = ("error", "version", "superseded")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
     error: _ais_objects_pb2.Error
     version: ObjectVersion
-    def __init__(self, error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
+    superseded: bool
+    def __init__(self, error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., superseded: bool = ...) -> None: ...
 
 class NewestRequest(_message.Message):
-    __slots__ = ("bucket", "name", "allow_unknown")
+    __slots__ = ("bucket", "name", "allow_unknown", "make_lasting")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ALLOW_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    MAKE_LASTING_FIELD_NUMBER: _ClassVar[int]
     bucket: BucketRef
     name: _containers.RepeatedScalarFieldContainer[str]
     allow_unknown: bool
-    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., allow_unknown: bool = ...) -> None: ...
+    make_lasting: bool
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., allow_unknown: bool = ..., make_lasting: bool = ...) -> None: ...
 
 class NewestResponse(_message.Message):
-    __slots__ = ("object", "clock", "map_version")
+    __slots__ = ("object", "clock", "map_version", "wall_ms")
     OBJECT_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
     object: _containers.RepeatedCompositeFieldContainer[ObjectState]
     clock: int
     map_version: int
-    def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., clock: _Optional[int] = ..., map_version: _Optional[int] = ...) -> None: ...
+    wall_ms: int
+    def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., clock: _Optional[int] = ..., map_version: _Optional[int] = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class ObjectState(_message.Message):
-    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown")
+    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown", "writes", "modified_ns")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_TOMBSTONE_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    MODIFIED_NS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: ObjectVersion
     is_tombstone: bool
     size_bytes: int
     checksum: int
     unknown: bool
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ...) -> None: ...
+    writes: bytes
+    modified_ns: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ..., writes: _Optional[bytes] = ..., modified_ns: _Optional[int] = ...) -> None: ...
 
 class BuryRequest(_message.Message):
-    __slots__ = ("bucket", "name", "version", "not_above", "is_copy")
+    __slots__ = ("bucket", "name", "version", "not_above", "is_copy", "wall_ms", "writes", "looked_ms")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NOT_ABOVE_FIELD_NUMBER: _ClassVar[int]
     IS_COPY_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_MS_FIELD_NUMBER: _ClassVar[int]
     bucket: BucketRef
     name: str
     version: ObjectVersion
     not_above: ObjectVersion
     is_copy: bool
-    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., not_above: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_copy: bool = ...) -> None: ...
+    wall_ms: int
+    writes: bytes
+    looked_ms: int
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., not_above: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_copy: bool = ..., wall_ms: _Optional[int] = ..., writes: _Optional[bytes] = ..., looked_ms: _Optional[int] = ...) -> None: ...
 
 class BuryResponse(_message.Message):
     __slots__ = ("version", "map_version")

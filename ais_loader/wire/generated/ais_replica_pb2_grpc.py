@@ -292,6 +292,16 @@ class RepairStub(object):
                 request_serializer=protos_dot_ais__replica__pb2.MissedRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__replica__pb2.MissedResponse.FromString,
                 _registered_method=True)
+        self.Relay = channel.unary_unary(
+                '/ais_loader.v1.Repair/Relay',
+                request_serializer=protos_dot_ais__replica__pb2.RelayRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__replica__pb2.RelayResponse.FromString,
+                _registered_method=True)
+        self.RenewLease = channel.unary_unary(
+                '/ais_loader.v1.Repair/RenewLease',
+                request_serializer=protos_dot_ais__replica__pb2.RenewLeaseRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__replica__pb2.RenewLeaseResponse.FromString,
+                _registered_method=True)
         self.Returned = channel.unary_unary(
                 '/ais_loader.v1.Repair/Returned',
                 request_serializer=protos_dot_ais__replica__pb2.ReturnedRequest.SerializeToString,
@@ -301,6 +311,11 @@ class RepairStub(object):
                 '/ais_loader.v1.Repair/Push',
                 request_serializer=protos_dot_ais__replica__pb2.PushRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__replica__pb2.PushResponse.FromString,
+                _registered_method=True)
+        self.TooFew = channel.unary_unary(
+                '/ais_loader.v1.Repair/TooFew',
+                request_serializer=protos_dot_ais__replica__pb2.TooFewRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__replica__pb2.TooFewResponse.FromString,
                 _registered_method=True)
         self.Progress = channel.unary_unary(
                 '/ais_loader.v1.Repair/Progress',
@@ -320,6 +335,20 @@ class RepairServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Relay(self, request, context):
+        """The caller cannot tell a node of writes: tell it, or renew its lease no more until it has heard of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewLease(self, request, context):
+        """The caller reads its copies out for so long, unless it has to hear of writes that it took no part in.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Returned(self, request, context):
         """A node is back: from now on it takes part in writes that this node coordinates, or is told of them with Missed.
         """
@@ -329,6 +358,14 @@ class RepairServicer(object):
 
     def Push(self, request, context):
         """The caller lacks these, or has older ones: have them written to it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TooFew(self, request, context):
+        """Objects that have too few copies, one of them on this node, which makes the others: the caller has coordinated
+        writes of them, or has lost a drive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -349,6 +386,16 @@ def add_RepairServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_ais__replica__pb2.MissedRequest.FromString,
                     response_serializer=protos_dot_ais__replica__pb2.MissedResponse.SerializeToString,
             ),
+            'Relay': grpc.unary_unary_rpc_method_handler(
+                    servicer.Relay,
+                    request_deserializer=protos_dot_ais__replica__pb2.RelayRequest.FromString,
+                    response_serializer=protos_dot_ais__replica__pb2.RelayResponse.SerializeToString,
+            ),
+            'RenewLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewLease,
+                    request_deserializer=protos_dot_ais__replica__pb2.RenewLeaseRequest.FromString,
+                    response_serializer=protos_dot_ais__replica__pb2.RenewLeaseResponse.SerializeToString,
+            ),
             'Returned': grpc.unary_unary_rpc_method_handler(
                     servicer.Returned,
                     request_deserializer=protos_dot_ais__replica__pb2.ReturnedRequest.FromString,
@@ -358,6 +405,11 @@ def add_RepairServicer_to_server(servicer, server):
                     servicer.Push,
                     request_deserializer=protos_dot_ais__replica__pb2.PushRequest.FromString,
                     response_serializer=protos_dot_ais__replica__pb2.PushResponse.SerializeToString,
+            ),
+            'TooFew': grpc.unary_unary_rpc_method_handler(
+                    servicer.TooFew,
+                    request_deserializer=protos_dot_ais__replica__pb2.TooFewRequest.FromString,
+                    response_serializer=protos_dot_ais__replica__pb2.TooFewResponse.SerializeToString,
             ),
             'Progress': grpc.unary_unary_rpc_method_handler(
                     servicer.Progress,
@@ -393,6 +445,60 @@ class Repair(object):
             '/ais_loader.v1.Repair/Missed',
             protos_dot_ais__replica__pb2.MissedRequest.SerializeToString,
             protos_dot_ais__replica__pb2.MissedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Relay(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Repair/Relay',
+            protos_dot_ais__replica__pb2.RelayRequest.SerializeToString,
+            protos_dot_ais__replica__pb2.RelayResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Repair/RenewLease',
+            protos_dot_ais__replica__pb2.RenewLeaseRequest.SerializeToString,
+            protos_dot_ais__replica__pb2.RenewLeaseResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -447,6 +553,33 @@ class Repair(object):
             '/ais_loader.v1.Repair/Push',
             protos_dot_ais__replica__pb2.PushRequest.SerializeToString,
             protos_dot_ais__replica__pb2.PushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TooFew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Repair/TooFew',
+            protos_dot_ais__replica__pb2.TooFewRequest.SerializeToString,
+            protos_dot_ais__replica__pb2.TooFewResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ais_loader.wire.generated import ais_replica_pb2 as protos_dot_ais__replica__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/ais_snapshot_copies.proto\x12\rais_loader.v1\x1a\x18protos/ais_replica.proto\"H\n\x0bHoldRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x0c\"2\n\x0cHoldResponse\x12\r\n\x05\x63lock\x18\x01 \x01(\x04\x12\x13\n\x0bmap_version\x18\x02 \x01(\x04\"V\n\x0c\x41rmedRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x03 \x01(\x04\"\x1e\n\rArmedResponse\x12\r\n\x05\x61rmed\x18\x01 \x01(\x08\"K\n\x0eReleaseRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x0c\"\x1f\n\x0fReleaseResponse\x12\x0c\n\x04held\x18\x01 \x01(\x08\"v\n\x0bSeenRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x03(\t\x12\x13\n\x0bstart_after\x18\x04 \x01(\t\x12\r\n\x05limit\x18\x05 \x01(\r\"]\n\x0cSeenResponse\x12*\n\x06object\x18\x01 \x03(\x0b\x32\x1a.ais_loader.v1.ObjectState\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x13\n\x0bmap_version\x18\x03 \x01(\x04\"[\n\rSettleRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x04\x12\x13\n\x0bstart_after\x18\x03 \x01(\t\"u\n\x0eSettleResponse\x12\x0c\n\x04last\x18\x01 \x01(\t\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x11\n\tdiffering\x18\x03 \x01(\x04\x12\x0f\n\x07objects\x18\x04 \x01(\x04\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x0f\n\x07problem\x18\x06 \x01(\t\"R\n\x0bKeepRequest\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x19.ais_loader.v1.KeepHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x0f \x01(\x0cH\x00\x42\x06\n\x04part\"\xbf\x02\n\nKeepHeader\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x01(\t\x12-\n\x07version\x18\x03 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x14\n\x0cis_tombstone\x18\x04 \x01(\x08\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x07\x12\x13\n\x0bmodified_ns\x18\x07 \x01(\x04\x12\x39\n\x08metadata\x18\x08 \x03(\x0b\x32\'.ais_loader.v1.KeepHeader.MetadataEntry\x12\r\n\x05\x65nded\x18\t \x01(\x04\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x0e\n\x0cKeepResponse\"F\n\rMakingRequest\x12\x13\n\x0b\x62ucket_uuid\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ncreated_ns\x18\x03 \x01(\x03\" \n\x0eMakingResponse\x12\x0e\n\x06making\x18\x01 \x01(\x08\x32\xf1\x03\n\x0eSnapshotCopies\x12?\n\x04Hold\x12\x1a.ais_loader.v1.HoldRequest\x1a\x1b.ais_loader.v1.HoldResponse\x12\x42\n\x05\x41rmed\x12\x1b.ais_loader.v1.ArmedRequest\x1a\x1c.ais_loader.v1.ArmedResponse\x12H\n\x07Release\x12\x1d.ais_loader.v1.ReleaseRequest\x1a\x1e.ais_loader.v1.ReleaseResponse\x12?\n\x04Seen\x12\x1a.ais_loader.v1.SeenRequest\x1a\x1b.ais_loader.v1.SeenResponse\x12\x45\n\x06Settle\x12\x1c.ais_loader.v1.SettleRequest\x1a\x1d.ais_loader.v1.SettleResponse\x12\x41\n\x04Keep\x12\x1a.ais_loader.v1.KeepRequest\x1a\x1b.ais_loader.v1.KeepResponse(\x01\x12\x45\n\x06Making\x12\x1c.ais_loader.v1.MakingRequest\x1a\x1d.ais_loader.v1.MakingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/ais_snapshot_copies.proto\x12\rais_loader.v1\x1a\x18protos/ais_replica.proto\"H\n\x0bHoldRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x0c\"C\n\x0cHoldResponse\x12\r\n\x05\x63lock\x18\x01 \x01(\x04\x12\x13\n\x0bmap_version\x18\x02 \x01(\x04\x12\x0f\n\x07wall_ms\x18\x03 \x01(\x04\"V\n\x0c\x41rmedRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x03 \x01(\x04\"\x1e\n\rArmedResponse\x12\r\n\x05\x61rmed\x18\x01 \x01(\x08\"K\n\x0eReleaseRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x0c\"\x1f\n\x0fReleaseResponse\x12\x0c\n\x04held\x18\x01 \x01(\x08\"v\n\x0bSeenRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x03(\t\x12\x13\n\x0bstart_after\x18\x04 \x01(\t\x12\r\n\x05limit\x18\x05 \x01(\r\"]\n\x0cSeenResponse\x12*\n\x06object\x18\x01 \x03(\x0b\x32\x1a.ais_loader.v1.ObjectState\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x13\n\x0bmap_version\x18\x03 \x01(\x04\"[\n\rSettleRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x04\x12\x13\n\x0bstart_after\x18\x03 \x01(\t\"u\n\x0eSettleResponse\x12\x0c\n\x04last\x18\x01 \x01(\t\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x11\n\tdiffering\x18\x03 \x01(\x04\x12\x0f\n\x07objects\x18\x04 \x01(\x04\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x0f\n\x07problem\x18\x06 \x01(\t\"R\n\x0bKeepRequest\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x19.ais_loader.v1.KeepHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x0f \x01(\x0cH\x00\x42\x06\n\x04part\"\xbf\x02\n\nKeepHeader\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x01(\t\x12-\n\x07version\x18\x03 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x14\n\x0cis_tombstone\x18\x04 \x01(\x08\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x07\x12\x13\n\x0bmodified_ns\x18\x07 \x01(\x04\x12\x39\n\x08metadata\x18\x08 \x03(\x0b\x32\'.ais_loader.v1.KeepHeader.MetadataEntry\x12\r\n\x05\x65nded\x18\t \x01(\x04\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x0e\n\x0cKeepResponse\"F\n\rMakingRequest\x12\x13\n\x0b\x62ucket_uuid\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ncreated_ns\x18\x03 \x01(\x03\" \n\x0eMakingResponse\x12\x0e\n\x06making\x18\x01 \x01(\x08\x32\xf1\x03\n\x0eSnapshotCopies\x12?\n\x04Hold\x12\x1a.ais_loader.v1.HoldRequest\x1a\x1b.ais_loader.v1.HoldResponse\x12\x42\n\x05\x41rmed\x12\x1b.ais_loader.v1.ArmedRequest\x1a\x1c.ais_loader.v1.ArmedResponse\x12H\n\x07Release\x12\x1d.ais_loader.v1.ReleaseRequest\x1a\x1e.ais_loader.v1.ReleaseResponse\x12?\n\x04Seen\x12\x1a.ais_loader.v1.SeenRequest\x1a\x1b.ais_loader.v1.SeenResponse\x12\x45\n\x06Settle\x12\x1c.ais_loader.v1.SettleRequest\x1a\x1d.ais_loader.v1.SettleResponse\x12\x41\n\x04Keep\x12\x1a.ais_loader.v1.KeepRequest\x1a\x1b.ais_loader.v1.KeepResponse(\x01\x12\x45\n\x06Making\x12\x1c.ais_loader.v1.MakingRequest\x1a\x1d.ais_loader.v1.MakingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,35 +37,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HOLDREQUEST']._serialized_start=77
   _globals['_HOLDREQUEST']._serialized_end=149
   _globals['_HOLDRESPONSE']._serialized_start=151
-  _globals['_HOLDRESPONSE']._serialized_end=201
-  _globals['_ARMEDREQUEST']._serialized_start=203
-  _globals['_ARMEDREQUEST']._serialized_end=289
-  _globals['_ARMEDRESPONSE']._serialized_start=291
-  _globals['_ARMEDRESPONSE']._serialized_end=321
-  _globals['_RELEASEREQUEST']._serialized_start=323
-  _globals['_RELEASEREQUEST']._serialized_end=398
-  _globals['_RELEASERESPONSE']._serialized_start=400
-  _globals['_RELEASERESPONSE']._serialized_end=431
-  _globals['_SEENREQUEST']._serialized_start=433
-  _globals['_SEENREQUEST']._serialized_end=551
-  _globals['_SEENRESPONSE']._serialized_start=553
-  _globals['_SEENRESPONSE']._serialized_end=646
-  _globals['_SETTLEREQUEST']._serialized_start=648
-  _globals['_SETTLEREQUEST']._serialized_end=739
-  _globals['_SETTLERESPONSE']._serialized_start=741
-  _globals['_SETTLERESPONSE']._serialized_end=858
-  _globals['_KEEPREQUEST']._serialized_start=860
-  _globals['_KEEPREQUEST']._serialized_end=942
-  _globals['_KEEPHEADER']._serialized_start=945
-  _globals['_KEEPHEADER']._serialized_end=1264
-  _globals['_KEEPHEADER_METADATAENTRY']._serialized_start=1217
-  _globals['_KEEPHEADER_METADATAENTRY']._serialized_end=1264
-  _globals['_KEEPRESPONSE']._serialized_start=1266
-  _globals['_KEEPRESPONSE']._serialized_end=1280
-  _globals['_MAKINGREQUEST']._serialized_start=1282
-  _globals['_MAKINGREQUEST']._serialized_end=1352
-  _globals['_MAKINGRESPONSE']._serialized_start=1354
-  _globals['_MAKINGRESPONSE']._serialized_end=1386
-  _globals['_SNAPSHOTCOPIES']._serialized_start=1389
-  _globals['_SNAPSHOTCOPIES']._serialized_end=1886
+  _globals['_HOLDRESPONSE']._serialized_end=218
+  _globals['_ARMEDREQUEST']._serialized_start=220
+  _globals['_ARMEDREQUEST']._serialized_end=306
+  _globals['_ARMEDRESPONSE']._serialized_start=308
+  _globals['_ARMEDRESPONSE']._serialized_end=338
+  _globals['_RELEASEREQUEST']._serialized_start=340
+  _globals['_RELEASEREQUEST']._serialized_end=415
+  _globals['_RELEASERESPONSE']._serialized_start=417
+  _globals['_RELEASERESPONSE']._serialized_end=448
+  _globals['_SEENREQUEST']._serialized_start=450
+  _globals['_SEENREQUEST']._serialized_end=568
+  _globals['_SEENRESPONSE']._serialized_start=570
+  _globals['_SEENRESPONSE']._serialized_end=663
+  _globals['_SETTLEREQUEST']._serialized_start=665
+  _globals['_SETTLEREQUEST']._serialized_end=756
+  _globals['_SETTLERESPONSE']._serialized_start=758
+  _globals['_SETTLERESPONSE']._serialized_end=875
+  _globals['_KEEPREQUEST']._serialized_start=877
+  _globals['_KEEPREQUEST']._serialized_end=959
+  _globals['_KEEPHEADER']._serialized_start=962
+  _globals['_KEEPHEADER']._serialized_end=1281
+  _globals['_KEEPHEADER_METADATAENTRY']._serialized_start=1234
+  _globals['_KEEPHEADER_METADATAENTRY']._serialized_end=1281
+  _globals['_KEEPRESPONSE']._serialized_start=1283
+  _globals['_KEEPRESPONSE']._serialized_end=1297
+  _globals['_MAKINGREQUEST']._serialized_start=1299
+  _globals['_MAKINGREQUEST']._serialized_end=1369
+  _globals['_MAKINGRESPONSE']._serialized_start=1371
+  _globals['_MAKINGRESPONSE']._serialized_end=1403
+  _globals['_SNAPSHOTCOPIES']._serialized_start=1406
+  _globals['_SNAPSHOTCOPIES']._serialized_end=1903
 # @@protoc_insertion_point(module_scope)

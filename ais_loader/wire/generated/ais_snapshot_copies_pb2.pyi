@@ -16,12 +16,14 @@ class HoldRequest(_message.Message):
     def __init__(self, bucket: _Optional[_Union[_ais_replica_pb2.BucketRef, _Mapping]] = ..., attempt: _Optional[bytes] = ...) -> None: ...
 
 class HoldResponse(_message.Message):
-    __slots__ = ("clock", "map_version")
+    __slots__ = ("clock", "map_version", "wall_ms")
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
     clock: int
     map_version: int
-    def __init__(self, clock: _Optional[int] = ..., map_version: _Optional[int] = ...) -> None: ...
+    wall_ms: int
+    def __init__(self, clock: _Optional[int] = ..., map_version: _Optional[int] = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class ArmedRequest(_message.Message):
     __slots__ = ("bucket", "attempt", "cut")

@@ -23,6 +23,7 @@ from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.outcomes import Busy
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import BatchTally, clock_s
+from storage_node.places import Place
 from storage_node.tasks import retrieve, settled
 
 
@@ -37,6 +38,7 @@ class AssembledBatch:
         credit: Credit,
         send: Callable[[bytes], Awaitable[None]],
         tally: BatchTally,
+        place: Place,
         routing: ReplicaRouting,
     ) -> None:
         self._resources = resources
@@ -45,6 +47,7 @@ class AssembledBatch:
         self._credit = credit
         self._send = send
         self._tally = tally
+        self._place = place
         self._n = len(request.name)
         self._gather = Gather(resources, request, routing)
         self._passed: npt.NDArray[np.bool_] = np.zeros(self._n, bool)
@@ -117,8 +120,7 @@ class AssembledBatch:
                         f"more than {budget.limit_bytes:,} bytes, the most that is collected before sending: use "
                         "streaming=True"
                     )
-                if not budget.acquire_now(size):
-                    raise Busy(f"{budget.held_bytes:,} bytes of answers are waiting for their clients", "answers")
+                self._resources.collect(size, self._place)
                 collected_bytes += size
                 messages.append((size, encode_frame(self._batch_id, frame, end)))
                 self._gather.memory.release(held_bytes)
@@ -126,14 +128,16 @@ class AssembledBatch:
                 await self._spend_credit(size)
                 slot = await self._turn(size)
                 try:
-                    await settled(asyncio.ensure_future(self._send(message)))
+                    with self._place.waiting():
+                        await settled(asyncio.ensure_future(self._send(message)))
                 finally:
                     slot.release()
+                self._place.moved()
                 self._tally.frame_sent()
                 collected_bytes -= size
-                budget.release(size)
+                self._resources.uncollect(size, self._place)
         finally:
-            budget.release(collected_bytes)
+            self._resources.uncollect(collected_bytes, self._place)
         return None if end is not None else self._end()
 
     async def _take(self) -> tuple[Frame, int, pb.End | None]:
@@ -164,7 +168,8 @@ class AssembledBatch:
 
     async def _spend_credit(self, payload_bytes: int) -> None:
         began_s = clock_s()
-        await self._credit.spend(payload_bytes)
+        with self._place.waiting():
+            await self._credit.spend(payload_bytes)
         self._resources.node.metrics.client_wait_s += clock_s() - began_s
 
     async def _turn(self, payload_bytes: int) -> Slot:
@@ -175,7 +180,9 @@ class AssembledBatch:
 
     async def _send_and_release(self, message: bytes, slot: Slot, release: Callable[[], None]) -> None:
         try:
-            await self._send(message)
+            with self._place.waiting():
+                await self._send(message)
+            self._place.moved()
             self._tally.frame_sent()
         finally:
             slot.release()

@@ -136,7 +136,7 @@ class Gather:
 
     def _open(self, node: int, positions: list[int], *, hedge: bool) -> None:
         here = node == self._routing.here
-        endpoint = "" if here else str(self._routing.view.nodes[node].endpoint)
+        endpoint = "" if here else str(self._routing.view.nodes[node].peer_endpoint)
         lane = Lane(self.reorder.add_lane(positions, rival=hedge), node, endpoint, positions, hedge=hedge)
         if not here:
             self._resources.loads.asked(endpoint, len(positions))
@@ -218,6 +218,9 @@ class Gather:
             fault = errors.get(index, _NO_FAULT)
             self._failures.note(position, said, fault)
             # Bytes that have been passed on must not turn out to be wrong at another node, too.
+            if fault.kind == StaleMap.kind and not contested[at] and self._plan_again(lane, [position]):
+                again[at] = True
+                continue
             final = fault.kind == ObjectDeleted.kind or (said == pb.CORRUPT and position in self.reorder.begun)
             if said in MAY_BE_BETTER_ELSEWHERE and not final:
                 if contested[at]:  # it has been asked for elsewhere

@@ -15,10 +15,10 @@ from ais_loader.wire.frame import Frame
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.admission import Credit, MemoryBudget
-from storage_node.batch.resources import BatchResources
+from storage_node.batch.admission import Credit
+from storage_node.batch.resources import BatchResources, look_up
+from storage_node.memory_budget import MemoryBudget
 from storage_node.metric_counters import clock_s
-from storage_node.store.read.batch import StoreBatch
 
 _LET_GO_BYTES = 64 << 10
 """Credit for one frame: the last one that it pays for may be larger."""
@@ -145,7 +145,7 @@ async def own_frames(
     resources: BatchResources, tenant: str, part: pb.BatchRequest, credit: Credit
 ) -> AsyncGenerator[Frame, None]:
     """The frames of a part, each when there is credit for it and it is the tenant's turn. Close it."""
-    batch = await resources.node.read(StoreBatch, resources.node.store, part)
+    batch = await look_up(resources, tenant, part)
     try:
         for span in batch.spans():
             await credit.spend(span.payload_bytes)

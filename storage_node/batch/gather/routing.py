@@ -55,7 +55,7 @@ class ReplicaRouting:
         """Whether anything may have to be asked of another node."""
 
     def is_failing(self, node: int) -> bool:
-        return node != self.here and self._is_failing(self.view.nodes[node].endpoint)
+        return node != self.here and self._is_failing(self.view.nodes[node].peer_endpoint)
 
     def move_to(self, view: ClusterView) -> Mapping[int, int]:
         """Go on with a newer map, by which all entries are placed anew: whoever is asked from now on is asked by it.
@@ -80,6 +80,7 @@ class ReplicaRouting:
             by_bucket[0] = list(positions)
         placed = {position: [self.here] for position in positions}  # also for a bucket that no map has
         names = list(request.name)
+        failing = {at for at in range(len(view.nodes)) if self.is_failing(at)}
         for at, members in by_bucket.items():
             bucket = view.to_read(request.bucket[at])
             if bucket is None:
@@ -90,12 +91,10 @@ class ReplicaRouting:
                     nodes.remove(self.here)
                     nodes.insert(0, self.here)
                 if nodes:
-                    # Between two questions an object may have come to its owner and gone from where it was before.
-                    placed[position] = nodes + nodes[:owners] if len(nodes) > owners else nodes
-        failing = {at for at in range(len(view.nodes)) if self.is_failing(at)}
-        if failing:
-            for nodes in placed.values():
-                nodes.sort(key=failing.__contains__)
+                    # Between two questions an object may have come to its owner and gone from where it was before: when
+                    # all have been asked, whatever their order, the owners are asked again.
+                    again = nodes[:owners] if len(nodes) > owners else []
+                    placed[position] = sorted(nodes, key=failing.__contains__) + again
         return self._by_load(list(placed), list(placed.values()), failing)
 
     def _by_load(self, positions: list[int], placed: list[list[int]], failing: set[int]) -> list[list[int]]:
@@ -104,8 +103,8 @@ class ReplicaRouting:
         # While objects move, only their order says where they are.
         if self.view.objects_go(self._request.bucket) or all(len(holders) < 2 for holders in placed):
             return placed
-        known = self._loads.of(node.endpoint for node in nodes)
-        loads = {at: known[node.endpoint] for at, node in enumerate(nodes)} | {self.here: Load()}
+        known = self._loads.of(node.peer_endpoint for node in nodes)
+        loads = {at: known[node.peer_endpoint] for at, node in enumerate(nodes)} | {self.here: Load()}
         for at in failing:
             loads[at] = replace(loads[at], suspected=True)
         names = self._request.name

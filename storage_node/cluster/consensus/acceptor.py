@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus.map_bounds import MAX_FIRST_VERSION, Refused, require_ballot, require_map
+
+__all__ = ["AcceptorState", "BallotOrder", "Refused", "accept", "ballot_order", "learn", "merged", "prepare"]
 
 BallotOrder: TypeAlias = tuple[int, bytes]
-
-
-class Refused(ValueError):
-    """A request that this node must not answer, whatever its ballot: it is meant for another node or cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,7 @@ def prepare(state: AcceptorState, request: pb.PrepareRequest) -> tuple[AcceptorS
     _require_cluster(state.committed, request.cluster_uuid)
     if state.committed is None and request.cluster_uuid:
         _require_cluster(state.accepted, request.cluster_uuid)
+    require_ballot(state.promise, request.ballot)
     promised = ballot_order(request.ballot) >= ballot_order(state.promise)
     if promised:
         state = replace(state, promise=request.ballot)
@@ -57,6 +57,10 @@ def accept(state: AcceptorState, request: pb.AcceptRequest) -> tuple[AcceptorSta
     if state.accepted is not None and not map_.version == state.accepted.version == 1:
         # Of two clusters that are being made, the one with the higher ballot gets its way.
         _require_cluster(state.accepted, map_.cluster_uuid)
+    require_map(map_)
+    if state.committed is None and map_.version > MAX_FIRST_VERSION:
+        raise Refused(f"a first map of version {map_.version:,}, at most {MAX_FIRST_VERSION:,}")
+    require_ballot(state.promise, map_.ballot)
     accepted = ballot_order(map_.ballot) >= ballot_order(state.promise) and _is_next(state, map_)
     if accepted:
         state = replace(state, promise=map_.ballot, accepted=map_)

@@ -54,7 +54,7 @@ class AcceptorStore:
         if faults and not states:
             raise StoreFormatError(
                 f"what this node has agreed to in its cluster is lost: {'; '.join(faults)}. While all other nodes "
-                "are up, take this one out of the cluster; then remove the file, start it, and add it again"
+                "are up, take this one out of the cluster; then empty its drives, and add it again as a new node"
             )
         self.state = acceptor.merged(states)
         """Replaced, never changed."""

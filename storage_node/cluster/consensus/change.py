@@ -17,6 +17,7 @@ import grpc.aio
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
+from storage_node.cluster.caller import OPERATOR, Caller
 from storage_node.cluster.consensus.effects import Answers, Ask, Edit, Failure, Pause, Request, Response, Steps
 from storage_node.cluster.consensus.proposer import Proposer
 
@@ -32,7 +33,9 @@ _OPTIONS = (
 )
 
 
-def change_map(endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0) -> pb.ClusterMap:
+def change_map(
+    endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0, caller: Caller = OPERATOR
+) -> pb.ClusterMap:
     """Replace the map by what `edit` makes of it, and return when all nodes that answer know it.
 
     `edit` gets a copy of the committed map, which it may change, or None when the nodes belong to no cluster; it may be
@@ -40,8 +43,10 @@ def change_map(endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0)
     nothing is changed. See `map.mutations`.
 
     Args:
-        endpoints: host:port of at least one node of the cluster that is up; to make a cluster, of all its nodes.
+        endpoints: host:port of at least one node of the cluster that is up, as clients or as peers reach it; to make a
+            cluster, of all its nodes.
         timeout_s: for the whole change. A call that is under way when it ends may take 5 s longer.
+        caller: as whom the nodes are called.
 
     Returns the map with the change; newer, when another one has followed. `version` and `change` are kept by this
     function.
@@ -54,14 +59,16 @@ def change_map(endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0)
         ValueError: the edit has made a map that cannot be.
     """
     proposer = Proposer(endpoints, edit, time.monotonic)
-    with Channels() as channels:
+    with Channels(caller) as channels:
         return drive(proposer.run(timeout_s), channels)
 
 
-async def change_map_async(endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0) -> pb.ClusterMap:
+async def change_map_async(
+    endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0, caller: Caller
+) -> pb.ClusterMap:
     """As `change_map`, on an event loop. Cancelled, the change may have been made."""
     proposer = Proposer(endpoints, edit, time.monotonic)
-    async with AsyncChannels() as channels:
+    async with AsyncChannels(caller) as channels:
         steps = proposer.run(timeout_s)
         try:
             step = next(steps)
@@ -94,8 +101,9 @@ def drive(steps: Steps, channels: Channels) -> pb.ClusterMap:
 class Channels:
     """Connections to nodes by endpoint, for one thread."""
 
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.Channel] = {}
+    def __init__(self, caller: Caller = OPERATOR) -> None:
+        self._caller = caller
+        self._channels: dict[str, Any] = {}
 
     def ask(self, ask: Ask) -> Answers:
         """Send all requests at once and gather the answers; those not needed any more are not waited for."""
@@ -103,7 +111,7 @@ class Channels:
         answers: dict[str, Response | Failure] = {}
         for endpoint, request in ask.requests.items():
             if endpoint not in self._channels:
-                self._channels[endpoint] = grpc.insecure_channel(endpoint, options=_OPTIONS)
+                self._channels[endpoint] = self._caller.through(grpc.insecure_channel(endpoint, options=_OPTIONS))
             call = _method(self._channels[endpoint], request).future(request, timeout=_timeout_s(request))
             call.add_done_callback(lambda call, endpoint=endpoint: answered.put((endpoint, call)))
         while len(answers) < len(ask.requests) and not ask.enough(answers):
@@ -133,8 +141,9 @@ class Channels:
 class AsyncChannels:
     """Connections to nodes by endpoint, on one event loop."""
 
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._channels: dict[str, Any] = {}
 
     async def ask(self, ask: Ask) -> Answers:
         """As `Channels.ask`."""
@@ -154,7 +163,7 @@ class AsyncChannels:
 
     async def call(self, endpoint: str, request: Request) -> Response | Failure:
         if endpoint not in self._channels:
-            self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+            self._channels[endpoint] = self._caller.through(grpc.aio.insecure_channel(endpoint, options=_OPTIONS))
         try:
             response: Response = await _method(self._channels[endpoint], request)(request, timeout=_timeout_s(request))
             return response

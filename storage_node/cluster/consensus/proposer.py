@@ -3,11 +3,13 @@
 No I/O: `Proposer.run` is a generator that yields what to send (`Ask`) and when to wait (`Pause`), and is sent the
 answers, so that the same code runs over threads, on an event loop, and in a simulated network. One attempt:
 
-    survey     GetMap from the endpoints given and those of the newest map found, the base. Who lags is told it.
+    survey     GetMap from the endpoints given and those of the newest map found, the base. Nodes say where they listen
+               for peers; all that follows goes there. Who lags is told the base.
     prepare    a fresh ballot, promised by a majority of the base's nodes. If one of them has accepted a next version,
                that one may have been committed: it is proposed again as it is, and the attempt begins anew on it.
     edit       the caller's function makes the next version of the base.
-    accept     by a majority of the base's nodes and a majority of the new map's: committed.
+    accept     by a majority of the base's nodes and a majority of the new map's: committed. Nodes that come are asked
+               first where it takes their votes, so that nothing is begun that ends with one of them.
     learn      everyone who answers is told.
 
 Without a base a cluster is made: all the nodes given have to promise and to accept.
@@ -26,9 +28,11 @@ from dataclasses import dataclass, field
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.caller import resolved
 from storage_node.cluster.consensus.acceptor import BallotOrder, ballot_order
 from storage_node.cluster.consensus.effects import Answers, Ask, Edit, Failure, Pause, Steps
 from storage_node.cluster.consensus.errors import Contended, NoMajority, OtherCluster, OutcomeUnknown
+from storage_node.cluster.consensus.map_bounds import MAX_BALLOT_LEAD
 
 __all__ = ["Edit", "Proposer"]
 
@@ -54,7 +58,8 @@ class Proposer:
     """One change; run it once.
 
     Args:
-        endpoints: host:port of some nodes of the cluster, or of all nodes of one to be made.
+        endpoints: host:port of some nodes of the cluster, or of all nodes of one to be made; where they listen for
+            clients will do.
         edit: see `change_map`.
         clock: monotonic seconds.
     """
@@ -75,6 +80,8 @@ class Proposer:
         self._unsure_version = 0
         self._highest_ballot = 0
         self._nodes: dict[bytes, _Node] = {}
+        self._met: dict[str, bytes] = {}
+        """Who answered at an endpoint."""
         self._silent: dict[str, str] = {}
 
     def run(self, timeout_s: float) -> Steps:
@@ -141,7 +148,10 @@ class Proposer:
                         )
                 elif newest is None or map_.version > newest.version:
                     newest = map_
-            todo = {node.endpoint for node in newest.node} - asked if newest is not None else set()
+            unmet = [node for node in newest.node if node.uuid not in self._nodes] if newest is not None else []
+            todo = {node.peer_endpoint for node in unmet} - asked
+            if not todo:  # where they listen for peers may have changed since, and can be asked for elsewhere
+                todo = {node.endpoint for node in unmet} - asked
         return newest
 
     def _meet(self, endpoints: Iterable[str]) -> Generator[Ask | Pause, Answers, dict[str, pb.ClusterMap]]:
@@ -152,9 +162,11 @@ class Proposer:
             if not isinstance(answer, pb.GetMapResponse):
                 self._silent[endpoint] = answer.reason if isinstance(answer, Failure) else "a wrong answer"
                 continue
+            self._met[endpoint] = answer.node_uuid
             if answer.HasField("map"):
                 maps[endpoint] = answer.map
-            self._nodes.setdefault(answer.node_uuid, _Node(endpoint, answer.map.version))
+            peer_endpoint = resolved(endpoint, answer.peer_endpoint)
+            self._nodes.setdefault(answer.node_uuid, _Node(peer_endpoint, answer.map.version))
         return maps
 
     def _advance(self, base: pb.ClusterMap) -> Generator[Ask | Pause, Answers, pb.ClusterMap | None]:
@@ -187,7 +199,9 @@ class Proposer:
         promised |= yield from self._invite(added, base, ballot, required=not undecided)
         self._require_majority(promised, new, "can be reached")
         new.ballot.CopyFrom(ballot)
-        yield from self._accept(new, promised | voters, [base, new])
+        voters |= promised
+        yield from self._accept_added(new, voters - old, voters & old)
+        yield from self._accept(new, voters, [base, new])
         return new
 
     # -- a new cluster
@@ -265,11 +279,15 @@ class Proposer:
         self, added: Sequence[pb.MapNode], base: pb.ClusterMap, ballot: pb.Ballot, *, required: bool
     ) -> Generator[Ask | Pause, Answers, set[bytes]]:
         """Those of a map's new nodes that can take part in it. Raises NoMajority when one `required` cannot."""
-        strangers = {node.endpoint for node in added if node.uuid not in self._nodes}
+        strangers = {node.peer_endpoint for node in added if node.uuid not in self._nodes}
         if strangers:
             for endpoint, map_ in (yield from self._meet(strangers)).items():
                 if map_.cluster_uuid != base.cluster_uuid and required:
                     raise OtherCluster(f"{endpoint} belongs to cluster {map_.cluster_uuid.hex()} already")
+                if required and any(node.uuid == self._met[endpoint] for node in map_.node):
+                    raise OtherCluster(
+                        f"{endpoint} was a node of this cluster by its map {map_.version}; empty its drives"
+                    )
         here = {node.uuid for node in added} & set(self._nodes)
         # One that was part of the cluster before has to know what has happened since, or it cannot accept.
         yield from self._teach(base, {uuid for uuid in here if self._nodes[uuid].version > 0})
@@ -278,12 +296,39 @@ class Proposer:
             promised, _ = yield from self._prepare_each(
                 base.cluster_uuid, ballot, here, lambda promised: promised == here
             )
-        if missing := [node.endpoint for node in added if required and node.uuid not in promised]:
+        if missing := [node.peer_endpoint for node in added if required and node.uuid not in promised]:
             reasons = (
                 f"{endpoint} ({self._silent.get(endpoint, 'another node answers there')})" for endpoint in missing
             )
             raise NoMajority(f"a node that joins has to answer, and these do not: {'; '.join(reasons)}", missing)
         return promised
+
+    def _accept_added(
+        self, new: pb.ClusterMap, added: set[bytes], others: set[bytes]
+    ) -> Generator[Ask | Pause, Answers, None]:
+        """Where a map takes votes of nodes that it adds: have those accept it before any other node does.
+
+        What nodes of the map before have accepted has to be finished before all else. With a node that is lost in this
+        moment it never would be, and one node that had just become one of two could never change its map again. What
+        those have accepted that are asked here counts for nobody before they are in a map. Raises NoMajority, _Again;
+        nothing has been done then.
+        """
+        nodes = {node.uuid for node in new.node}
+        wanted = len(nodes) // 2 + 1 - len(others & nodes)
+        if wanted <= 0:
+            return
+        at = {self._nodes[uuid].endpoint: uuid for uuid in sorted(added & nodes)}
+
+        def accepted(answers: Answers) -> bool:
+            found = (one for one in answers.values() if isinstance(one, pb.AcceptResponse) and one.accepted)
+            return sum(1 for _ in found) >= wanted
+
+        answers = yield Ask(
+            {endpoint: pb.AcceptRequest(map=new, node_uuid=uuid) for endpoint, uuid in at.items()}, accepted
+        )
+        self._note(answers, ballot_order(new.ballot), decided=accepted(answers))
+        if not accepted(answers):
+            raise self._no_majority(new, "accepted the change")
 
     def _accept(
         self, new: pb.ClusterMap, voters: set[bytes], maps: Sequence[pb.ClusterMap], *, everyone: bool = False
@@ -330,6 +375,9 @@ class Proposer:
         outbid = False
         for endpoint, answer in answers.items():
             if isinstance(answer, pb.PrepareResponse | pb.AcceptResponse):
+                if answer.promise.number > self._highest_ballot + MAX_BALLOT_LEAD:
+                    self._silent[endpoint] = f"it promised ballot {answer.promise.number}, which is nobody's"
+                    continue
                 self._highest_ballot = max(self._highest_ballot, answer.promise.number)
                 said_no = not (answer.promised if isinstance(answer, pb.PrepareResponse) else answer.accepted)
                 outbid = outbid or said_no
@@ -345,7 +393,7 @@ class Proposer:
     def _no_majority(self, map_: pb.ClusterMap, done: str) -> NoMajority:
         silent = {}
         for node in map_.node:
-            endpoint = self._nodes[node.uuid].endpoint if node.uuid in self._nodes else node.endpoint
+            endpoint = self._nodes[node.uuid].endpoint if node.uuid in self._nodes else node.peer_endpoint
             if node.uuid not in self._nodes or endpoint in self._silent:
                 silent[endpoint] = self._silent.get(endpoint, "another node answers there")
         return NoMajority(

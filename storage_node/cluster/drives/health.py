@@ -10,6 +10,11 @@ from ais_loader.wire.cluster_map import ClusterView, sure_copies
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 
+STUCK_S = 15.0
+"""After so long RocksDB has long looked for room again; it does so every five seconds."""
+ROOM_BYTES = 64 << 20
+"""More than a catalog needs to open, and to write what it has in memory."""
+
 
 class ErrorWindow:
     """I/O errors of one drive: how many of them are recent.
@@ -36,6 +41,25 @@ class ErrorWindow:
         while self._recent and self._recent[0][0] <= now_s - self._window_s:
             self._recent.popleft()
         return sum(count for _, count in self._recent)
+
+
+@dataclass(slots=True)
+class RoomWatch:
+    """Whether a catalog goes on refusing what comes for lack of room, though there is some.
+
+    RocksDB looks again after seconds, by the wall clock: where that was set back meanwhile, after hours.
+    """
+
+    since_s: float | None = None
+    """When there was room again."""
+
+    def is_stuck(self, refused_s: float | None, *, has_room: bool) -> bool:
+        """`refused_s`: when it last refused something, and has taken nothing since; None when it takes what comes."""
+        if refused_s is None or not has_room:
+            self.since_s = None
+            return False
+        self.since_s = refused_s if self.since_s is None else self.since_s
+        return refused_s - self.since_s >= STUCK_S
 
 
 @dataclass(frozen=True, slots=True)

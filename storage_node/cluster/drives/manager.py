@@ -10,7 +10,9 @@ One change at a time. Belongs to the node's event loop; whatever waits for a dri
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore, roots_of
-from storage_node.cluster.drives.health import ErrorWindow, Neighbour, why_kept
+from storage_node.cluster.drives.health import ROOM_BYTES, ErrorWindow, Neighbour, RoomWatch, why_kept
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.repair.transfers import Throttle
@@ -77,14 +79,19 @@ class DriveManager:
         self._membership = membership
         self._acceptor_store = acceptor_store
         self._repair = repair
-        self._channels = Channels()
+        self._channels = Channels(node.caller)
         self._changing = asyncio.Lock()
         self._windows: dict[str, tuple[Drive, ErrorWindow]] = {}
         self._away: dict[str, _Away] = {}
+        self._rooms: dict[str, RoomWatch] = {}
+        self._looks: dict[str, asyncio.Future[bool]] = {}
+        """Whether each drive's folder is still there."""
         self._throttle = Throttle(self._config.drive_move_bytes_per_s)
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
         self.counts = DriveMetrics()
+        self.require_free: Callable[[Path], None] = lambda folder: None
+        """Raises InvalidRequest for a folder that this node uses for something else."""
 
     def start(self) -> None:
         self._look()
@@ -95,7 +102,7 @@ class DriveManager:
         """A step of moving, or a change, that has begun is finished."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._changes, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._changes, *self._looks.values(), return_exceptions=True)
         await self._channels.close()
 
     # -- changes; all raise LoaderError, InvalidRequest among them
@@ -105,6 +112,7 @@ class DriveManager:
         folder = Path(path)
         if not folder.is_absolute():
             raise InvalidRequest(f"{path!r}: need the absolute path of a folder on the node's machine")
+        self.require_free(folder)
         await self._in_turn(self._change(lambda: self._store.pool.add_drive(folder)))
         log.warning("drive %s was added: objects move to it in the background", folder)
 
@@ -221,15 +229,18 @@ class DriveManager:
         leaving = [drive.root for uuid, drive in self._drives().items() if drive is not None and uuid in retiring]
         await self._node.read(self._acceptor_store.follow, roots_of(self._store), leaving)
 
-    async def _disable(self, uuid: str, reason: str, *, by_hand: bool) -> None:
+    async def _disable(self, uuid: str, reason: str, *, by_hand: bool, gone: bool = False) -> None:
+        """`gone`: it is taken in again where it appears."""
         drive = self._known(uuid)
         if drive is None:
             return
         path = str(drive.root)
-        await self._node.read(self._store.pool.disable_drive, uuid, reason)
-        self._away[uuid] = _Away(time.monotonic(), path, by_hand=by_hand, disabled=True)
+        await self._node.read(functools.partial(self._store.pool.disable_drive, missing=gone), uuid, reason)
+        self._away[uuid] = _Away(time.monotonic(), path, by_hand=by_hand, disabled=not gone)
         await self._follow()
         log.error("drive %s is disabled: %s", path, reason)
+        if not by_hand:
+            await self._repair.drive_lost()
 
     async def _enable(self, uuid: str, path: Path | None) -> None:
         self._repair.compare_again()  # it may have missed writes
@@ -288,6 +299,8 @@ class DriveManager:
             if uuid not in self._windows or self._windows[uuid][0] is not drive:
                 window = ErrorWindow(self._config.drive_errors, self._config.drive_error_window_s)
                 self._windows[uuid] = drive, window
+        for gone in self._looks.keys() - self._windows.keys():
+            del self._looks[gone]
         for gone in ({*self._windows, *self._away}) - set(drives):
             self._windows.pop(gone, None)
             self._away.pop(gone, None)
@@ -298,21 +311,58 @@ class DriveManager:
             self._look()
             now = time.monotonic()
             for uuid, (drive, window) in list(self._windows.items()):
-                if window.note(now, drive.io_errors):
+                gone = self._is_gone(uuid, drive)
+                if window.note(now, drive.io_errors) or gone or drive.faults.sync_failed:
                     reason = (
-                        f"{window.recent(now)} I/O errors within {self._config.drive_error_window_s:g} s, "
+                        f"{drive.root}: the folder is gone, or another one is in its place"
+                        if gone
+                        else f"a sync failed, and what it was for may be lost: {drive.faults.sync_failed}"
+                        if drive.faults.sync_failed
+                        else f"{window.recent(now)} I/O errors within {self._config.drive_error_window_s:g} s, "
                         f"the last one: {drive.last_io_error}"
                     )
                     try:
-                        await self._in_turn(self._disable(uuid, reason, by_hand=False))
+                        await self._in_turn(self._disable(uuid, reason, by_hand=False, gone=gone))
                         self.counts.disabled += 1
                     except LoaderError as error:
                         if said.get(uuid) != str(error):
                             log.error("drive %s fails, and is not disabled: %s", drive.root, error)
                         said[uuid] = str(error)
+                elif await self._is_stuck(uuid, drive):
+                    await self._in_turn(self._open_again(uuid))
             for uuid, away in list(self._away.items()):
                 await self._perhaps_give_up(uuid, away)
             await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _is_stuck(self, uuid: str, drive: Drive) -> bool:
+        refused_s = drive.catalog.no_room_s
+        has_room = refused_s is not None and await self._node.read(_free_bytes, drive.root) >= ROOM_BYTES
+        return self._rooms.setdefault(uuid, RoomWatch()).is_stuck(refused_s, has_room=has_room)
+
+    async def _open_again(self, uuid: str) -> None:
+        drive = self._known(uuid)
+        if drive is None:
+            return
+        log.error("drive %s has room, and its catalog refuses what comes: it is opened again", drive.root)
+        self._rooms.pop(uuid, None)
+        self._repair.compare_again()  # it has missed writes
+        try:
+            await self._node.read(self._store.pool.disable_drive, uuid, f"{drive.root} is being opened again")
+            await self._node.read(self._store.pool.enable_drive, uuid, drive.root)
+        except LoaderError as error:
+            log.error("drive %s cannot be opened again: %s", drive.root, error)
+        finally:
+            self._repair.compare_again()  # what has been compared meanwhile was without it
+
+    def _is_gone(self, uuid: str, drive: Drive) -> bool:
+        """What the look before has found, and begin another one: a disk that hangs holds nothing else up."""
+        look = self._looks.get(uuid)
+        if look is not None and not look.done():
+            return False
+        self._looks[uuid] = asyncio.ensure_future(self._node.read(drive.is_there))
+        if look is None or look.cancelled():
+            return False
+        return look.exception() is None and not look.result() and self._windows[uuid][0] is drive
 
     async def _perhaps_give_up(self, uuid: str, away: _Away) -> None:
         now, grace_s = time.monotonic(), self._config.drive_grace_s
@@ -332,7 +382,7 @@ class DriveManager:
     async def _why_kept(self) -> str:
         view = self._membership.view
         others = [] if view is None else [node for node in view.nodes if node.uuid != self._membership.node_uuid]
-        neighbours = await asyncio.gather(*(self._ask(node.endpoint) for node in others))
+        neighbours = await asyncio.gather(*(self._ask(node.peer_endpoint) for node in others))
         own = set(self._store.buckets()) - set(view.buckets if view is not None else ())
         return why_kept(view, neighbours, own)
 
@@ -368,12 +418,26 @@ class DriveManager:
                 if moved.problem and moved.problem != said:
                     log.warning("some objects cannot be moved between drives for now: %s", moved.problem)
                 said = moved.problem or ""
-                stuck = self._store.pool.moving and not moved.objects
+                # A step in which everything was found in its place is progress, too.
+                waits = bool(moved.problem) or not self._store.drive_set.all_live()
+                stuck = self._store.pool.moving and not moved.objects and waits
             except LoaderError as error:
                 if str(error) != said:
                     log.warning("objects cannot be moved between drives for now: %s", error)
+                said, stuck = str(error), True
+            except Exception as error:  # whatever it is: objects must not stay where they are for good
+                log.exception("moving objects between drives")
                 said, stuck = str(error), True
             else:
                 await self._throttle.spend(moved.bytes)
             failures = failures + 1 if stuck else 0
             await asyncio.sleep(BACKOFF.pause_s(failures) if stuck else 0)
+
+
+def _free_bytes(folder: Path) -> int:
+    """0 where nobody can tell."""
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return 0
+    return space.f_bavail * space.f_frsize

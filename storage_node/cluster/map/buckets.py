@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 
 import grpc
-import grpc.aio
 
 from ais_loader.errors import (
     BucketExists,
@@ -24,6 +23,8 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
+from storage_node.cluster.caller import Caller
+from storage_node.cluster.channels import Channels
 from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import NodesSilent
@@ -37,8 +38,11 @@ _PAGE_SIZE = 10_000
 
 
 class ClusterBuckets:
-    def __init__(self, membership: Membership | None) -> None:
+    """`caller`: as whom other nodes are asked."""
+
+    def __init__(self, membership: Membership | None, caller: Caller) -> None:
         self._membership = membership
+        self._caller = caller
 
     @property
     def view(self) -> ClusterView | None:
@@ -67,7 +71,7 @@ class ClusterBuckets:
                 raise BucketExists(f"bucket {name!r} exists; pass exist_ok=True to use it")
             return map_
 
-        found = _find(await _change(view, edit), name)
+        found = _find(await self._change(view, edit), name)
         if found is None:
             raise BucketNotFound(f"bucket {name!r} was made, and deleted by somebody else at once")
         return described(found)
@@ -75,7 +79,7 @@ class ClusterBuckets:
     async def set(self, view: ClusterView, request: pb.SetBucketRequest) -> pb.Bucket:
         """Raises BucketNotFound, InvalidRequest, ChangeFailed."""
         name = request.name
-        meant = view.buckets.get(name) or _find(await _change(view, mutations.unchanged), name)
+        meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
         if meant is None:
             raise _not_to_change(name, view)
         change = mutations.set_bucket(name, *asked_for(request))
@@ -86,7 +90,7 @@ class ClusterBuckets:
                 raise _not_found(name)
             return change(map_)
 
-        found = _find(await _change(view, edit), name)
+        found = _find(await self._change(view, edit), name)
         if found is None:
             raise _not_found(name)
         return described(found)
@@ -96,10 +100,10 @@ class ClusterBuckets:
 
         Raises BucketNotFound, BucketNotEmpty, NodesSilent, ChangeFailed.
         """
-        meant = view.buckets.get(name) or _find(await _change(view, mutations.unchanged), name)
+        meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
         if meant is None:
             raise _not_to_change(name, view)
-        async with _Listing(view, name) as listing:
+        async with _Listing(view, name, self._caller) as listing:
             if not force:
                 await listing.require_empty()
             deleted = await listing.count() if force else 0
@@ -111,22 +115,39 @@ class ClusterBuckets:
                 raise _not_found(name)
             return remove(map_)
 
-        await _change(view, edit)
+        await self._change(view, edit)
         return deleted
+
+    async def _change(self, view: ClusterView, edit: Edit) -> cluster_pb.ClusterMap:
+        endpoints = [node.peer_endpoint for node in view.nodes]
+        try:
+            return await change_map_async(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S, caller=self._caller)
+        except LoaderError:
+            raise  # many are a ValueError, too
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
 
 
 class _Listing:
     """One bucket, on each node for itself."""
 
-    def __init__(self, view: ClusterView, name: str) -> None:
+    def __init__(self, view: ClusterView, name: str, caller: Caller) -> None:
         self._name = name
-        self._channels = {node.endpoint: grpc.aio.insecure_channel(node.endpoint) for node in view.nodes}
+        self._channels = Channels(caller)
+        self._endpoints = [node.peer_endpoint for node in view.nodes]
 
     async def _page(self, endpoint: str, start_after: str, page_size: int) -> pb.ListResponse | str:
-        """Or why there is none."""
+        """Or why there is none. A page with nothing on it is the last one."""
+        while True:
+            page = await self._next_page(endpoint, start_after, page_size)
+            if isinstance(page, str) or page.object or not page.more:
+                return page
+            start_after = page.next
+
+    async def _next_page(self, endpoint: str, start_after: str, page_size: int) -> pb.ListResponse | str:
         request = pb.ListRequest(bucket=self._name, start_after=start_after, page_size=page_size)
         try:
-            page: pb.ListResponse = await rpc.ObjectsStub(self._channels[endpoint]).List(
+            page: pb.ListResponse = await rpc.ObjectsStub(self._channels.to(endpoint)).List(
                 request, timeout=LIST_TIMEOUT_S
             )
             return page
@@ -137,7 +158,7 @@ class _Listing:
 
     async def require_empty(self) -> None:
         """Raises BucketNotEmpty, NodesSilent."""
-        pages = await asyncio.gather(*(self._page(endpoint, "", 1) for endpoint in self._channels))
+        pages = await asyncio.gather(*(self._page(endpoint, "", 1) for endpoint in self._endpoints))
         if any(isinstance(page, pb.ListResponse) and page.object for page in pages):
             raise BucketNotEmpty(f"bucket {self._name!r} holds objects; pass force=True to delete them with it")
         if silent := [page for page in pages if isinstance(page, str)]:
@@ -151,11 +172,11 @@ class _Listing:
         start_after, total = "", 0
         while True:
             pages = await asyncio.gather(
-                *(self._page(endpoint, start_after, _PAGE_SIZE) for endpoint in self._channels)
+                *(self._page(endpoint, start_after, _PAGE_SIZE) for endpoint in self._endpoints)
             )
             listed = [page for page in pages if isinstance(page, pb.ListResponse)]
             # Up to the first end of a page that has a next one, all nodes have said everything.
-            ends = [page.object[-1].name.encode() for page in listed if page.more]
+            ends = [page.next.encode() for page in listed if page.more]
             names = {found.name.encode() for page in listed for found in page.object}
             total += sum(1 for name in names if not ends or name <= min(ends))
             if not ends:
@@ -166,17 +187,7 @@ class _Listing:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for channel in self._channels.values():
-            await channel.close()
-
-
-async def _change(view: ClusterView, edit: Edit) -> cluster_pb.ClusterMap:
-    try:
-        return await change_map_async([node.endpoint for node in view.nodes], edit, timeout_s=CHANGE_TIMEOUT_S)
-    except LoaderError:
-        raise  # many are a ValueError, too
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from error
+        await self._channels.close()
 
 
 def _find(map_: cluster_pb.ClusterMap | None, name: str) -> cluster_pb.MapBucket | None:

@@ -25,15 +25,18 @@ __all__ = [
     "finish_leave",
     "remove_node",
     "set_bucket",
-    "set_endpoint",
+    "set_endpoints",
 ]
 
+REMOVED_KEPT = 4096
+"""Uuids of nodes taken out that a map remembers, 64 KiB at most. A node that was taken out longer ago still says so
+itself, by the map that it has kept: see the proposer."""
 _FIRST_NUMBERS = 1 << 16
 """Below it are the numbers of the nodes that a cluster was made of, above it those of later ones."""
 
 
 def create_cluster(nodes: Sequence[pb.MapNode]) -> Edit:
-    """A cluster of these nodes; they need uuid, host and endpoint. A weight of 0 becomes 1."""
+    """A cluster of these nodes; they need uuid, host and both endpoints. A weight of 0 becomes 1."""
     copies = [_copy(node) for node in nodes]
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
@@ -57,13 +60,16 @@ def create_cluster(nodes: Sequence[pb.MapNode]) -> Edit:
 
 
 def add_node(node: pb.MapNode) -> Edit:
-    """Let a node join; it needs uuid, host and endpoint. It owns objects at once, and has them after finish_join."""
+    """Let a node join; it needs uuid, host and both endpoints. It owns objects at once, has them after finish_join."""
     copy = _copy(node)
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         map_ = _require(map_)
         known = _find(map_, copy.uuid)
-        if known is not None and known.state != pb.MapNode.LEAVING and known.endpoint == copy.endpoint:
+        if copy.uuid in map_.removed:
+            raise ValueError(taken_out(copy.uuid))
+        at = copy.endpoint, copy.peer_endpoint
+        if known is not None and known.state != pb.MapNode.LEAVING and (known.endpoint, known.peer_endpoint) == at:
             return map_
         if known is not None:
             raise ValueError(
@@ -114,7 +120,7 @@ def finish_leave(node_uuid: bytes) -> Edit:
             raise ValueError(
                 f"node {node_uuid.hex()} is {_state(node)}; let it begin to leave first, or remove it if it is lost"
             )
-        map_.node.remove(node)
+        take_out(map_, node)
         return map_
 
     return edit
@@ -128,19 +134,36 @@ def remove_node(node_uuid: bytes) -> Edit:
         node = _find(map_, node_uuid)
         if node is None:
             return map_
-        map_.node.remove(node)
+        take_out(map_, node)
         _require_hosts(map_, f"node {node_uuid.hex()} cannot be removed")
         return map_
 
     return edit
 
 
-def set_endpoint(node_uuid: bytes, endpoint: str) -> Edit:
+def take_out(map_: pb.ClusterMap, node: pb.MapNode) -> None:
+    """In place."""
+    map_.removed.append(node.uuid)
+    del map_.removed[:-REMOVED_KEPT]
+    map_.node.remove(node)
+
+
+def taken_out(node_uuid: bytes) -> str:
+    """Why a node cannot join, for people."""
+    return (
+        f"node {node_uuid.hex()} was taken out of this cluster: what was deleted since would come back with it. "
+        "Empty its drives, and it joins as a new node (`cluster add --wipe NODE` does both)"
+    )
+
+
+def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str) -> Edit:
     """A node came back elsewhere. Another node that had this endpoint keeps it in the map until it says where it is."""
     _require_endpoint(endpoint)
+    _require_endpoint(peer_endpoint)
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-        _require_node(map_ := _require(map_), node_uuid).endpoint = endpoint
+        node = _require_node(map_ := _require(map_), node_uuid)
+        node.endpoint, node.peer_endpoint = endpoint, peer_endpoint
         return map_
 
     return edit
@@ -229,6 +252,7 @@ def _copy(node: pb.MapNode) -> pb.MapNode:
     if not node.host:
         raise ValueError(f"node {node.uuid.hex()} needs the name of its host: copies go to different hosts")
     _require_endpoint(node.endpoint)
+    _require_endpoint(node.peer_endpoint)
     copy = pb.MapNode()
     copy.CopyFrom(node)
     copy.weight = node.weight or 1.0
@@ -241,6 +265,10 @@ def _add(map_: pb.ClusterMap, node: pb.MapNode, state: pb.MapNode.State, number:
             raise ValueError(f"node {node.uuid.hex()} is given twice; two drives that are copies of one look like that")
         if other.endpoint == node.endpoint:
             raise ValueError(f"endpoint {node.endpoint} is that of node {other.uuid.hex()}; remove that one first")
+        if other.peer_endpoint == node.peer_endpoint:
+            raise ValueError(
+                f"node {other.uuid.hex()} listens for peers at {node.peer_endpoint}; remove that one first"
+            )
     added = map_.node.add()
     added.CopyFrom(node)
     added.state, added.number = state, number

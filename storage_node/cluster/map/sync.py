@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import grpc.aio
 
@@ -17,11 +18,12 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
+from storage_node.cluster.caller import Caller
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.membership import Membership
-from storage_node.cluster.map.mutations import set_endpoint
+from storage_node.cluster.map.mutations import set_endpoints
 
 BACKOFF = Backoff(2.5, 18.75, jitter=0.4)
 PEERS_ASKED = 3
@@ -30,7 +32,7 @@ CHANGE_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
 
-async def newer_map(channel: grpc.aio.Channel, known_version: int, timeout_s: float) -> pb.ClusterMap | None:
+async def newer_map(channel: Any, known_version: int, timeout_s: float) -> pb.ClusterMap | None:
     """The map that the node at the other end has, if it is newer and the node answers."""
     stub = ais_cluster_pb2_grpc.ClusterStub(channel)
     try:
@@ -49,16 +51,22 @@ class MapSync:
         membership: Membership,
         acceptor_store: AcceptorStore,
         endpoint: str,
+        peer_endpoint: str,
+        caller: Caller,
     ) -> None:
         """
         Args:
             learn: takes a committed map, off the event loop.
-            endpoint: host:port of this node as others reach it; empty when that is not known.
+            endpoint: host:port of this node as clients reach it; empty when that is not known.
+            peer_endpoint: the same for other nodes.
+            caller: as whom they are called.
         """
         self._learn = learn
         self._membership = membership
         self._acceptor_store = acceptor_store
         self._endpoint = endpoint
+        self._peer_endpoint = peer_endpoint
+        self._caller = caller
         self._undecided: pb.ClusterMap | None = None
         self._said = ""
 
@@ -67,7 +75,7 @@ class MapSync:
         moved = self._has_moved()
         asked = 0
         in_vain = 0
-        async with AsyncChannels() as channels:
+        async with AsyncChannels(self._caller) as channels:
             while True:
                 peers = self._peers()
                 random.shuffle(peers)
@@ -83,7 +91,7 @@ class MapSync:
         """Of a node that belongs to no cluster: those with which it was to make or join one."""
         map_ = self._map()
         nodes: Iterable[pb.MapNode] = map_.node if map_ is not None else ()
-        return [node.endpoint for node in nodes if node.uuid != self._membership.node_uuid]
+        return [node.peer_endpoint for node in nodes if node.uuid != self._membership.node_uuid]
 
     def _map(self) -> pb.ClusterMap | None:
         view = self._membership.view
@@ -96,10 +104,11 @@ class MapSync:
         answers = await asyncio.gather(*(channels.call(peer, request) for peer in peers))
         found = [answer for answer in answers if isinstance(answer, pb.GetMapResponse)]
         maps = [answer.map for answer in found if answer.HasField("map") and self._concerns(answer.map)]
-        if maps:
+        for map_ in sorted(maps, key=lambda map_: map_.version, reverse=True):
             try:
-                await self._learn(max(maps, key=lambda map_: map_.version))
-            except (LoaderError, ValueError) as error:
+                await self._learn(map_)
+                break
+            except (LoaderError, ValueError) as error:  # what one node says must not hide what others do
                 self._say(f"a newer map of the cluster cannot be used: {error}")
         return bool(found)
 
@@ -111,12 +120,10 @@ class MapSync:
 
     def _has_moved(self) -> bool:
         view, position = self._membership.view, self._membership.position
-        return (
-            view is not None
-            and position is not None
-            and bool(self._endpoint)
-            and view.nodes[position].endpoint != self._endpoint
-        )
+        if view is None or position is None or not self._endpoint or not self._peer_endpoint:
+            return False
+        member = view.nodes[position]
+        return (member.endpoint, member.peer_endpoint) != (self._endpoint, self._peer_endpoint)
 
     async def _publish(self) -> bool:
         """Have the map say where this node is; whether it does."""
@@ -124,9 +131,10 @@ class MapSync:
             return True
         try:
             await change_map_async(
-                [self._endpoint, *self._peers()],
-                set_endpoint(self._membership.node_uuid, self._endpoint),
+                [self._peer_endpoint, *self._peers()],
+                set_endpoints(self._membership.node_uuid, self._endpoint, self._peer_endpoint),
                 timeout_s=CHANGE_TIMEOUT_S,
+                caller=self._caller,
             )
         except (ChangeFailed, ValueError) as error:
             self._say(f"the cluster's map cannot be told that this node is at {self._endpoint}: {error}")
@@ -137,10 +145,11 @@ class MapSync:
         """See to it that a change which was accepted here, and still is not decided, comes to an end."""
         accepted, before = self._acceptor_store.state.accepted, self._undecided
         self._undecided = accepted
-        if accepted is None or accepted is not before or not self._endpoint:
+        if accepted is None or accepted is not before or not self._peer_endpoint:
             return  # its proposer may yet be at work
         try:
-            await change_map_async([self._endpoint, *self._peers()], _unchanged, timeout_s=CHANGE_TIMEOUT_S)
+            endpoints = [self._peer_endpoint, *self._peers()]
+            await change_map_async(endpoints, _unchanged, timeout_s=CHANGE_TIMEOUT_S, caller=self._caller)
         except (ChangeFailed, ValueError) as error:
             self._say(f"a change of the cluster's map that was begun is not decided: {error}")
 

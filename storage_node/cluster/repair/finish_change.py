@@ -33,7 +33,7 @@ async def _progress_of_others(
         except ReplicaLost:
             return wire.ProgressResponse()
 
-    others = [node.endpoint for node in view.nodes if node.uuid != membership.node_uuid]
+    others = [node.peer_endpoint for node in view.nodes if node.uuid != membership.node_uuid]
     return await asyncio.gather(*map(ask, others))
 
 
@@ -54,7 +54,10 @@ async def finish(view: ClusterView, membership: Membership, peers: RepairPeers) 
         return
     try:
         await change_map_async(
-            [node.endpoint for node in view.nodes], finish_changes(view.version), timeout_s=CHANGE_TIMEOUT_S
+            [node.peer_endpoint for node in view.nodes],
+            finish_changes(view.version),
+            timeout_s=CHANGE_TIMEOUT_S,
+            caller=peers.channels.caller,
         )
     except (ChangeFailed, ValueError) as error:
         log.info("the change of the map cannot be finished for now: %s", error)

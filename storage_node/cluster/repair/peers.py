@@ -3,48 +3,68 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
+from storage_node.cluster.peer_clocks import PeerClocks
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, State
 from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.cluster.replication.replica import from_wire
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, STEP_TIMEOUT_S, ReplicaLost, reporting
+from storage_node.store.format import Version
 
 PAGE_NAMES = 1000
+SYNC_TIMEOUT_S = 60.0
 PUSH_TIMEOUT_S = 120.0
 """For what one node asks another to send: it may wait for its turn there."""
 
 
 class RepairPeers:
-    def __init__(self, channels: Channels) -> None:
+    def __init__(
+        self, channels: Channels, hear: Callable[[Iterable[Version]], Awaitable[None]], clocks: PeerClocks
+    ) -> None:
+        """`hear`: has the version clock go on above what nodes have said."""
         self.channels = channels
+        self._clocks = clocks
+        self._hear = hear
 
     async def newest(
-        self, view: ClusterView, bucket: pb.MapBucket, asked: Mapping[int, Sequence[str]]
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        asked: Mapping[int, Sequence[str]],
+        *,
+        make_lasting: bool = False,
     ) -> tuple[dict[int, Answer], set[int]]:
         """What each of these nodes has of its names, without those that do not answer; and who answers by this map.
 
-        Only what these say of themselves is to be relied on when a copy is taken away; see `map.lease`.
+        With `make_lasting` that is on their disks, or they do not answer. Only what these say of themselves is to be
+        relied on when a copy is taken away; see `map.lease`.
         """
         by_this_map: set[int] = set()
 
         async def ask(node: int, names: Sequence[str]) -> tuple[int, Answer] | None:
-            endpoint = view.nodes[node].endpoint
-            request = wire.NewestRequest(bucket=bucket_ref(bucket), name=names, allow_unknown=True)
+            endpoint = view.nodes[node].peer_endpoint
+            request = wire.NewestRequest(
+                bucket=bucket_ref(bucket), name=names, allow_unknown=True, make_lasting=make_lasting
+            )
             stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
             try:
                 with reporting(self.channels, endpoint):
-                    found: wire.NewestResponse = await stub.Newest(request, timeout=STEP_TIMEOUT_S)
+                    timeout_s = SYNC_TIMEOUT_S if make_lasting else STEP_TIMEOUT_S
+                    found: wire.NewestResponse = await stub.Newest(request, timeout=timeout_s)
             except ReplicaLost:
                 return None
             if found.map_version == view.version:
                 by_this_map.add(node)
-            return node, {state.name: state_of(state) for state in found.object}
+            self._clocks.note(view.nodes[node].uuid, found.wall_ms)
+            answer = {state.name: state_of(state) for state in found.object}
+            await self._hear(_versions(answer.values()))
+            return node, answer
 
         answers = await asyncio.gather(*(ask(node, names) for node, names in asked.items()))
         return dict(answer for answer in answers if answer is not None), by_this_map
@@ -58,6 +78,7 @@ class RepairPeers:
         with reporting(self.channels, endpoint):
             page: wire.VersionsResponse = await stub.Versions(request, timeout=STEP_TIMEOUT_S)
         found = [(state.name, state_of(state)) for state in page.object]
+        await self._hear(_versions(state for _, state in found))
         return [(name, state) for name, state in found if state is not None], page.more
 
     async def push(self, endpoint: str, bucket: pb.MapBucket, names: Sequence[str], here: bytes) -> None:
@@ -66,6 +87,13 @@ class RepairPeers:
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
             await stub.Push(request, timeout=PUSH_TIMEOUT_S)
+
+    async def too_few(self, endpoint: str, bucket: pb.MapBucket | None = None, names: Sequence[str] = ()) -> None:
+        """Have the node make the missing copies of what it has of these, or of all that it has. Raises ReplicaLost."""
+        request = wire.TooFewRequest(bucket=bucket_ref(bucket) if bucket is not None else None, name=names)
+        stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
+        with reporting(self.channels, endpoint):
+            await stub.TooFew(request, timeout=REACH_TIMEOUT_S)
 
     async def returned(self, endpoint: str, here: bytes, own_endpoint: str) -> int:
         """Tell the node that this one is back; the version of its map. Raises ReplicaLost."""
@@ -92,6 +120,10 @@ async def reach(channels: Channels, endpoint: str) -> None:
     with reporting(channels, endpoint):
         await stub.GetMap(pb.GetMapRequest(known_version=2**63), timeout=REACH_TIMEOUT_S, wait_for_ready=True)
     channels.answered(endpoint)
+
+
+def _versions(states: Iterable[State | None]) -> list[Version]:
+    return [state.version for state in states if state is not None]
 
 
 def state_of(state: wire.ObjectState) -> State | None:

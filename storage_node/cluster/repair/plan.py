@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.effects import Edit
+from storage_node.cluster.map.mutations import take_out
 from storage_node.store.format import CatalogEntry, Version
 
 
@@ -196,7 +197,7 @@ def finish_changes(version: int) -> Edit:
             return map_  # another change came first: what was clean may not be any more
         left = [node for node in map_.node if node.state == pb.MapNode.LEAVING]
         for node in left:
-            map_.node.remove(node)
+            take_out(map_, node)
         for node in map_.node:
             node.state = pb.MapNode.ACTIVE
         for bucket in map_.bucket:

@@ -26,6 +26,7 @@ from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
 from storage_node.cluster.repair.plan import UNKNOWN, State, batches, compare, owned_by
 from storage_node.cluster.repair.transfers import GROUP_BYTES, GROUP_NAMES, RepairMetrics, chunks
+from storage_node.cluster.replication import nonparticipants
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.node import Node
 from storage_node.store.format import Version
@@ -36,8 +37,6 @@ RESOLVE_INTERVAL_S = 0.25
 MAX_MISSING = 100_000
 """Names that this node lacks and remembers as such. While there are more, whatever it lacks in that bucket counts as
 stale, and it compares again when it has those."""
-GIVEN_UP_S = 30.0
-"""A write that was announced and cannot be found anywhere after this time has not come to pass."""
 _HIGHEST = Version(2**32, 0)
 log = logging.getLogger(__name__)
 
@@ -103,7 +102,7 @@ class Reconciler:
         if view is None:
             return
         buckets = copied_buckets(view)
-        left = {node.uuid: node.endpoint for node in self._others(view) if node.endpoint not in silent}
+        left = {node.uuid: node.peer_endpoint for node in self._others(view) if node.peer_endpoint not in silent}
         failures = 0
         while left:
             for uuid, endpoint in list(left.items()):
@@ -144,10 +143,10 @@ class Reconciler:
                 if node.uuid not in told:
                     try:
                         told[node.uuid] = await self._peers.returned(
-                            node.endpoint, self._membership.node_uuid, self._endpoint()
+                            node.peer_endpoint, self._membership.node_uuid, self._endpoint()
                         )
                     except ReplicaLost:
-                        silent.append(node.endpoint)
+                        silent.append(node.peer_endpoint)
             late = time.monotonic() > deadline_s
             behind = view.version < max(told.values(), default=0)
             if (not silent and not behind and self._membership.view is view) or late:
@@ -172,9 +171,9 @@ class Reconciler:
             try:
                 for bucket in copied_buckets(view):
                     if bucket.uuid in gaps:
-                        await self._compare_existing(view, bucket, node.endpoint)
+                        await self._compare_existing(view, bucket, node.peer_endpoint)
             except (ReplicaLost, LoaderError) as error:
-                log.info("looking for what was lost with a drive at %s: %s", node.endpoint, error)
+                log.info("looking for what was lost with a drive at %s: %s", node.peer_endpoint, error)
                 continue
             if self._missing < MAX_MISSING and self._asked == asked:
                 self._filled.add(node.uuid)
@@ -289,13 +288,13 @@ class Reconciler:
                 self._give_up(bucket, name, stale[name])
         for node, wanted in sources.items():
             try:
-                await self._fetch(view.nodes[node].endpoint, bucket, wanted)
+                await self._fetch(view.nodes[node].peer_endpoint, bucket, wanted)
             except ReplicaLost as lost:
                 log.info("newer versions of %d names cannot be fetched for now: %s", len(wanted), lost)
 
     def _give_up(self, bucket: pb.MapBucket, name: str, stale: StaleName) -> None:
         """No node has what was announced."""
-        if time.monotonic() - stale.since_s > GIVEN_UP_S:
+        if time.monotonic() - stale.since_s > nonparticipants.GIVEN_UP_S:
             self._store.replicas.stale.trust_name(bucket.uuid, name, stale.version)
 
     async def _fetch(self, endpoint: str, bucket: pb.MapBucket, wanted: Sequence[tuple[str, State]]) -> None:

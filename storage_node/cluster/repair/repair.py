@@ -10,20 +10,24 @@ Belongs to the node's event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from ais_loader.errors import BucketNotFound, LoaderError
+from ais_loader.errors import BucketNotFound, InvalidRequest, LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.repair.copy_shortage import CopyShortage
+from storage_node.cluster.repair.damage import DamageRepair
 from storage_node.cluster.repair.finish_change import RETRY, all_act_by, finish
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers, reach
 from storage_node.cluster.repair.plan import (
+    Answer,
     Page,
     State,
     Work,
@@ -32,15 +36,17 @@ from storage_node.cluster.repair.plan import (
     plan,
     questions,
 )
-from storage_node.cluster.repair.reconcile import Reconciler, copied_buckets
+from storage_node.cluster.repair.reconcile import Reconciler
+from storage_node.cluster.repair.shortage import shortages
 from storage_node.cluster.repair.transfers import GROUP_NAMES, RepairMetrics, Transfers, chunks
+from storage_node.cluster.repair.unsure_copies import UnsureCopies
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import from_wire
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, ReplicaLost
 from storage_node.node import Node
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import CatalogEntry
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.tasks import keep_going
 
 SETTLE_S = 0.25
@@ -71,13 +77,24 @@ class Repair:
         self._writes = writes
         self._endpoint = endpoint
         self.metrics = RepairMetrics()
-        channels = Channels()  # writes do not wait behind what is moved
-        self._peers = RepairPeers(channels)
+        channels = Channels(node.caller)  # writes do not wait behind what is moved
+        self._peers = RepairPeers(channels, self._hear, node.peer_clocks)
         self.transfers = Transfers(node, channels, self.metrics)
+        self.unsure = UnsureCopies(
+            node.store, membership, self._peers, self._versions_of, lambda: self.metrics.clean_version
+        )
         self._reconciler = Reconciler(node, membership, self._peers, self.metrics, endpoint)
+        self.shortage = CopyShortage(
+            membership, self._peers, held=self._held_of, compare=self._compared, push=self._push
+        )
+        writes.on_short = self._left_short
+        self.damage = DamageRepair(node, membership, self._peers)
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._store.replicas.is_owner = self._owns
+        self._leases = writes.leases
+        self._leases.compare = self._reconciler.mark_everything
+        self._store.replicas.map_version = lambda: view.version if (view := membership.view) is not None else 0
         self.retained_in_place: Callable[[ClusterView], Awaitable[bool]] = _nothing_retained
         """The part of a pass that goes through what is retained for snapshots, see `snapshot_repair`."""
 
@@ -91,13 +108,19 @@ class Repair:
     def prepare(self) -> None:
         """Before anything is served."""
         self._reconciler.mark_everything()
+        self._leases.guard()
 
     def start(self) -> None:
         steps = {
             "comparing copies after a return": self._reconciler.run,
             "making copies equal": self._run,
+            "copying what has too few copies": self.shortage.run,
+            "mending damaged copies": self.damage.run,
+            "looking for damaged copies": self.damage.scrub,
             "noticing a standstill": self._stay_awake,
+            "asking about unsure copies": self._ask_about_unsure,
         }
+        self._leases.start()
         self._tasks = [asyncio.create_task(keep_going(name, step)) for name, step in steps.items()]
 
     async def stop(self) -> None:
@@ -120,17 +143,28 @@ class Repair:
         self._reconciler.mark_gaps()
         self.metrics.clean_version = 0
 
+    async def drive_lost(self) -> None:
+        """What is on a drive of this node cannot be read any more: others have the only copies that are left."""
+        view = self._membership.view
+        others = [] if view is None else [one for one in view.nodes if one.uuid != self._membership.node_uuid]
+        # Of those that cannot be told, the next pass will see.
+        await asyncio.gather(*(self._peers.too_few(one.peer_endpoint) for one in others), return_exceptions=True)
+
     async def progress_of(self, endpoint: str) -> wire.ProgressResponse:
         """Raises ReplicaLost."""
         return await self._peers.progress(endpoint)
 
     async def _stay_awake(self) -> None:
-        """A process that was stopped for so long that others may have written without it has been away."""
+        """Where there are no leases: a process that was stopped for so long that others may have written without it has
+        been away."""
         while True:
-            view = self._membership.view
-            guarded = copied_buckets(view) if view is not None and len(view.nodes) > 1 else []
-            if not self._store.replicas.stale.awake(AWAKE_S, [bucket.uuid for bucket in guarded]):
+            if not self._leases.stay_awake(AWAKE_S):
                 log.warning("this node stood still for more than %g s: its copies are compared with others", AWAKE_S)
+            await asyncio.sleep(POLL_S)
+
+    async def _ask_about_unsure(self) -> None:
+        while True:
+            await self.unsure.resolve()
             await asyncio.sleep(POLL_S)
 
     # -- passes
@@ -178,6 +212,7 @@ class Repair:
         clean = True
         counts = self.metrics
         counts.names_seen = 0
+        self.shortage.short.begin_pass()
         for bucket, drive in itertools.product(view.buckets.values(), drives):
             after = ""
             while drive is not None and (held := await self._node.read(_held, drive, bucket.uuid, after)):
@@ -190,6 +225,7 @@ class Repair:
                     break
                 clean, counted = clean and work.is_clean, counted and work.nothing_moves
                 counts.names_seen += len(held)
+        self.shortage.short.end_pass()
         retained = await self.retained_in_place(view)
         clean, counted = clean and retained, counted and retained
         counts.passes += 1
@@ -206,7 +242,7 @@ class Repair:
 
     async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]]) -> Work:
         """Do what one page asks for; what that was."""
-        page, work = await self._plan(view, bucket, held)
+        page, answers, work = await self._plan(view, bucket, held)
         sizes = {name: state.size_bytes for name, state in zip(page.names, page.states, strict=True)}
         differing = {*itertools.chain.from_iterable(work.push.values()), *work.older_here}
         if differing and len(differing) <= _FEW:
@@ -214,7 +250,7 @@ class Repair:
             names = [name for name in page.names if name in differing]
             again = await self._node.read(self._records, bucket.name, names)
             if again:
-                _, still = await self._plan(view, bucket, again)
+                *_, still = await self._plan(view, bucket, again)
                 work.push, work.older_here, work.unknown = still.push, still.older_here, work.unknown + still.unknown
                 work.drop += still.drop
                 work.forget += still.forget
@@ -225,7 +261,23 @@ class Repair:
                 self._mark_older, bucket, {name: state for name, (_, state) in work.older_here.items()}
             )
         await asyncio.gather(*(self._push(view, node, bucket, names, sizes) for node, names in work.push.items()))
+        short = shortages(page, view.position[self._membership.node_uuid], answers)
+        self.shortage.short.mended(bucket.uuid, set(page.names) - set(short))
+        if short:
+            await self.shortage.look_after(view, bucket, list(short))
+        work = await self._surely_there(view, bucket, held, work)
         await self._take_away(view, bucket, await self._surely_forgotten(view, bucket, held, work))
+        return work
+
+    async def _surely_there(
+        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], work: Work
+    ) -> Work:
+        """Without copies to drop that an owner might lose with its power: it is asked to sync first, and then again."""
+        if work.drop:
+            names = {name for name, _ in work.drop}
+            *_, again = await self._plan(view, bucket, [one for one in held if one[0] in names], make_lasting=True)
+            work.unknown += len(work.drop) - len(again.drop)
+            work.drop = [one for one in work.drop if one in again.drop]
         return work
 
     async def _surely_forgotten(
@@ -238,13 +290,36 @@ class Repair:
         """
         if work.forget:
             names = {name for name, _ in work.forget}
-            _, again = await self._plan(view, bucket, [one for one in held if one[0] in names])
+            *_, again = await self._plan(view, bucket, [one for one in held if one[0] in names])
             work.forget = [one for one in work.forget if one in again.forget]
         return work
 
     async def _plan(
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        held: Sequence[tuple[str, CatalogEntry]],
+        *,
+        make_lasting: bool = False,
+    ) -> tuple[Page, Mapping[int, Answer], Work]:
+        here, nodes = view.position[self._membership.node_uuid], len(view.nodes)
+        page, (answers, by_this_map) = await self._ask(view, bucket, held, make_lasting=make_lasting)
+        return page, answers, plan(page, here, nodes, answers, by_this_map)
+
+    async def _compared(
         self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]]
-    ) -> tuple[Page, Work]:
+    ) -> tuple[Page, Mapping[int, Answer]]:
+        page, (answers, _) = await self._ask(view, bucket, held)
+        return page, answers
+
+    async def _ask(
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        held: Sequence[tuple[str, CatalogEntry]],
+        *,
+        make_lasting: bool = False,
+    ) -> tuple[Page, tuple[Mapping[int, Answer], set[int]]]:
         here, nodes = view.position[self._membership.node_uuid], len(view.nodes)
 
         def place() -> Page:
@@ -252,8 +327,14 @@ class Repair:
             return page_of(view, bucket, held, now_ns=time.time_ns(), grace_s=grace_s)
 
         page = await self._node.read(place)
-        answers, by_this_map = await self._peers.newest(view, bucket, questions(page, here, nodes))
-        return page, plan(page, here, nodes, answers, by_this_map)
+        asked = questions(page, here, nodes)
+        return page, await self._peers.newest(view, bucket, asked, make_lasting=make_lasting)
+
+    async def _held_of(self, bucket: str, names: Sequence[str]) -> list[tuple[str, CatalogEntry]]:
+        return await self._node.read(self._records, bucket, names)
+
+    async def _versions_of(self, bucket: str, names: Sequence[str]) -> dict[str, Version]:
+        return {name: record.version for name, record in await self._held_of(bucket, names)}
 
     def _records(self, bucket: str, names: Sequence[str]) -> list[tuple[str, CatalogEntry]]:
         records = zip(names, self._store.replicas.newest(bucket, names), strict=True)
@@ -262,6 +343,11 @@ class Repair:
     async def _push(
         self, view: ClusterView, node: int, bucket: pb.MapBucket, names: Sequence[str], sizes: Mapping[str, int]
     ) -> None:
+        try:
+            names = await self.unsure.may_be_sent(view, node, bucket, names)
+        except LoaderError as error:
+            log.info("%d names are not copied for now: %s", len(names), error)
+            return
         groups = batches(
             names, [sizes[name] for name in names], most_names=GROUP_NAMES, most_bytes=_MOST_BYTES_BETWEEN_CHECKS
         )
@@ -269,9 +355,9 @@ class Repair:
             for group in groups:
                 if self._membership.view is not view:
                     return  # they may belong elsewhere
-                await self.transfers.push(view.nodes[node].endpoint, bucket, [names[at] for at in group])
+                await self.transfers.push(view.nodes[node].peer_endpoint, bucket, [names[at] for at in group])
         except (ReplicaLost, LoaderError) as error:
-            log.info("%d names cannot be copied to %s for now: %s", len(names), view.nodes[node].endpoint, error)
+            log.info("%d names cannot be copied to %s for now: %s", len(names), view.nodes[node].peer_endpoint, error)
 
     def _mark_older(self, bucket: pb.MapBucket, names: Mapping[str, State]) -> None:
         """Another owner has these newer: not to be read here until they have come."""
@@ -308,7 +394,9 @@ class Repair:
         if state.is_tombstone:
             self._store.replicas.forget_tombstone(bucket, name, state.version)
         else:
+            self._store.replicas.let_go_s = time.monotonic()  # before, for who looks meanwhile
             self._store.delete(bucket, name, state.version)
+            self._store.replicas.let_go_s = time.monotonic()
         self.metrics.copies_dropped += 1
 
     def _forget(self, bucket: str, name: str, state: State) -> None:
@@ -316,12 +404,39 @@ class Repair:
 
     # -- what other nodes ask
 
-    def missed(self, request: wire.MissedRequest) -> wire.MissedResponse:
-        """Others are about to commit these without this node. Raises BucketNotFound."""
+    async def missed(self, request: wire.MissedRequest) -> wire.MissedResponse:
+        """Others are about to commit these without this node. Raises BucketNotFound, InvalidRequest."""
         replica.require_bucket(self._store, request.bucket.name, request.bucket.uuid)
-        names = zip(request.name, map(from_wire, request.version), strict=True)
-        self._store.replicas.stale.mark_names(request.bucket.uuid, dict(names))
+        if len(request.name) != len(request.version):
+            raise InvalidRequest(f"{len(request.version)} versions of {len(request.name)} names")
+        versions = [from_wire(version) for version in request.version]
+        self._store.replicas.stale.mark_names(request.bucket.uuid, dict(zip(request.name, versions, strict=True)))
+        await self._hear(versions)
         return wire.MissedResponse(map_version=self._membership.view.version if self._membership.view else 0)
+
+    def renew_lease(self, request: wire.RenewLeaseRequest) -> wire.RenewLeaseResponse:
+        """Another node asks to be read from for a while."""
+        return self._leases.renew(request)
+
+    async def relay(self, request: wire.RelayRequest) -> wire.RelayResponse:
+        """Another node cannot tell one of writes. Raises BucketNotFound, InvalidRequest."""
+        if len(request.missed.name) != len(request.missed.version):
+            raise InvalidRequest(f"{len(request.missed.version)} versions of {len(request.missed.name)} names")
+        view, bucket = self._membership.view, request.missed.bucket
+        at = view.position.get(request.node_uuid) if view is not None else None
+        if view is None or at is None or view.version < request.map_version:
+            return wire.RelayResponse(map_version=view.version if view is not None else 0)
+        if request.node_uuid == self._membership.node_uuid:
+            await self.missed(request.missed)
+            return wire.RelayResponse(told=True, map_version=view.version)
+        versions = dict(zip(request.missed.name, map(from_wire, request.missed.version), strict=True))
+        left_s = await self._writes.invalidations.relay(
+            view.nodes[at].peer_endpoint, request.node_uuid, (bucket.name, bucket.uuid), versions
+        )
+        heard = left_s < 0
+        return wire.RelayResponse(
+            told=heard, withheld=not heard, lease_left_s=max(0.0, left_s), map_version=view.version
+        )
 
     async def returned(self, request: wire.ReturnedRequest) -> wire.ReturnedResponse:
         """Take the node on again as one that can be written to. Raises ReplicaLost."""
@@ -329,11 +444,13 @@ class Repair:
         at = view.position.get(request.node_uuid) if view is not None else None
         if view is None or at is None:
             return wire.ReturnedResponse(map_version=view.version if view is not None else 0)
-        endpoint = view.nodes[at].endpoint
+        endpoint = view.nodes[at].peer_endpoint
         if request.endpoint and endpoint != request.endpoint:
             raise ReplicaLost(f"the map has {endpoint} for the node at {request.endpoint}")
         await reach(self._writes.channels, endpoint)
         await reach(self._peers.channels, endpoint)
+        self._writes.invalidations.returned(endpoint)
+        await self._leases.returned(request.node_uuid)
         # Those that begin to commit from now on find the node there; the others are done when it begins to compare.
         await self._writes.settle()
         # Others have stood in for it: what they have goes where it belongs, after it has fetched what it needs first.
@@ -348,8 +465,37 @@ class Repair:
         bucket = view.bucket_with_uuid(request.bucket.uuid) if view is not None else None
         if view is None or at is None or bucket is None:
             raise BucketNotFound("the map has no such node or bucket")
-        done = await self.transfers.push(view.nodes[at].endpoint, bucket, list(request.name))
+        done = await self.transfers.push(view.nodes[at].peer_endpoint, bucket, list(request.name))
         return wire.PushResponse(objects=done)
+
+    def too_few(self, request: wire.TooFewRequest) -> wire.TooFewResponse:
+        """Another node knows of objects that have too few copies, one of them here."""
+        if request.HasField("bucket"):
+            self.shortage.short.note(request.bucket.uuid, request.name)
+        else:
+            self.wake()
+        return wire.TooFewResponse()
+
+    async def _left_short(self, view: ClusterView, node: int, bucket: pb.MapBucket, names: Sequence[str]) -> None:
+        """A write that this node coordinated left these with too few copies, one of them on `node`."""
+        self.metrics.short_writes += len(names)
+        if view.nodes[node].uuid == self._membership.node_uuid:
+            self.shortage.short.note(bucket.uuid, names)
+            return
+        with contextlib.suppress(ReplicaLost):  # its own next pass will see
+            await self._peers.too_few(view.nodes[node].peer_endpoint, bucket, names)
+
+    def short_objects(self) -> dict[str, int]:
+        """Objects with too few copies, as far as this node looks after them, of each bucket. From any thread."""
+        view, counts = self._membership.view, self.shortage.short.counts()
+        return {} if view is None else {name: counts.get(bucket.uuid, 0) for name, bucket in view.buckets.items()}
+
+    async def _hear(self, versions: Iterable[Version]) -> None:
+        """Have the version clock go on above these."""
+        highest = max((version.counter for version in versions), default=0)
+        if highest > self._store.replicas.clock:
+            with contextlib.suppress(LoaderError):  # as long as the node runs it has heard of it all the same
+                await self._node.read(self._store.replicas.hear, highest)
 
     def progress(self) -> wire.ProgressResponse:
         view, counts, stale = self._membership.view, self.metrics, self._store.replicas.stale
@@ -365,6 +511,11 @@ class Repair:
             objects_pushed=counts.objects_pushed,
             bytes_pushed=counts.bytes_pushed,
             names_fetched=counts.names_fetched,
+            short_objects={name: count for name, count in self.short_objects().items() if count},
+            short_writes=counts.short_writes,
+            scrub=self.damage.progress(),
+            clock_offset_s=self._node.peer_clocks.widest_ms / 1000,
+            clock_ahead_s=self._store.clock.ahead_ms / 1000,
         )
 
 

@@ -57,6 +57,8 @@ class RepairMetrics:
     """Of the pass before."""
     clean_version: int = 0
     """The newest map under which a pass has found nothing to do."""
+    short_writes: int = 0
+    """Objects of which a write that this node coordinated left fewer copies than their bucket asks for."""
     silent: tuple[str, ...] = ()
     """Nodes with which this one could not compare itself before it served, because they did not answer."""
 
@@ -148,7 +150,9 @@ class Transfers:
     async def _push_tombstone(
         self, endpoint: str, bucket: cluster_pb.MapBucket, name: str, record: CatalogEntry
     ) -> None:
-        request = wire.BuryRequest(bucket=bucket_ref(bucket), name=name, version=to_wire(record.version), is_copy=True)
+        request = wire.BuryRequest(
+            bucket=bucket_ref(bucket), name=name, version=to_wire(record.version), is_copy=True, writes=record.writes
+        )
         with reporting(self._channels, endpoint):
             await ais_replica_pb2_grpc.ReplicaStub(self._channels.to(endpoint)).Bury(request, timeout=STEP_TIMEOUT_S)
 
@@ -189,7 +193,8 @@ class Transfers:
         """Commit what has been staged under the versions that it has here; how many the node has now."""
         commit = wire.WriteCommit(
             object=[
-                wire.CommitObject(version=to_wire(record.version), modified_ns=record.modified_ns) for record in records
+                wire.CommitObject(version=to_wire(record.version), modified_ns=record.modified_ns, writes=record.writes)
+                for record in records
             ],
             is_copy=True,
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from ais_loader.errors import BucketNotFound, LoaderError, SnapshotNotFound
@@ -29,7 +29,9 @@ from storage_node.cluster.replication.replica import require_bucket
 from storage_node.cluster.replication.replica_client import outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
+from storage_node.metric_counters import clock_s
 from storage_node.node import Node
+from storage_node.store.listing import PAGE_BYTES, within
 from storage_node.store.names import PARTS_PREFIX
 from storage_node.store.store import Store
 from storage_node.store.summary import Tally
@@ -37,6 +39,9 @@ from storage_node.store.summary import Tally
 PAGE_NAMES = 5000
 PAGE_TIMEOUT_S = 30.0
 AGAIN_TIMEOUT_S = 3.0
+LEARN_TIMEOUT_S = 10.0
+"""For this node to learn of a map that others know."""
+_LEARNING_S = 0.05
 
 
 class Part(NamedTuple):
@@ -78,15 +83,34 @@ class _Feed:
 class UsageScan:
     """One summary."""
 
-    def __init__(self, node: Node, channels: Channels, replica_set: ReplicaSet, prefix: str, tally: Tally) -> None:
+    def __init__(
+        self,
+        node: Node,
+        channels: Channels,
+        replica_set: ReplicaSet,
+        newest: Callable[[], ReplicaSet | None],
+        prefix: str,
+        tally: Tally,
+    ) -> None:
+        """`newest`: the bucket by the newest map; None when that has no such bucket."""
         self._node = node
         self._channels = channels
-        self._replica_set = replica_set
+        self._newest = newest
         self._prefix = prefix
         self._tally = tally
-        self._feeds = [_Feed(node) for node in range(len(replica_set.view.nodes))]
         self._after = ""
         """What has been counted ends with this name."""
+        self._behind = False
+        """Whether others knew a newer map, and this node did not learn of it."""
+        self._begin(replica_set)
+
+    def _begin(self, replica_set: ReplicaSet) -> None:
+        self._replica_set = replica_set
+        self._feeds = [_Feed(node) for node in range(len(replica_set.view.nodes))]
+        self._told = 0
+        """The newest map that any of them knew."""
+        for feed in self._feeds:
+            feed.next = self._after
 
     async def run(self) -> AsyncIterator[int]:
         """Count; yields how many names have been counted, again and again. Raises InvalidRequest."""
@@ -100,11 +124,29 @@ class UsageScan:
             # A node of which there was nothing to say may have something by now.
             again = await asyncio.gather(*(self._again(feed, self._after, end) for feed in self._feeds))
             parts += [Part(page, slice(None)) for pages in again for page in pages]
+            if await self._begins_again():
+                continue
             await self._node.read(merge, parts, self._tally)
             self._after = end
             yield self._tally.objects
             if not end:
                 return
+
+    async def _begins_again(self) -> bool:
+        """By a newer map, if there is one, with its nodes: others may have what was looked for at these. Raises
+        LoaderError."""
+        give_up_at = clock_s() + LEARN_TIMEOUT_S
+        while True:
+            newest, known = self._newest(), self._replica_set.view.version
+            if newest is None:
+                raise BucketNotFound(f"bucket {self._replica_set.bucket.name!r} has been deleted")
+            if newest.view.version != known:
+                self._begin(newest)
+                return True
+            if self._told <= known or clock_s() > give_up_at:
+                self._behind |= self._told > known
+                return False
+            await asyncio.sleep(_LEARNING_S)
 
     def summary(self) -> pb.Summary:
         """After `run`."""
@@ -112,7 +154,9 @@ class UsageScan:
         lost = [feed for feed in self._feeds if feed.lost is not None]
         summary = summary_of(self._tally)
         summary.silent.extend(f"{nodes[feed.node].endpoint} ({feed.lost})" for feed in lost)
-        summary.incomplete = len({nodes[feed.node].host for feed in lost}) >= sure_copies(self._replica_set.bucket)
+        summary.incomplete = self._behind or len({nodes[feed.node].host for feed in lost}) >= sure_copies(
+            self._replica_set.bucket
+        )
         return summary
 
     async def _feed(self, feed: _Feed) -> None:
@@ -139,6 +183,7 @@ class UsageScan:
         if isinstance(page, ReplicaLost) and page.refusal is None:
             page = await outcome(self._ask(feed, request, again=True))
         if not isinstance(page, ReplicaLost):
+            self._told = max(self._told, page.map_version)
             return page
         feed.next = None
         # One that has not learned of a bucket yet has nothing of it; of a snapshot it has what it had.
@@ -192,6 +237,8 @@ def names_page(store: Store, request: pb.ListNamesRequest) -> pb.ListNamesRespon
     page = pb.ListNamesResponse()
     hidden = not request.prefix.startswith("/")
     found = list(store.replicas.versions(request.bucket.name, request.start_after, limit, request.prefix))
+    fits = within(PAGE_BYTES, (one.name for one in found))
+    more, found = fits < len(found) or len(found) == limit, found[:fits]
     wanted = [one for one in found if not request.until or one.name <= request.until]
     shown = [one for one in wanted if not (hidden and one.name.startswith(PARTS_PREFIX))]
     page.name.extend(one.name for one in shown)
@@ -200,6 +247,6 @@ def names_page(store: Store, request: pb.ListNamesRequest) -> pb.ListNamesRespon
     page.epoch.extend(one.version.epoch for one in shown)
     page.counter.extend(one.version.counter for one in shown)
     page.node.extend(one.version.node for one in shown)
-    if len(wanted) == limit:
+    if more and len(wanted) == len(found):
         page.next = found[-1].name
     return page

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ais_loader.errors import LoaderError, WriteTooLate
+from ais_loader.errors import InvalidRequest, LoaderError, WriteTooLate
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.object_info import Stored, info_of
@@ -20,46 +22,22 @@ from storage_node.cluster.replication.nonparticipants import (
     map_version,
     outdated,
 )
-from storage_node.cluster.replication.replica import from_wire, to_wire
+from storage_node.cluster.replication.read_lease import clock_s, ms_since
+from storage_node.cluster.replication.repeats import Repeat, resolve
+from storage_node.cluster.replication.replica import from_state, from_wire, to_wire
 from storage_node.cluster.replication.replica_client import ReplicaClient, close_all, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
 from storage_node.cluster.replication.snapshot_barrier import SnapshotBarrier
-from storage_node.store.drive.preconditions import Condition
-from storage_node.store.format import Version
+from storage_node.store.drive.preconditions import Condition, done_before
+from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.write_memory import after, memory_of
 
+OnShort: TypeAlias = Callable[[ClusterView, int, cluster_pb.MapBucket, Sequence[str]], Awaitable[None]]
+"""Told of objects that were committed by fewer nodes than the bucket asks for: the map, one of these nodes, the bucket
+and the objects' names."""
 Result: TypeAlias = pb.ObjectInfo | LoaderError
 """What became of one object."""
-
-
-VERSION_SKIP = 1 << 17
-"""So many writes the owners of one object would have to be apart."""
-
-
-class VersionClockSkips:
-    """Versions above what nobody could be asked about. Belongs to the event loop.
-
-    An owner that does not answer may have a version that no other node has heard of: of a write whose coordinator died
-    after one commit. The first write that has to do without an owner therefore skips far ahead, and all that this node
-    coordinates later goes on from there. Without this, an acknowledged write could lose against that half-done one when
-    the owner comes back.
-    """
-
-    def __init__(self) -> None:
-        self._missing: set[str] = set()  # endpoints that were skipped for since they last took part
-
-    def skip_for(self, writes: Iterable[ReplicaSelection]) -> int:
-        """How far the versions of these writes have to be above the clock of this node."""
-        skip = 0
-        for write in writes:
-            for node in write.owners:
-                endpoint = write.replica_set.endpoint(node)
-                if node in write.taking:
-                    self._missing.discard(endpoint)
-                elif endpoint not in self._missing:
-                    self._missing.add(endpoint)
-                    skip = VERSION_SKIP
-        return skip
 
 
 @dataclass(slots=True)
@@ -73,9 +51,17 @@ class PendingWrite(ReplicaSelection):
     """Where it has been staged, each with the object's place in that copy's write."""
     seen: list[Version] = field(default_factory=list)
     """What the nodes have of the name."""
+    before: list[CatalogEntry] = field(default_factory=list)
+    """The same with what they remember, where they do."""
     clock: int = 0
+    looked_s: float = field(default_factory=clock_s)
+    """When it began to be looked what they have."""
+    known: Version | None = None
+    """The newest version that an earlier try of this write is known to have made."""
+    too_late: int = 0
+    """Replicas that did not commit it because they may have missed another write since `looked_s`."""
     condition: Condition | None = None
-    """Of what is there, besides what `not_above` says."""
+    """Of what is there, besides what `not_above` says; and the id of the write."""
     not_above: Version | None = None
     """The condition has been found to hold of this: nothing newer may have come to this node when it commits."""
     settled: Result | None = None
@@ -90,22 +76,50 @@ class PendingWrite(ReplicaSelection):
         if one.HasField("error"):
             self.lose(refused(self.replica_set.endpoint(copy.node), one.error))
             return
+        try:
+            newest = from_wire(one.newest) if one.HasField("newest") else None
+            before = from_state(one.before)
+        except InvalidRequest as error:
+            self.lose(ReplicaLost(f"{self.replica_set.endpoint(copy.node)}: {error}"))
+            return
         self.taking.append(copy.node)
         self.copies.append((copy, place))
         self.size_bytes, self.checksum = one.size_bytes, one.checksum
         self.clock = max(self.clock, answer.staged.clock)
-        if one.HasField("newest"):
-            self.seen.append(from_wire(one.newest))
+        if newest is not None:
+            self.seen.append(newest)
+        if before is not None:
+            self.before.append(before)
+
+    def memory(self, modified_ns: int) -> bytes:
+        """Of the entry that is made: its id, and what those remember whom it replaces."""
+        write_id = self.condition.write_id if self.condition is not None else b""
+        return after(self.before, memory_of(write_id, self.missing), modified_ns)
+
+    def settle_overtaken(self) -> None:
+        """A first try, of which a repeat was done before this one came so far, changes nothing."""
+        if self.condition is None or self.condition.began_ns:
+            return
+        done = [made for before in self.before if (made := done_before(self.condition, before)) is not None]
+        if len(done) >= self.replica_set.min_copies:
+            self.settle(max(done, key=lambda made: made.version))
+        elif done:
+            self.settled = self.unfinished(0)
+
+    def settle(self, done: CatalogEntry) -> None:
+        """An earlier try was done: what it made."""
+        stored = Stored(done.size_bytes, str(done.version), done.checksum, done.modified_ns, self.metadata)
+        self.settled = info_of(self.replica_set.bucket.name, self.name, stored)
 
 
 class CommitProtocol:
     """Carries staged objects over the line. Belongs to the node's event loop."""
 
-    def __init__(self, nodes: ReplicaClient, clock_skips: VersionClockSkips) -> None:
+    def __init__(self, nodes: ReplicaClient) -> None:
         self._nodes = nodes
-        self._clock_skips = clock_skips
         self.names = NameLocks()
         """Held by whoever changes one of them."""
+        self.on_short: OnShort = _nobody
         self.barrier = SnapshotBarrier()
         self._running: set[asyncio.Future[Any]] = set()
 
@@ -130,13 +144,16 @@ class CommitProtocol:
 
     async def _commit_and_close(self, entries: Sequence[PendingWrite], copies: Sequence[ReplicaStream]) -> list[Result]:
         membership = self._nodes.node.membership
-        version = min(entry.replica_set.epoch for entry in entries) if entries else 0
+        version = min(entry.replica_set.view.version for entry in entries) if entries else 0
         if membership is not None:
             membership.lease.hold(version)
         try:
             async with self.names.hold((entry.replica_set.bucket.uuid, entry.name) for entry in entries):
-                for entry in entries:
-                    entry.settled = entry.shortage() or outdated(self._nodes, entry)
+                for entry, fault in zip(entries, self._nodes.clock_faults(entries), strict=True):
+                    entry.settled = fault or entry.shortage() or outdated(self._nodes, entry)
+                    if entry.settled is None:
+                        entry.settle_overtaken()
+                await self._resolve([entry for entry in entries if entry.settled is None])
                 await self._decide([entry for entry in entries if entry.settled is None])
                 going = [entry for entry in entries if entry.settled is None]
                 async with self.barrier.passing(entry.replica_set.bucket.uuid for entry in going):
@@ -148,11 +165,30 @@ class CommitProtocol:
                 membership.lease.end(version)
             await close_all(copies)
 
+    async def _resolve(self, entries: Sequence[PendingWrite]) -> None:
+        """Settle those that an earlier try has done, or may have done."""
+        by_target: dict[int, list[tuple[PendingWrite, Condition]]] = {}
+        for entry in entries:
+            if entry.condition is not None and entry.condition.began_ns:
+                by_target.setdefault(id(entry.replica_set), []).append((entry, entry.condition))
+        for mine in by_target.values():
+            wanted = [(entry.name, condition) for entry, condition in mine]
+            for (entry, _), found in zip(mine, await resolve(self._nodes, mine[0][0].replica_set, wanted), strict=True):
+                if isinstance(found, LoaderError):
+                    entry.settled = found
+                elif isinstance(found, Repeat):
+                    tries = [done for before in found.before if (done := done_before(entry.condition, before))]
+                    entry.known = max((done.version for done in tries), default=None)
+                    entry.before += found.before
+                    entry.seen += [before.version for before in found.before]
+                else:
+                    entry.settle(found)
+
     async def _decide(self, entries: Sequence[PendingWrite]) -> None:
         """Look whether the conditions hold of those that have one, and settle those of which they do not."""
         by_target: dict[int, list[tuple[PendingWrite, Condition]]] = {}
         for entry in entries:
-            if entry.condition is not None:
+            if entry.condition is not None and not entry.condition.is_empty:
                 by_target.setdefault(id(entry.replica_set), []).append((entry, entry.condition))
         for mine in by_target.values():
             replica_set = mine[0][0].replica_set
@@ -161,7 +197,7 @@ class CommitProtocol:
                 if isinstance(decided, LoaderError):
                     entry.settled = decided
                 elif decided.committed_earlier is not None:
-                    entry.settled = info_of(replica_set.bucket.name, entry.name, decided.committed_earlier)
+                    entry.settle(decided.committed_earlier)
                 elif replica_set.position not in entry.taking:
                     entry.settled = entry.without_its_first_owner()
                 else:
@@ -170,7 +206,11 @@ class CommitProtocol:
                     entry.clock = max(entry.clock, decided.there.clock)
 
     async def _commit_here_first(
-        self, entries: Sequence[PendingWrite], requests: dict[int, list[wire.CommitObject]]
+        self,
+        entries: Sequence[PendingWrite],
+        requests: dict[int, list[wire.CommitObject]],
+        wall_ms: int,
+        looked_s: float,
     ) -> dict[int, wire.WriteResponse | ReplicaLost]:
         """Where entries have a condition: commit them on this node, and give up those of which it does not hold by now.
 
@@ -182,7 +222,7 @@ class CommitProtocol:
         }
         answers: dict[int, wire.WriteResponse | ReplicaLost] = {}
         for key, copy in copies.items():
-            commit = wire.WriteCommit(object=requests[key])
+            commit = wire.WriteCommit(object=requests[key], wall_ms=wall_ms, looked_ms=ms_since(looked_s))
             answers[key] = await outcome(copy.ask(wire.WriteRequest(commit=commit), STEP_TIMEOUT_S))
         for entry in deciding:
             for copy, place in entry.copies:
@@ -196,26 +236,39 @@ class CommitProtocol:
     async def _commit_all(self, entries: Sequence[PendingWrite], copies: Sequence[ReplicaStream]) -> list[Result]:
         await self._ask_former(entries)
         try:
-            versions = await self._nodes.node.read(self._choose, entries, self._clock_skips.skip_for(entries))
+            versions = await self._nodes.node.read(self._choose, entries)
         except LoaderError as error:
             return [error for _ in entries]
         modified_ns = time.time_ns()
         requests = {id(copy): [wire.CommitObject() for _ in range(copy.objects)] for copy in copies}
         parts = {id(copy): copy for entry in entries for copy, _ in entry.copies}
         for entry, version in zip(entries, versions, strict=True):
+            writes = entry.memory(modified_ns)
             for copy, place in entry.copies:
-                one = wire.CommitObject(version=to_wire(version), modified_ns=modified_ns)
+                one = wire.CommitObject(version=to_wire(version), modified_ns=modified_ns, writes=writes)
+                if entry.known is not None:
+                    one.known.CopyFrom(to_wire(entry.known))
                 if entry.not_above is not None and copy.node == entry.replica_set.position:
                     one.not_above.CopyFrom(to_wire(entry.not_above))
                 requests[id(copy)][place] = one
         by_map = map_version(self._nodes)
-        await invalidate_nonparticipants(self._nodes, entries, versions, [entry.taking for entry in entries])
-        by_copy = await self._commit_here_first(entries, requests)
+        taking, announced_s = [entry.taking for entry in entries], clock_s()
+        if not await invalidate_nonparticipants(self._nodes, entries, versions, taking):
+            return [entry.untold() for entry in entries]
+        wall_ms = self._nodes.node.store.clock.wall_ms()
+        looked_s = min(entry.looked_s for entry in entries)
+        by_copy = await self._commit_here_first(entries, requests, wall_ms, looked_s)
         rest = {key: copy for key, copy in parts.items() if key not in by_copy}
         answers = await asyncio.gather(
             *(
-                outcome(copy.ask(wire.WriteRequest(commit=wire.WriteCommit(object=requests[key])), STEP_TIMEOUT_S))
-                for key, copy in rest.items()
+                outcome(copy.ask(wire.WriteRequest(commit=commit), STEP_TIMEOUT_S))
+                for copy, commit in (
+                    (
+                        copy,
+                        wire.WriteCommit(object=requests[key], wall_ms=wall_ms, looked_ms=ms_since(looked_s)),
+                    )
+                    for key, copy in rest.items()
+                )
             )
         )
         by_copy |= dict(zip(rest, answers, strict=True))
@@ -224,25 +277,37 @@ class CommitProtocol:
             if not isinstance(answer, ReplicaLost):
                 self._nodes.heard_of_map(entries[0].replica_set.endpoint(copy.node), answer.committed.map_version)
         done = [[] if entry.settled is not None else _committed(entry, by_copy) for entry in entries]
-        told = not any(done) or await invalidate_after_commits(self._nodes, entries, versions, done, by_map=by_map)
+        self._report_short(entries, done)
+        told = not any(done) or await invalidate_after_commits(
+            self._nodes, entries, versions, done, by_map=by_map, announced_s=announced_s
+        )
         return [
             entry.settled or _result(entry, version, modified_ns, len(there), told)
             for entry, version, there in zip(entries, versions, done, strict=True)
         ]
 
-    def _choose(self, entries: Sequence[PendingWrite], skip: int) -> list[Version]:
+    def _report_short(self, entries: Sequence[PendingWrite], done: Sequence[Sequence[int]]) -> None:
+        """Also of writes that are not acknowledged: they may have been done all the same."""
+        short: dict[tuple[int, int], tuple[ReplicaSet, list[str]]] = {}
+        for entry, there in zip(entries, done, strict=True):
+            if there and len(there) < len(entry.owners):
+                here = entry.replica_set.position
+                node = here if here in there else there[0]
+                short.setdefault((id(entry.replica_set), node), (entry.replica_set, []))[1].append(entry.name)
+        for (_, node), (replica_set, names) in short.items():
+            self.track(asyncio.ensure_future(self.on_short(replica_set.view, node, replica_set.bucket, names)))
+
+    def _choose(self, entries: Sequence[PendingWrite]) -> list[Version]:
         store = self._nodes.node.store
-        clock = max([store.replicas.clock, *(entry.clock for entry in entries)]) + skip
+        clock = max((entry.clock for entry in entries), default=0)
         membership = self._nodes.node.membership
         for entry in entries:
+            entry.seen += store.replicas.announced(entry.replica_set.bucket.uuid, entry.name)
             if membership is not None and membership.view is not entry.replica_set.view:
                 # Begun by an older map: what was committed by the newer one must not outrank it, if it came before.
                 here = store.replicas.newest_entry(entry.replica_set.bucket.uuid, entry.name)
                 entry.seen += [here.version] if here is not None else []
-        return [
-            store.replicas.next_version(entry.replica_set.number, entry.replica_set.epoch, entry.seen, clock)
-            for entry in entries
-        ]
+        return [store.replicas.next_version(entry.replica_set.number, entry.seen, clock) for entry in entries]
 
     async def _ask_former(self, entries: Sequence[PendingWrite]) -> None:
         """While objects move, their former owners may have newer ones than the owners do."""
@@ -259,23 +324,39 @@ class CommitProtocol:
             if not isinstance(answer, ReplicaLost):
                 for entry, found in zip(mine, answer.object, strict=True):
                     entry.clock = max(entry.clock, answer.clock)
-                    if found.HasField("version"):
-                        entry.seen.append(from_wire(found.version))
+                    if (before := from_state(found)) is not None:
+                        entry.seen.append(before.version)
+                        entry.before.append(before)
 
         await asyncio.gather(*(ask(replica_sets[key], node, mine) for (key, node), mine in asked.items()))
+
+
+async def _nobody(view: ClusterView, node: int, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> None:
+    """Listens."""
 
 
 def _committed(entry: PendingWrite, answers: dict[int, wire.WriteResponse | ReplicaLost]) -> list[int]:
     """The nodes that have it now."""
     committed: list[int] = []
+    others: list[Version] = []
     for copy, place in entry.copies:
         answer = answers[id(copy)]
         if isinstance(answer, ReplicaLost):
             entry.lose(answer)
         elif answer.committed.object[place].HasField("error"):
-            entry.lose(refused(entry.replica_set.endpoint(copy.node), answer.committed.object[place].error))
+            lost = refused(entry.replica_set.endpoint(copy.node), answer.committed.object[place].error)
+            entry.too_late += isinstance(lost.refusal, WriteTooLate)
+            entry.lose(lost)
         else:
-            committed.append(copy.node)
+            one = answer.committed.object[place]
+            if one.superseded:
+                others.append(Version(one.version.epoch, one.version.counter, one.version.node))
+            else:
+                committed.append(copy.node)
+    if others:
+        # With copies of two tries there are two versions of it, until one that knows both repeats it.
+        enough = not committed and len(others) >= entry.replica_set.min_copies
+        entry.settled = _stored(entry, max(others), 0) if enough else entry.unfinished(len(committed))
     return committed
 
 
@@ -292,7 +373,13 @@ def _refusal(entry: PendingWrite, answer: wire.WriteResponse | ReplicaLost, plac
 
 def _result(entry: PendingWrite, version: Version, modified_ns: int, committed: int, told: bool) -> Result:
     """Stored, when enough nodes have it, and all others that it concerns know of it."""
+    if 0 < entry.too_late == len(entry.copies):
+        return WriteTooLate(f"{'; '.join(dict.fromkeys(entry.problems))}; nothing was changed")
     if committed < entry.replica_set.min_copies or not told:
         return entry.unfinished(committed)
+    return _stored(entry, version, modified_ns)
+
+
+def _stored(entry: PendingWrite, version: Version, modified_ns: int) -> pb.ObjectInfo:
     stored = Stored(entry.size_bytes, str(version), entry.checksum, modified_ns, entry.metadata)
     return info_of(entry.replica_set.bucket.name, entry.name, stored)

@@ -23,11 +23,11 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.errors import TooFewCopies
-from storage_node.cluster.replication.replica import from_wire
+from storage_node.cluster.replication.replica import from_state, from_wire
 from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaLost
-from storage_node.store.drive.preconditions import Condition
+from storage_node.store.drive.preconditions import Condition, done_before
 from storage_node.store.format import CatalogEntry, Version
 
 LEARN_TIMEOUT_S = 5.0
@@ -69,13 +69,10 @@ async def decide(
         if isinstance(there, LoaderError):
             decided.append(there)
             continue
-        fault = condition.fault(f"{replica_set.bucket.name}/{name}", there.newest)
-        if fault is None:
-            decided.append(ConditionOutcome(there))
-            continue
-        committed = nodes.node.store.committed_earlier(replica_set.bucket.uuid, name, condition.write_id, there.here)
+        committed = done_before(condition, there.here) or done_before(condition, there.newest)
         if committed is None:
-            decided.append(fault)
+            fault = condition.fault(f"{replica_set.bucket.name}/{name}", there.newest)
+            decided.append(ConditionOutcome(there) if fault is None else fault)
         elif committed.version == there.version:
             decided.append(ConditionOutcome(there))  # its own earlier try, which may not be on enough nodes: once more
         else:
@@ -144,8 +141,12 @@ async def _current_versions(
 
     answers = dict(await asyncio.gather(*(ask(node, positions) for node, positions in asked.items())))
     for node, answer in answers.items():
-        if not isinstance(answer, ReplicaLost) and answer.map_version > replica_set.view.version:
+        if isinstance(answer, ReplicaLost):
+            is_old = isinstance(answer.refusal, StaleMap)
+        else:
+            is_old = answer.map_version > replica_set.view.version
             nodes.heard_of_map(replica_set.endpoint(node), answer.map_version)
+        if is_old:
             await nodes.keep_up()
             return [_stale(f"{replica_set.bucket.name}/{name}") for name in names]
     states: list[list[wire.ObjectState]] = [[] for _ in names]
@@ -205,15 +206,5 @@ def _joined(
         if state.HasField("version"):
             version = from_wire(state.version)
             if newest is None or newest.version < version:
-                newest = CatalogEntry(
-                    version.epoch,
-                    version.counter,
-                    version.node,
-                    state.size_bytes,
-                    state.checksum,
-                    0,
-                    0,
-                    b"" if state.is_tombstone else b"elsewhere",
-                    b"",
-                )
+                newest = from_state(state)
     return CurrentVersion(newest, here[0], clock)

@@ -12,6 +12,7 @@ Nothing is held on one node while another is waited for, but staged files. Belon
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
@@ -19,13 +20,15 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from ais_loader.wire.object_info import info_of
+from ais_loader.wire.object_info import Stored, info_of
 from storage_node.cluster.channels import Channels
-from storage_node.cluster.errors import TooFewCopies
+from storage_node.cluster.errors import TooFewCopies, of_one_of_many
 from storage_node.cluster.map.membership import Membership
-from storage_node.cluster.replication.commit import CommitProtocol, PendingWrite, Result, VersionClockSkips
+from storage_node.cluster.replication.commit import CommitProtocol, OnShort, PendingWrite, Result
 from storage_node.cluster.replication.conditional import decide, misplaced
 from storage_node.cluster.replication.delete_many import Deletions
+from storage_node.cluster.replication.invalidation import InvalidationOutbox
+from storage_node.cluster.replication.lease_keeper import ReadLeases
 from storage_node.cluster.replication.listing_filter import Listed, not_deleted
 from storage_node.cluster.replication.nonparticipants import (
     invalidate_after_commits,
@@ -33,17 +36,20 @@ from storage_node.cluster.replication.nonparticipants import (
     invalidate_one,
     map_version,
 )
-from storage_node.cluster.replication.replica import HeldWrite, from_wire, to_wire
+from storage_node.cluster.replication.read_lease import clock_s, ms_since
+from storage_node.cluster.replication.repeats import Repeat, done_by, resolve
+from storage_node.cluster.replication.replica import HeldWrite, from_state, from_wire, to_wire
 from storage_node.cluster.replication.replica_client import ReplicaClient, close_all, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
 from storage_node.cluster.replication.snapshot_barrier import SnapshotBarrier
 from storage_node.node import Node
 from storage_node.store.drive.preconditions import Condition, condition_of
-from storage_node.store.format import Version
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.replica_state import not_found_message
 from storage_node.store.upload import checked_metadata
+from storage_node.store.write_memory import after, memory_of
 
 _LOOK_BEFORE_BYTES = 1 << 20
 """Of an object to be stored on a condition: from this size on its condition is looked at before its bytes come, too."""
@@ -55,11 +61,27 @@ class WriteCoordinator:
     def __init__(self, node: Node, membership: Membership) -> None:
         self._node = node
         self._membership = membership
-        self.channels = self._channels = Channels()
+        self.channels = self._channels = Channels(node.caller)
         self._nodes = ReplicaClient(node, self._channels)
-        self._clock_skips = VersionClockSkips()
-        self._commits = CommitProtocol(self._nodes, self._clock_skips)
-        self._deletions = Deletions(self._nodes, self._clock_skips, self._commits)
+        self._commits = CommitProtocol(self._nodes)
+        self._deletions = Deletions(self._nodes, self._commits)
+
+    @property
+    def leases(self) -> ReadLeases:
+        """Of this node, and those that it grants."""
+        return self._nodes.leases
+
+    @property
+    def invalidations(self) -> InvalidationOutbox:
+        return self._nodes.invalidations
+
+    @property
+    def on_short(self) -> OnShort:
+        return self._commits.on_short
+
+    @on_short.setter
+    def on_short(self, listener: OnShort) -> None:
+        self._commits.on_short = listener
 
     @property
     def snapshot_barrier(self) -> SnapshotBarrier:
@@ -72,6 +94,7 @@ class WriteCoordinator:
     async def close(self) -> None:
         """CommitProtocol that have begun are finished first."""
         await self._commits.settle()
+        await self._nodes.leases.stop()
         await self._nodes.invalidations.close()
         await self._channels.close()
 
@@ -121,11 +144,14 @@ class WriteCoordinator:
         staged = PendingWrite(replica_set, header.name, replica_set.rankings([header.name])[0])
         staged.metadata = checked_metadata(dict(header.metadata))
         staged.condition = condition_of(header)
-        if (
-            staged.condition is not None
-            and (done := await self._decided(replica_set, header, staged.condition)) is not None
-        ):
-            return done
+        if staged.condition is not None:
+            if staged.condition.began_ns and (done := await self.done_earlier(replica_set, header)) is not None:
+                return done
+            if (
+                not staged.condition.is_empty
+                and (done := await self._decided(replica_set, header, staged.condition)) is not None
+            ):
+                return done
         copies: list[ReplicaStream] = []
         try:
             await self._open(staged, header, copies, held)
@@ -147,6 +173,19 @@ class WriteCoordinator:
         if isinstance(result, LoaderError):
             raise result
         return result
+
+    async def done_earlier(self, replica_set: ReplicaSet, header: pb.PutHeader) -> pb.ObjectInfo | None:
+        """What an earlier try of a write has stored; None where it has to go on. Raises LoaderError, OutcomeUnknown."""
+        condition = condition_of(header)
+        if condition is None:
+            return None
+        done = (await resolve(self._nodes, replica_set, [(header.name, condition)]))[0]
+        if isinstance(done, LoaderError):
+            raise done
+        if isinstance(done, Repeat):
+            return None
+        stored = Stored(done.size_bytes, str(done.version), done.checksum, done.modified_ns, dict(header.metadata))
+        return info_of(replica_set.bucket.name, header.name, stored)
 
     async def _decided(
         self, replica_set: ReplicaSet, header: pb.PutHeader, condition: Condition
@@ -203,9 +242,12 @@ class WriteCoordinator:
     async def _end(self, staged: PendingWrite, end: pb.PutEnd) -> None:
         before, staged.copies, staged.taking = staged.copies, [], []
         request = wire.WriteRequest(end=end)
+        staged.looked_s = clock_s()
         answers = await asyncio.gather(*(outcome(copy.ask(request, STEP_TIMEOUT_S)) for copy, _ in before))
         for (copy, place), answer in zip(before, answers, strict=True):
             staged.take(copy, place, answer)
+            if not isinstance(answer, ReplicaLost):
+                self._nodes.note_clock(staged.replica_set, copy.node, answer.staged.wall_ms)
         staged.require()
 
     # -- many small objects
@@ -245,7 +287,7 @@ class WriteCoordinator:
                 check_object_name(small.name)
                 entry.metadata = checked_metadata(dict(small.metadata))
                 entry.condition = condition_of(small)
-                if entry.condition is not None:
+                if entry.condition is not None and not entry.condition.is_empty:
                     entry.fault = misplaced(self._nodes, entry.replica_set, small.name)
             except LoaderError as error:
                 entry.fault = error
@@ -280,6 +322,8 @@ class WriteCoordinator:
             copy.objects = len(positions)
             copies.append(copy)
             answer = await outcome(copy.begin(wire.WriteRequest(group=group)))
+            if not isinstance(answer, ReplicaLost):
+                self._nodes.note_clock(entries[positions[0]].replica_set, node, answer.staged.wall_ms)
             for place, at in enumerate(positions):
                 entries[at].take(copy, place, answer)
 
@@ -294,23 +338,39 @@ class WriteCoordinator:
         if object_name_fault(name):
             raise ObjectNotFound(not_found_message(replica_set.bucket.name, name))
         lease = self._membership.lease
-        lease.hold(replica_set.epoch)
+        lease.hold(replica_set.view.version)
         try:
             async with self._commits.names.hold([(replica_set.bucket.uuid, name)]):
                 not_above: Version | None = None
-                if condition is not None:
+                before: tuple[CatalogEntry, ...] = ()
+                if condition is not None and condition.began_ns:
+                    found = (await resolve(self._nodes, replica_set, [(name, condition)]))[0]
+                    if isinstance(found, LoaderError):
+                        raise found
+                    if not isinstance(found, Repeat):
+                        return
+                    before = found.before
+                if condition is not None and not condition.is_empty:
                     decided = (await decide(self._nodes, replica_set, [(name, condition)]))[0]
                     if isinstance(decided, LoaderError):
                         raise decided
                     not_above = decided.there.version
-                await self._delete(replica_set, name, not_above)
+                write_id = condition.write_id if condition is not None else b""
+                await self._delete(replica_set, name, not_above, write_id, before)
         finally:
-            lease.end(replica_set.epoch)
+            lease.end(replica_set.view.version)
 
-    async def _delete(self, replica_set: ReplicaSet, name: str, not_above: Version | None) -> None:
+    async def _delete(
+        self,
+        replica_set: ReplicaSet,
+        name: str,
+        not_above: Version | None,
+        write_id: bytes,
+        before: Sequence[CatalogEntry],
+    ) -> None:
         asked = ReplicaSelection(replica_set, name, replica_set.rankings([name])[0])
         found: dict[int, wire.ObjectState] = {}
-        clock = 0
+        clock, looked_s = 0, clock_s()
 
         async def ask(node: int) -> bool:
             nonlocal clock
@@ -325,23 +385,36 @@ class WriteCoordinator:
             answered = await asyncio.gather(*(ask(node) for node in nodes))
             asked.taking += [node for node, there in zip(nodes, answered, strict=True) if there]
         asked.require()
+        if (fault := self._nodes.clock_faults([asked])[0]) is not None:
+            raise fault
         await asyncio.gather(*(ask(node) for node in replica_set.former(name) if node not in found))
         states = [state for state in found.values() if state.HasField("version")]
         newest = max(states, key=lambda state: from_wire(state.version), default=None)
-        existed = not_above is not None or (newest is not None and not newest.is_tombstone)
+        entries = [*before, *(entry for state in states if (entry := from_state(state)) is not None)]
+        if not before and done_by(write_id, entries):
+            raise asked.unfinished(0)  # a repeat of this try was done before it came so far
+        existed = (
+            not_above is not None or (newest is not None and not newest.is_tombstone) or done_by(write_id, entries)
+        )
         absent = not existed and replica_set.nobody_has(name, found)
         # A node that could not be asked may have the object: it finds the tombstone when it comes back.
         if not absent or not all(node in found for node in asked.owners):
             having = [node for node, state in found.items() if node in asked.taking or state.HasField("version")]
             rest = [node for node in found if node not in having]
             seen = [from_wire(state.version) for state in states] + ([not_above] if not_above is not None else [])
-            await self._leave_tombstones(asked, having, rest, seen, clock, not_above)
+            seen += self._node.store.replicas.announced(replica_set.bucket.uuid, name)
+            writes = after(entries, memory_of(write_id, asked.missing), time.time_ns())
+            seen += [entry.version for entry in before]
+            await self._leave_tombstones(asked, having, rest, seen, clock, not_above, writes, looked_s)
         if absent:
             raise ObjectNotFound(not_found_message(replica_set.bucket.name, name))
 
-    async def delete_many(self, replica_set: ReplicaSet, names: Sequence[str]) -> list[LoaderError | None]:
+    async def delete_many(
+        self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition | None = None
+    ) -> list[LoaderError | None]:
         """As `delete` of each; None, or why it is not deleted, in order."""
-        return await self._deletions.delete(replica_set, names)
+        results = await self._deletions.delete(replica_set, names, condition or Condition())
+        return [result if result is None else of_one_of_many(result) for result in results]
 
     async def _leave_tombstones(
         self,
@@ -351,6 +424,8 @@ class WriteCoordinator:
         seen: list[Version],
         clock: int,
         not_above: Version | None,
+        writes: bytes,
+        looked_s: float,
     ) -> None:
         """Leave tombstones on these nodes; the `rest`, which owned the object once, have nothing that needs one.
 
@@ -362,7 +437,9 @@ class WriteCoordinator:
         async def write_on(
             node: int, version: wire.ObjectVersion, limit: wire.ObjectVersion | None = None
         ) -> int | None:
-            result = await outcome(self._nodes.write_tombstone(replica_set, node, asked.name, version, limit))
+            result = await outcome(
+                self._nodes.write_tombstone(replica_set, node, asked.name, version, limit, writes, ms_since(looked_s))
+            )
             if isinstance(result, ReplicaLost):
                 asked.lose(result)
                 return None
@@ -370,15 +447,12 @@ class WriteCoordinator:
 
         async def choose_and_write() -> tuple[list[int], bool]:
             async with self._commits.barrier.passing([replica_set.bucket.uuid]):
-                above = max(store.replicas.clock, clock) + self._clock_skips.skip_for([asked])
-                chosen = await self._node.read(
-                    store.replicas.next_version, replica_set.number, replica_set.epoch, seen, above
-                )
+                chosen = await self._node.read(store.replicas.next_version, replica_set.number, seen, clock)
                 return await write_all(chosen)
 
         async def write_all(chosen: Version) -> tuple[list[int], bool]:
             version = to_wire(chosen)
-            by_map = map_version(self._nodes)
+            by_map, announced_s = map_version(self._nodes), clock_s()
             told = [*nodes, *rest]
             invalidating = (invalidate_one(self._nodes, replica_set, node, {asked.name: chosen}) for node in rest)
             first: list[int] = []
@@ -389,18 +463,23 @@ class WriteCoordinator:
                 first = [here]
             left = [node for node in nodes if node not in first]
             others = invalidate_nonparticipants(self._nodes, [asked], [chosen], [told])
-            found = await asyncio.gather(*(write_on(node, version) for node in left), others, *invalidating)
+            found, heard = await asyncio.gather(
+                asyncio.gather(*(write_on(node, version) for node in left)), asyncio.gather(others, *invalidating)
+            )
             deleted_on = first + [node for node in found if node is not None]
             there = [*deleted_on, *rest]
             lost = ReplicaSelection(replica_set, asked.name, asked.ranking, taking=told)
             if not deleted_on:
                 return deleted_on, True
-            return deleted_on, await invalidate_after_commits(self._nodes, [lost], [chosen], [there], by_map=by_map)
+            told_later = await invalidate_after_commits(
+                self._nodes, [lost], [chosen], [there], by_map=by_map, announced_s=announced_s
+            )
+            return deleted_on, all(heard) and told_later
 
         lease = self._membership.lease
-        lease.hold(replica_set.epoch)
+        lease.hold(replica_set.view.version)
         writing = asyncio.ensure_future(choose_and_write())
-        writing.add_done_callback(lambda _: lease.end(replica_set.epoch))
+        writing.add_done_callback(lambda _: lease.end(replica_set.view.version))
         self._commits.track(writing)
         deleted_on, told = await asyncio.shield(writing)
         count = sum(node in asked.taking for node in deleted_on)
@@ -410,5 +489,6 @@ class WriteCoordinator:
 
 def _result(stored: Result) -> pb.PutResult:
     if isinstance(stored, LoaderError):
-        return pb.PutResult(error=pb.Error(kind=stored.kind, message=str(stored)))
+        error = of_one_of_many(stored)
+        return pb.PutResult(error=pb.Error(kind=error.kind, message=str(error)))
     return pb.PutResult(info=stored)

@@ -7,28 +7,40 @@ that concern them, and are then told to leave tombstones of all that they have t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ais_loader.errors import DriveFailed, LoaderError, ObjectNotFound
+from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.replication.commit import CommitProtocol, VersionClockSkips
+from storage_node.cluster.replication.commit import CommitProtocol
 from storage_node.cluster.replication.nonparticipants import (
     invalidate_after_commits,
     invalidate_nonparticipants,
     invalidate_one,
     map_version,
 )
-from storage_node.cluster.replication.replica import error_to_wire, from_wire, require_bucket, to_wire
+from storage_node.cluster.replication.read_lease import clock_s, ms_since
+from storage_node.cluster.replication.repeats import Repeat, done_by, resolve
+from storage_node.cluster.replication.replica import (
+    error_to_wire,
+    from_state,
+    from_wire,
+    late_fault,
+    require_bucket,
+    to_wire,
+)
 from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, refused, reporting
-from storage_node.store.format import Version
+from storage_node.store.drive.preconditions import Condition
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.names import object_name_fault
 from storage_node.store.replica_state import not_found_message
 from storage_node.store.store import Store
+from storage_node.store.write_memory import after, checked, memory_of
 
 AT_ONCE = 1000
 """Names that nodes are asked about with one message."""
@@ -40,19 +52,35 @@ class _Deletion(ReplicaSelection):
 
     found: dict[int, wire.ObjectState] = field(default_factory=dict)
     """What each node has of it that was asked and answered."""
+    before: tuple[CatalogEntry, ...] = ()
+    """What nodes have of it that were asked because it is a second try."""
     clock: int = 0
+    looked_s: float = field(default_factory=clock_s)
     deleted_on: list[int] = field(default_factory=list)
     """The nodes that have its tombstone now."""
 
     @property
     def seen(self) -> list[Version]:
-        return [from_wire(state.version) for state in self.found.values() if state.HasField("version")]
+        found = [from_wire(state.version) for state in self.found.values() if state.HasField("version")]
+        return found + [entry.version for entry in self.before]
 
     @property
-    def existed(self) -> bool:
+    def _entries(self) -> list[CatalogEntry]:
+        found = [entry for state in self.found.values() if (entry := from_state(state)) is not None]
+        return [*self.before, *found]
+
+    def memory(self, write_id: bytes) -> bytes:
+        """Of its tombstone."""
+        return after(self._entries, memory_of(write_id, self.missing), time.time_ns())
+
+    def existed(self, write_id: bytes) -> bool:
         states = [state for state in self.found.values() if state.HasField("version")]
         newest = max(states, key=lambda state: from_wire(state.version), default=None)
-        return newest is not None and not newest.is_tombstone
+        return (newest is not None and not newest.is_tombstone) or done_by(write_id, self._entries)
+
+    def is_overtaken(self, write_id: bytes) -> bool:
+        """Of a first try: whether a repeat of it has been done before it came so far."""
+        return done_by(write_id, self._entries)
 
     @property
     def having(self) -> list[int]:
@@ -66,31 +94,53 @@ class _Deletion(ReplicaSelection):
 
 
 class Deletions:
-    def __init__(self, nodes: ReplicaClient, clock_skips: VersionClockSkips, commits: CommitProtocol) -> None:
+    def __init__(self, nodes: ReplicaClient, commits: CommitProtocol) -> None:
         self._nodes = nodes
-        self._clock_skips = clock_skips
         self._commits = commits
 
-    async def delete(self, replica_set: ReplicaSet, names: Sequence[str]) -> list[LoaderError | None]:
+    async def delete(
+        self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition
+    ) -> list[LoaderError | None]:
         """Leave tombstones on all owners; of each name, in order, None or why it is not deleted.
 
-        A repeated name is there only once.
+        A repeated name is there only once. `condition`: the id of the write.
         """
         different = [name for name in dict.fromkeys(names) if not object_name_fault(name)]
         done: dict[str, LoaderError | None] = {}
         for first in range(0, len(different), AT_ONCE):
             group = different[first : first + AT_ONCE]
             async with self._commits.names.hold((replica_set.bucket.uuid, name) for name in group):
-                done.update(zip(group, await self._delete(replica_set, group), strict=True))
+                done.update(zip(group, await self._delete(replica_set, group, condition), strict=True))
         missing = {name: ObjectNotFound(not_found_message(replica_set.bucket.name, name)) for name in set(names)}
         return [done.pop(name, missing[name]) for name in names]
 
-    async def _delete(self, replica_set: ReplicaSet, names: Sequence[str]) -> list[LoaderError | None]:
-        rankings = replica_set.rankings(names)
-        entries = [_Deletion(replica_set, name, ranking) for name, ranking in zip(names, rankings, strict=True)]
+    async def _delete(
+        self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition
+    ) -> list[LoaderError | None]:
+        settled: dict[str, LoaderError | None] = {}
+        before: dict[str, tuple[CatalogEntry, ...]] = {}
+        if condition.began_ns:
+            earlier = await resolve(self._nodes, replica_set, [(name, condition) for name in names])
+            for name, found in zip(names, earlier, strict=True):
+                if isinstance(found, Repeat):
+                    before[name] = found.before
+                else:
+                    settled[name] = found if isinstance(found, LoaderError) else None
+        left = [name for name in names if name not in settled]
+        rankings = replica_set.rankings(left)
+        entries = [
+            _Deletion(replica_set, name, ranking, before=before.get(name, ()))
+            for name, ranking in zip(left, rankings, strict=True)
+        ]
         while await self._ask_round(replica_set, entries):
             pass  # names of which too few nodes answered are asked of the next ones
-        results: dict[str, LoaderError | None] = {entry.name: entry.shortage() for entry in entries}
+        faults = self._nodes.clock_faults(entries)
+        results: dict[str, LoaderError | None] = settled | {
+            entry.name: entry.shortage() or fault for entry, fault in zip(entries, faults, strict=True)
+        }
+        for entry in entries:
+            if results[entry.name] is None and not condition.began_ns and entry.is_overtaken(condition.write_id):
+                results[entry.name] = entry.unfinished(0)
         going = [entry for entry in entries if results[entry.name] is None]
         former: dict[int, list[_Deletion]] = {}
         for entry in going:
@@ -99,7 +149,9 @@ class Deletions:
                     former.setdefault(node, []).append(entry)
         await asyncio.gather(*(self._ask(replica_set, node, mine) for node, mine in former.items()))
         absent = {
-            entry.name for entry in going if not entry.existed and replica_set.nobody_has(entry.name, entry.found)
+            entry.name
+            for entry in going
+            if not entry.existed(condition.write_id) and replica_set.nobody_has(entry.name, entry.found)
         }
         # A node that could not be asked may have the object: it finds the tombstone when it comes back.
         to_delete = [
@@ -108,7 +160,7 @@ class Deletions:
             if entry.name not in absent or not all(node in entry.found for node in entry.owners)
         ]
         if to_delete:
-            results.update(await self._leave_tombstones(replica_set, to_delete))
+            results.update(await self._leave_tombstones(replica_set, to_delete, condition.write_id))
         for entry in going:
             if results[entry.name] is None and entry.name in absent:
                 results[entry.name] = ObjectNotFound(not_found_message(replica_set.bucket.name, entry.name))
@@ -143,14 +195,14 @@ class Deletions:
                     entry.taking.append(node)
 
     async def _leave_tombstones(
-        self, replica_set: ReplicaSet, entries: Sequence[_Deletion]
+        self, replica_set: ReplicaSet, entries: Sequence[_Deletion], write_id: bytes
     ) -> dict[str, LoaderError | None]:
         membership = self._nodes.node.membership
         if membership is not None:
-            membership.lease.hold(replica_set.epoch)
-        writing = asyncio.ensure_future(self._choose_and_write(replica_set, entries))
+            membership.lease.hold(replica_set.view.version)
+        writing = asyncio.ensure_future(self._choose_and_write(replica_set, entries, write_id))
         if membership is not None:
-            writing.add_done_callback(lambda _: membership.lease.end(replica_set.epoch))
+            writing.add_done_callback(lambda _: membership.lease.end(replica_set.view.version))
         self._commits.track(writing)
         try:
             told = await asyncio.shield(writing)
@@ -162,25 +214,27 @@ class Deletions:
             results[entry.name] = None if told and count >= replica_set.min_copies else entry.unfinished(count)
         return results
 
-    async def _choose_and_write(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> bool:
+    async def _choose_and_write(self, replica_set: ReplicaSet, entries: Sequence[_Deletion], write_id: bytes) -> bool:
         """Whether all have been told whom it concerns. Raises LoaderError, and nothing has been changed."""
         async with self._commits.barrier.passing([replica_set.bucket.uuid]):
-            skip = self._clock_skips.skip_for(entries)
-            versions = await self._nodes.node.read(self._choose, replica_set, entries, skip)
-            return await self._write_all(replica_set, entries, versions)
+            versions = await self._nodes.node.read(self._choose, replica_set, entries)
+            return await self._write_all(replica_set, entries, versions, write_id)
 
-    def _choose(self, replica_set: ReplicaSet, entries: Sequence[_Deletion], skip: int) -> list[Version]:
+    def _choose(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> list[Version]:
         store = self._nodes.node.store
-        clock = max([store.replicas.clock, *(entry.clock for entry in entries)]) + skip
+        clock = max((entry.clock for entry in entries), default=0)
+        announced, uuid = store.replicas.announced, replica_set.bucket.uuid
         return [
-            store.replicas.next_version(replica_set.number, replica_set.epoch, entry.seen, clock) for entry in entries
+            store.replicas.next_version(replica_set.number, [*entry.seen, *announced(uuid, entry.name)], clock)
+            for entry in entries
         ]
 
     async def _write_all(
-        self, replica_set: ReplicaSet, entries: Sequence[_Deletion], versions: Sequence[Version]
+        self, replica_set: ReplicaSet, entries: Sequence[_Deletion], versions: Sequence[Version], write_id: bytes
     ) -> bool:
         """Whether all have been told whom it concerns."""
-        by_map = map_version(self._nodes)
+        memories = [entry.memory(write_id) for entry in entries]
+        by_map, announced_s = map_version(self._nodes), clock_s()
         tombstones: dict[int, list[int]] = {}
         missed: dict[int, dict[str, Version]] = {}
         for row, entry in enumerate(entries):
@@ -190,32 +244,46 @@ class Deletions:
                 missed.setdefault(node, {})[entry.name] = versions[row]
 
         async def write_on(node: int, rows: Sequence[int]) -> None:
-            found = await outcome(self._write_on(replica_set, node, {entries[row].name: versions[row] for row in rows}))
+            mine = {entries[row].name: (versions[row], memories[row]) for row in rows}
+            looked_s = min(entries[row].looked_s for row in rows)
+            found = await outcome(self._write_on(replica_set, node, mine, looked_s))
             for row, problem in zip(rows, found if isinstance(found, list) else [found] * len(rows), strict=True):
                 if problem is None:
                     entries[row].deleted_on.append(node)
                 else:
                     entries[row].lose(problem)
 
-        await asyncio.gather(
-            invalidate_nonparticipants(self._nodes, entries, versions, [list(entry.found) for entry in entries]),
-            *(invalidate_one(self._nodes, replica_set, node, names) for node, names in missed.items()),
-            *(write_on(node, rows) for node, rows in tombstones.items()),
+        heard, _ = await asyncio.gather(
+            asyncio.gather(
+                invalidate_nonparticipants(self._nodes, entries, versions, [list(entry.found) for entry in entries]),
+                *(invalidate_one(self._nodes, replica_set, node, names) for node, names in missed.items()),
+            ),
+            asyncio.gather(*(write_on(node, rows) for node, rows in tombstones.items())),
         )
         lost = [
             ReplicaSelection(replica_set, entry.name, entry.ranking, taking=[*entry.having, *entry.rest])
             for entry in entries
         ]
         there = [[*entry.deleted_on, *entry.rest] if entry.deleted_on else [] for entry in entries]
-        return not any(there) or await invalidate_after_commits(self._nodes, lost, versions, there, by_map=by_map)
+        if not any(there):
+            return True
+        told = await invalidate_after_commits(
+            self._nodes, lost, versions, there, by_map=by_map, announced_s=announced_s
+        )
+        return all(heard) and told
 
     async def _write_on(
-        self, replica_set: ReplicaSet, node: int, tombstones: Mapping[str, Version]
+        self, replica_set: ReplicaSet, node: int, tombstones: Mapping[str, tuple[Version, bytes]], looked_s: float
     ) -> list[ReplicaLost | None]:
         """Have one node keep tombstones; of each, None or why it has none. Raises ReplicaLost."""
         bucket = wire.BucketRef(name=replica_set.bucket.name, uuid=replica_set.bucket.uuid)
         request = contents.BuryManyRequest(
-            bucket=bucket, name=list(tombstones), version=map(to_wire, tombstones.values())
+            bucket=bucket,
+            name=list(tombstones),
+            version=[to_wire(version) for version, _ in tombstones.values()],
+            writes=[writes for _, writes in tombstones.values()],
+            wall_ms=self._nodes.node.store.clock.wall_ms(),
+            looked_ms=ms_since(looked_s),
         )
         endpoint = replica_set.endpoint(node)
         if node == replica_set.position:
@@ -237,8 +305,18 @@ class Deletions:
 def write_tombstones(store: Store, request: contents.BuryManyRequest) -> contents.BuryManyResponse:
     """This node's part. Raises LoaderError."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
-    tombstones = list(zip(request.name, map(from_wire, request.version), strict=True))
-    return contents.BuryManyResponse(failure=failures(store.write_tombstones(request.bucket.name, tombstones)))
+    if len(request.name) != len(request.version) or len(request.writes) not in (0, len(request.name)):
+        raise InvalidRequest(
+            f"{len(request.version)} versions and {len(request.writes)} memories of {len(request.name)} names"
+        )
+    writes = [*map(checked, request.writes)] or [b""] * len(request.name)
+    tombstones = list(zip(request.name, map(from_wire, request.version), writes, strict=True))
+    for _, version, _ in tombstones:
+        store.replicas.require_believable(version, request.wall_ms)
+    late = [late_fault(store, request.bucket.uuid, *one, request.looked_ms) for one in tombstones]
+    taken = [one for one, fault in zip(tombstones, late, strict=True) if fault is None]
+    left = iter(store.write_tombstones(request.bucket.name, taken))
+    return contents.BuryManyResponse(failure=failures([fault or next(left) for fault in late]))
 
 
 def failures(results: Sequence[object]) -> list[contents.DeleteFailure]:

@@ -21,9 +21,13 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.errors import TooFewCopies
+from storage_node.cluster.replication.read_lease import clock_s
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.store.format import Version
 
+GIVEN_UP_S = 30.0
+"""A write that a node was told of and cannot be found anywhere after this time has not come to pass, as far as that
+node knows; one that is still being committed by then is told again before it is acknowledged."""
 _MOST_MAPS = 5
 """That may follow each other while one write is acknowledged."""
 
@@ -54,8 +58,10 @@ async def invalidate_nonparticipants(
     entries: Sequence[ReplicaSelection],
     versions: Sequence[Version],
     taking: Sequence[Collection[int]],
-) -> None:
+) -> bool:
     """Tell those that should have copies of these entries, and get none, that what they have is about to be old.
+
+    Returns whether none of them can be read from any more before it has been told.
 
     Args:
         taking: the nodes that do get one, of each entry.
@@ -71,11 +77,12 @@ async def invalidate_nonparticipants(
                 if node.uuid == replica_set.view.nodes[replica_set.position].uuid:
                     nodes.node.store.replicas.stale.mark_names(bucket.uuid, {entries[row].name: versions[row]})
                 else:
-                    names = missed.setdefault((node.endpoint, (bucket.name, bucket.uuid)), {})
+                    names = missed.setdefault((node.peer_endpoint, (bucket.name, bucket.uuid)), {})
                     names[entries[row].name] = max(versions[row], names.get(entries[row].name, versions[row]))
-    await asyncio.gather(
+    told = await asyncio.gather(
         *(nodes.invalidations.invalidate(endpoint, of, names) for (endpoint, of), names in missed.items())
     )
+    return all(told)
 
 
 async def invalidate_after_commits(
@@ -85,36 +92,41 @@ async def invalidate_after_commits(
     committed: Sequence[Collection[int]],
     *,
     by_map: int,
+    announced_s: float,
 ) -> bool:
     """After commits: tell those that were to take part and were lost, and those that a newer map than `by_map` adds.
 
-    What nobody is known to have committed is not acknowledged, and need not be told. Returns whether all have been
-    told. While the map changes on and on, that is not so.
+    What nobody is known to have committed is not acknowledged, and need not be told; where committing took long, all
+    are told once more. `announced_s`: when they were told before. Returns whether all have been told. While the map
+    changes on and on, that is not so, nor when this node turns out to be in the cluster no more.
     """
     done = [row for row, there in enumerate(committed) if there]
     entries, versions = [entries[row] for row in done], [versions[row] for row in done]
     committed = [committed[row] for row in done]
     told_by = by_map
     lost = any(set(entry.taking) - set(there) for entry, there in zip(entries, committed, strict=True))
+    lost |= clock_s() - announced_s > GIVEN_UP_S / 2  # a drive has no deadline: they may believe in it no more
     for _ in range(_MOST_MAPS):
-        if not await nodes.keep_up():
+        if not await nodes.keep_up() or (nodes.node.membership is not None and nodes.node.membership.position is None):
             return False
         if told_by == (told_by := map_version(nodes)) and not lost:
             return True
         lost = False
-        await invalidate_nonparticipants(nodes, entries, versions, committed)
+        if not await invalidate_nonparticipants(nodes, entries, versions, committed):
+            return False
     return False
 
 
 async def invalidate_one(
     nodes: ReplicaClient, replica_set: ReplicaSet, node: int, versions: Mapping[str, Version]
-) -> None:
-    """Tell one node that it has no part in these versions of objects, by name, should older ones come to it."""
+) -> bool:
+    """Tell one node that it has no part in these versions of objects, by name, should older ones come to it; as
+    `invalidate_nonparticipants`."""
     bucket = replica_set.bucket
     if node == replica_set.position:
         nodes.node.store.replicas.stale.mark_names(bucket.uuid, versions)
-    else:
-        await nodes.invalidations.invalidate(replica_set.endpoint(node), (bucket.name, bucket.uuid), versions)
+        return True
+    return await nodes.invalidations.invalidate(replica_set.endpoint(node), (bucket.name, bucket.uuid), versions)
 
 
 def outdated(nodes: ReplicaClient, entry: ReplicaSelection) -> LoaderError | None:

@@ -6,18 +6,22 @@ Runs on reader threads; a coordinator that is itself an owner uses it without a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ais_loader import errors
-from ais_loader.errors import LoaderError
+from ais_loader.errors import LoaderError, WriteTooLate
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.store.drive.preconditions import Condition
+from storage_node.store.drive.version_clock import MAX_EPOCH, check_counter
 from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.listing import PAGE_BYTES, within
 from storage_node.store.staging import check_content, stage_object
 from storage_node.store.store import Store
 from storage_node.store.upload import Upload
+from storage_node.store.write_memory import SUPERSEDED, checked, id_of
 
+ELSEWHERE = b"elsewhere"
+"""In place of the path of an object on another node."""
 MAX_VERSIONS = 10_000
 """Of one page."""
 
@@ -27,6 +31,10 @@ def to_wire(version: Version) -> wire.ObjectVersion:
 
 
 def from_wire(version: wire.ObjectVersion) -> Version:
+    """Raises InvalidRequest for one that is never given: nothing of that kind comes further than here."""
+    if version.epoch > MAX_EPOCH:
+        raise errors.InvalidRequest(f"epoch {version.epoch} of a version is above {MAX_EPOCH}")
+    check_counter(version.counter, "counter")
     return Version(version.epoch, version.counter, version.node)
 
 
@@ -72,9 +80,7 @@ class HeldWrite:
         put = header.object
         try:
             require_bucket(self._store, put.bucket, header.bucket_uuid)
-            upload = self._store.begin_put(put.bucket, put.name, dict(put.metadata))
-            upload.require(Condition(write_id=put.condition.write_id))
-            return upload
+            return self._store.begin_put(put.bucket, put.name, dict(put.metadata))
         except LoaderError as error:
             return error
 
@@ -114,7 +120,6 @@ class HeldWrite:
                 [small.data],
                 dict(small.metadata),
                 checksum=checksum,
-                condition=Condition(write_id=small.condition.write_id),
                 grouped=True,
             )
         except LoaderError as error:
@@ -122,7 +127,7 @@ class HeldWrite:
 
     def _staged(self) -> wire.WriteResponse:
         assert self._uploads is not None
-        staged = wire.Staged(clock=self._store.replicas.clock)
+        staged = wire.Staged(clock=self._store.replicas.clock, wall_ms=self._store.clock.wall_ms())
         for at, upload in enumerate(self._uploads):
             if isinstance(upload, Upload):
                 try:
@@ -135,6 +140,7 @@ class HeldWrite:
                         size_bytes=upload.size_bytes,
                         checksum=upload.checksum,
                         newest=to_wire(newest.version) if newest is not None else None,
+                        before=to_state("", newest) if newest is not None and newest.writes else None,
                     )
             if isinstance(upload, LoaderError):
                 staged.object.add(error=error_to_wire(upload))
@@ -144,24 +150,41 @@ class HeldWrite:
         self._committed = True
         given_up = LoaderError("given up by the coordinator")
         wanted: list[Upload | LoaderError] = []
+        mending: dict[int, tuple[bytes, str]] = {}
         for upload, chosen in zip(uploads, commit.object, strict=True):
             if isinstance(upload, Upload) and not chosen.HasField("version"):
                 upload.abort()
                 wanted.append(given_up)
                 continue
             if isinstance(upload, Upload):
-                upload.assign(from_wire(chosen.version), chosen.modified_ns)
-                condition = replace(upload.condition or Condition(), after_cuts=not commit.is_copy)
-                if chosen.HasField("not_above"):
-                    condition = replace(condition, not_above=from_wire(chosen.not_above))
+                version, writes = from_wire(chosen.version), checked(chosen.writes)
+                if not commit.is_copy:
+                    self._store.replicas.require_believable(version, commit.wall_ms)
+                    if (late := late_fault(self._store, *upload.of, version, writes, commit.looked_ms)) is not None:
+                        upload.abort()
+                        wanted.append(late)
+                        continue
+                upload.assign(version, chosen.modified_ns, writes, is_copy=commit.is_copy)
+                is_mending = commit.is_copy and self._store.damaged.version_of(*upload.of) == version
+                if is_mending:
+                    mending[len(wanted)] = upload.of
+                condition = Condition(
+                    not_above=from_wire(chosen.not_above) if chosen.HasField("not_above") else None,
+                    write_id=b"" if commit.is_copy else id_of(writes),
+                    known=from_wire(chosen.known) if chosen.HasField("known") else None,
+                    after_cuts=not commit.is_copy,
+                    mends=is_mending,
+                )
                 upload.require(condition)
             wanted.append(upload)
         committed = wire.Committed()
-        for result in self._store.commit_many(wanted):
+        for at, result in enumerate(self._store.commit_many(wanted)):
             if isinstance(result, LoaderError):
                 committed.object.add(error=error_to_wire(result))
-            else:
-                committed.object.add(version=to_wire(result.version))
+                continue
+            committed.object.add(version=to_wire(result.version), superseded=result.path == SUPERSEDED)
+            if at in mending:
+                self._store.damaged.drop(*mending[at], mended=True)
         committed.map_version = self._known_map()  # as it is after the commit
         return wire.WriteResponse(committed=committed)
 
@@ -184,12 +207,17 @@ def require_bucket(store: Store, name: str, uuid: bytes) -> None:
 def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> wire.NewestResponse:
     """`map_version`: noted before this is called; see `map.lease`."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
+    if request.make_lasting:
+        for drive in store.drive_set.live():
+            drive.sync()
     if request.allow_unknown:
         states = [_state_or_unknown(store, request.bucket.name, name) for name in request.name]
     else:
         found = store.replicas.newest(request.bucket.name, list(request.name))
-        states = [_state(name, record) for name, record in zip(request.name, found, strict=True)]
-    return wire.NewestResponse(object=states, clock=store.replicas.clock, map_version=map_version)
+        states = [to_state(name, record) for name, record in zip(request.name, found, strict=True)]
+    return wire.NewestResponse(
+        object=states, clock=store.replicas.clock, map_version=map_version, wall_ms=store.clock.wall_ms()
+    )
 
 
 def write_tombstone(
@@ -197,12 +225,33 @@ def write_tombstone(
 ) -> wire.BuryResponse:
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     not_above = from_wire(request.not_above) if request.HasField("not_above") else None
-    condition = Condition(not_above=not_above, after_cuts=not request.is_copy)
+    version, writes = from_wire(request.version), checked(request.writes)
+    if not request.is_copy:
+        store.replicas.require_believable(version, request.wall_ms)
+        late = late_fault(store, request.bucket.uuid, request.name, version, writes, request.looked_ms)
+        if late is not None:
+            raise late
+    write_id = b"" if request.is_copy else id_of(writes)
+    condition = Condition(not_above=not_above, write_id=write_id, after_cuts=not request.is_copy)
     left = store.delete(
-        request.bucket.name, request.name, from_wire(request.version), keep_tombstone=True, condition=condition
+        request.bucket.name, request.name, version, keep_tombstone=True, condition=condition, writes=writes
     )
     assert left is not None
     return wire.BuryResponse(version=to_wire(left.version), map_version=known_map())
+
+
+def late_fault(
+    store: Store, bucket_uuid: bytes, name: str, version: Version, writes: bytes, looked_ms: int
+) -> WriteTooLate | None:
+    """What keeps this node from taking a write whose coordinator looked so long ago what there is: it may have missed
+    another one of the name since, which may have come after a repeat of this one. What has no id has no repeats.
+    """
+    if not id_of(writes) or not store.replicas.stale.missed(bucket_uuid, name, version, looked_ms / 1000):
+        return None
+    return WriteTooLate(
+        f"{name!r}: this node was told of another write of it, or was out of touch with the others, since this one "
+        "began; write it again"
+    )
 
 
 def versions(store: Store, request: wire.VersionsRequest) -> wire.VersionsResponse:
@@ -210,6 +259,7 @@ def versions(store: Store, request: wire.VersionsRequest) -> wire.VersionsRespon
     limit = min(request.limit or 1000, MAX_VERSIONS)
     # One more than asked tells whether another page is worth a request.
     found = list(store.replicas.versions(request.bucket.name, request.start_after, limit + 1))
+    limit = within(PAGE_BYTES, (state.name for state in found[:limit]))
     states = [
         wire.ObjectState(
             name=state.name,
@@ -231,17 +281,20 @@ def forget(store: Store, request: wire.ForgetRequest) -> wire.ForgetResponse:
         left = store.replicas.newest(bucket, [request.name])[0]
     else:
         left = store.delete(bucket, request.name, version)
-    return wire.ForgetResponse(left=_state(request.name, left) if left is not None else None)
+    return wire.ForgetResponse(left=to_state(request.name, left) if left is not None else None)
 
 
 def _state_or_unknown(store: Store, bucket: str, name: str) -> wire.ObjectState:
     try:
-        return _state(name, store.replicas.newest(bucket, [name])[0])
+        record = store.replicas.newest(bucket, [name])[0]
+        if record is not None and store.damaged.version_of(store.bucket(bucket).uuid_bytes, name) == record.version:
+            return wire.ObjectState(name=name, unknown=True)  # nobody may rely on this copy
+        return to_state(name, record)
     except errors.DriveFailed:
         return wire.ObjectState(name=name, unknown=True)
 
 
-def _state(name: str, record: CatalogEntry | None) -> wire.ObjectState:
+def to_state(name: str, record: CatalogEntry | None) -> wire.ObjectState:
     if record is None:
         return wire.ObjectState(name=name)
     return wire.ObjectState(
@@ -250,4 +303,26 @@ def _state(name: str, record: CatalogEntry | None) -> wire.ObjectState:
         is_tombstone=record.is_tombstone,
         size_bytes=record.size_bytes,
         checksum=record.checksum,
+        writes=record.writes,
+        modified_ns=record.modified_ns,
+    )
+
+
+def from_state(state: wire.ObjectState) -> CatalogEntry | None:
+    """What another node's catalog tells of a name; None where it has nothing. Raises InvalidRequest."""
+    if not state.HasField("version"):
+        return None
+    version = from_wire(state.version)
+    path = b"" if state.is_tombstone else ELSEWHERE
+    return CatalogEntry(
+        version.epoch,
+        version.counter,
+        version.node,
+        state.size_bytes,
+        state.checksum,
+        state.modified_ns,
+        0,
+        path,
+        b"",
+        checked(state.writes),
     )

@@ -8,16 +8,18 @@ from typing import TypeVar
 
 import grpc.aio
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import ClockOffset, LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.sync import newer_map
 from storage_node.cluster.replication import replica
+from storage_node.cluster.replication.clock_check import check_clocks
 from storage_node.cluster.replication.invalidation import Bucket, InvalidationOutbox
+from storage_node.cluster.replication.lease_keeper import ReadLeases
 from storage_node.cluster.replication.replica import HeldWrite
-from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import (
     STEP_TIMEOUT_S,
     LocalReplicaStream,
@@ -49,12 +51,21 @@ class ReplicaClient:
     def __init__(self, node: Node, channels: Channels) -> None:
         self.node = node
         self.channels = channels
-        self.invalidations = InvalidationOutbox(channels, self._is_member, self.heard_of_map, self.teach)
+        self.invalidations = InvalidationOutbox(
+            channels,
+            self._is_member,
+            self.heard_of_map,
+            self.teach,
+            lambda undelivered: ReadLeases(node, undelivered, self.heard_of_map),
+        )
+        self.leases = self.invalidations.leases
+        self.leases.keep_up = self.keep_up
         self._newest_map = "", 0
+        channels.heard_of_map = self.heard_of_map
 
     def _is_member(self, endpoint: str) -> bool:
         view = self.node.membership.view if self.node.membership is not None else None
-        return view is not None and any(node.endpoint == endpoint for node in view.nodes)
+        return view is not None and any(node.peer_endpoint == endpoint for node in view.nodes)
 
     def heard_of_map(self, endpoint: str, version: int) -> None:
         """The node there knows a map of this version."""
@@ -82,7 +93,7 @@ class ReplicaClient:
         known = membership.view.version if membership is not None and membership.view is not None else 0
         if membership is None or known >= version:
             return True
-        others = [] if membership.view is None else [node.endpoint for node in membership.view.nodes]
+        others = [] if membership.view is None else [node.peer_endpoint for node in membership.view.nodes]
         for one in dict.fromkeys([endpoint, *others]):
             newer = await newer_map(self.channels.to(one), known, self.node.config.peer_timeout_s)
             if newer is not None and await self.node.learn(newer) >= version:
@@ -94,6 +105,15 @@ class ReplicaClient:
         if node == replica_set.position:
             return LocalReplicaStream(node, self.node, held)
         return RemoteReplicaStream(node, replica_set.endpoint(node), self.channels, self.node.config.reach_timeout_s)
+
+    def clock_faults(self, writes: Sequence[ReplicaSelection]) -> list[ClockOffset | None]:
+        """See `check_clocks`."""
+        return check_clocks(self.node.peer_clocks, self.node.store.clock.max_offset_ms, writes)
+
+    def note_clock(self, replica_set: ReplicaSet, node: int, wall_ms: int) -> None:
+        """What the wall clock of a node shows at this moment."""
+        if node != replica_set.position:
+            self.node.peer_clocks.note(replica_set.view.nodes[node].uuid, wall_ms)
 
     def avoided(self, replica_set: ReplicaSet) -> Callable[[int], bool]:
         return lambda node: node != replica_set.position and self.channels.avoided(replica_set.endpoint(node))
@@ -110,6 +130,7 @@ class ReplicaClient:
         timeout_s = self.node.config.reach_timeout_s if len(names) <= _FEW_NAMES else STEP_TIMEOUT_S
         with reporting(self.channels, endpoint):
             found: wire.NewestResponse = await stub.Newest(request, timeout=timeout_s)
+        self.note_clock(replica_set, node, found.wall_ms)
         self.channels.answered(endpoint)
         return found
 
@@ -120,9 +141,20 @@ class ReplicaClient:
         name: str,
         version: wire.ObjectVersion,
         not_above: wire.ObjectVersion | None = None,
+        writes: bytes = b"",
+        looked_ms: int = 0,
     ) -> wire.BuryResponse:
-        """Have the node keep a tombstone, if it has nothing newer than `not_above`. Raises ReplicaLost."""
-        request = wire.BuryRequest(bucket=_ref(replica_set), name=name, version=version, not_above=not_above)
+        """Have the node keep a tombstone, if it has nothing newer than `not_above`, and has missed nothing since it was
+        looked, `looked_ms` ago. Raises ReplicaLost."""
+        request = wire.BuryRequest(
+            bucket=_ref(replica_set),
+            name=name,
+            version=version,
+            not_above=not_above,
+            wall_ms=self.node.store.clock.wall_ms(),
+            writes=writes,
+            looked_ms=looked_ms,
+        )
         if node == replica_set.position:
             return await self._here(replica.write_tombstone, request)
         endpoint = replica_set.endpoint(node)

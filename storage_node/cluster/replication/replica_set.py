@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ais_loader.errors import InvalidRequest, LoaderError, SourceChanged, SourceUnreadable
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.errors import TooFewCopies
+from storage_node.cluster.errors import TooFewCopies, Unfinished
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 
 _OF_THE_REQUEST = (InvalidRequest, SourceChanged, SourceUnreadable)
@@ -27,11 +27,6 @@ class ReplicaSet:
     @property
     def number(self) -> int:
         return self.view.nodes[self.position].number
-
-    @property
-    def epoch(self) -> int:
-        """A change of the map outranks what was written under the one before."""
-        return self.view.version
 
     @property
     def min_copies(self) -> int:
@@ -62,7 +57,7 @@ class ReplicaSet:
         return any(node in asked for node in self.view.sure_owners(self.bucket, name))
 
     def endpoint(self, node: int) -> str:
-        return self.view.nodes[node].endpoint
+        return self.view.nodes[node].peer_endpoint
 
 
 @dataclass(slots=True)
@@ -104,6 +99,14 @@ class ReplicaSelection:
         """Those whom it belongs to, whether they answer or not."""
         return self.ranking[: self.replica_set.bucket.copies]
 
+    @property
+    def missing(self) -> list[int] | None:
+        """The numbers of the owners that take no part; None while objects move, when others may have older ones."""
+        view = self.replica_set.view
+        if view.former is not None:
+            return None
+        return [view.nodes[owner].number for owner in self.owners if owner not in self.taking]
+
     def lose(self, problem: ReplicaLost) -> None:
         """A node takes no part, or not any more."""
         self.problems.append(str(problem))
@@ -129,7 +132,15 @@ class ReplicaSelection:
 
     def unfinished(self, count: int) -> LoaderError:
         """What a client is told when too few nodes of those that took part have said that they are done."""
-        return TooFewCopies(f"{self._sentence(count)}; others may be changed already, trying again makes them equal")
+        return Unfinished(f"{self._sentence(count)}; others may be changed already, trying again makes them equal")
+
+    def untold(self) -> LoaderError:
+        """Why a write is not begun, of which a node cannot be told that may be read from."""
+        label = f"{self.replica_set.bucket.name}/{self.name}"
+        return TooFewCopies(
+            f"{label}: a node that has an older copy cannot be told of the write, and too few others answer to be sure "
+            "that nobody reads from it; nothing was changed"
+        )
 
     def _sentence(self, count: int) -> str:
         why = "; ".join(dict.fromkeys(self.problems)) or "the map has no more hosts"

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from ais_loader import errors
-from ais_loader.errors import LoaderError, NodeUnavailable, SilenceTimeout
+from ais_loader.errors import LoaderError, NodeUnavailable, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
@@ -42,11 +42,11 @@ class ReplicaLost(Exception):
     @property
     def may_pass(self) -> bool:
         """The node did not answer, or cannot say now: its copy may be old, or it is stopping."""
-        return self.refusal is None or type(self.refusal) in (LoaderError, NodeUnavailable, SilenceTimeout)
+        return self.refusal is None or type(self.refusal) in (LoaderError, NodeUnavailable, Overloaded, SilenceTimeout)
 
 
 def refused(who: str, error: pb.Error) -> ReplicaLost:
-    return ReplicaLost(f"{who}: {error.message}", errors.from_kind(error.kind, error.message))
+    return ReplicaLost(f"{who}: {error.message}", errors.from_node(error.kind, error.message))
 
 
 class ReplicaStream(ABC):
@@ -155,6 +155,7 @@ def reporting(channels: Channels, endpoint: str) -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             channels.failed(endpoint, silent=error.code() == grpc.StatusCode.DEADLINE_EXCEEDED)
+        channels.refused(endpoint, error)
         for key, kind in error.trailing_metadata() or ():
             if key == ERROR_KIND_KEY:
                 raise refused(endpoint, pb.Error(kind=str(kind), message=error.details())) from error

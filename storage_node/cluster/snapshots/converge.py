@@ -93,7 +93,7 @@ class Convergence:
                 if node != here:
                     asked.setdefault(node, []).append(name)
         found = await asyncio.gather(
-            *(self._ask(view.nodes[node].endpoint, bucket, cut, wanted) for node, wanted in asked.items())
+            *(self._ask(view.nodes[node].peer_endpoint, bucket, cut, wanted) for node, wanted in asked.items())
         )
         answers = {node: answer for node, (answer, _) in zip(asked, found, strict=True)}
         return answers, {node for node, (_, version) in zip(asked, found, strict=True) if version == view.version}
@@ -131,7 +131,7 @@ class Convergence:
         problems: list[str] = []
 
         async def push(node: int, names: Sequence[str]) -> None:
-            endpoint = view.nodes[node].endpoint
+            endpoint = view.nodes[node].peer_endpoint
             try:
                 mine = await self._node.read(seen, self._store, bucket.uuid, names, cut)
                 found = {name: one for name, one in zip(names, mine, strict=True) if one is not None}

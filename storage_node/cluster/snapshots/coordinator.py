@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from ais_loader.errors import BucketNotFound, LoaderError, SnapshotNotFound, SnapshotReadOnly
+from ais_loader.errors import BucketNotFound, ClockOffset, LoaderError, SnapshotNotFound, SnapshotReadOnly
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -38,8 +38,10 @@ from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.replication.snapshot_barrier import DRAIN_S, HOLD_S
 from storage_node.cluster.snapshots.converge import KEEP_TIMEOUT_S
+from storage_node.store.drive.version_clock import VersionClock, ms_of
 from storage_node.store.failpoints import failpoint
 from storage_node.store.names import SNAPSHOT_MARK, check_snapshot_name
+from storage_node.store.wall_clock import advice, shown
 
 CHANGE_TIMEOUT_S = 20.0
 CUT_TIMEOUT_S = 8.0
@@ -54,8 +56,9 @@ T = TypeVar("T")
 
 
 class SnapshotCoordinator:
-    def __init__(self, membership: Membership, channels: Channels) -> None:
+    def __init__(self, membership: Membership, channels: Channels, clock: VersionClock) -> None:
         self._membership = membership
+        self._clock = clock
         self._channels = channels
         self.making: set[tuple[bytes, str, int]] = set()
         """The bucket's uuid, the name, and the moment at which it was begun."""
@@ -147,7 +150,7 @@ class SnapshotCoordinator:
     async def _cut(self, view: ClusterView, bucket: cluster_pb.MapBucket, name: str) -> cluster_pb.MapSnapshot:
         """Have the map say that a snapshot with this name is being made. Raises _Overtaken, LoaderError."""
         attempt, ref = os.urandom(16), bucket_ref(bucket)
-        endpoints = [node.endpoint for node in sorted(view.nodes, key=lambda node: node.uuid)]
+        endpoints = [node.peer_endpoint for node in sorted(view.nodes, key=lambda node: node.uuid)]
         await asyncio.gather(*(_all_needed(reach(self._channels, endpoint)) for endpoint in endpoints))
         making: cluster_pb.MapSnapshot | None = None
         try:
@@ -155,6 +158,8 @@ class SnapshotCoordinator:
             held = [await self._hold_first(endpoints[0], hold)]
             held += await self._ask_all(endpoints[1:], "Hold", hold, DRAIN_S + REACH_TIMEOUT_S)
             failpoint("snapshot.held")
+            for endpoint, answer in zip(endpoints, held, strict=True):
+                self._believe(endpoint, answer.clock, answer.wall_ms)
             making = cluster_pb.MapSnapshot(
                 name=name,
                 cut=max(answer.clock for answer in held),
@@ -164,7 +169,7 @@ class SnapshotCoordinator:
             self.making.add((bucket.uuid, name, making.created_ns))
             change = snapshot_mutations.begin_snapshot(bucket.uuid, making, view.version)
             try:
-                await change_map_async(endpoints, change, timeout_s=CUT_TIMEOUT_S)
+                await change_map_async(endpoints, change, timeout_s=CUT_TIMEOUT_S, caller=self._channels.caller)
             except (Contended, snapshot_mutations.MapChanged) as error:
                 raise _Overtaken(str(error)) from error
             armed = pb.ArmedRequest(bucket=ref, attempt=attempt, cut=making.cut)
@@ -182,6 +187,16 @@ class SnapshotCoordinator:
                 self.making.discard((bucket.uuid, name, making.created_ns))
                 await self._abandon(bucket.uuid, making)
             raise
+
+    def _believe(self, endpoint: str, clock: int, wall_ms: int) -> None:
+        """Raises ClockOffset: all nodes would go on above a cut that is further ahead than clocks may differ."""
+        own = self._clock
+        if not own.believes(clock, wall_ms):
+            raise ClockOffset(
+                f"no snapshot is made: the clock of {endpoint} shows {shown(wall_ms)}, its versions are of "
+                f"{shown(ms_of(clock))}, and this node's clock shows {shown(own.wall_ms())}; "
+                f"{advice(own.max_offset_ms)}"
+            )
 
     async def _hold_first(self, endpoint: str, hold: pb.HoldRequest) -> pb.HoldResponse:
         """Everybody begins at the same node, so that nobody holds some nodes while somebody else holds others."""
@@ -211,7 +226,7 @@ class SnapshotCoordinator:
         self, view: ClusterView, bucket: cluster_pb.MapBucket, making: cluster_pb.MapSnapshot
     ) -> tuple[int, int]:
         """Returns when all owners see the same: how many objects, and their bytes. Raises LoaderError."""
-        endpoints = [node.endpoint for node in view.nodes]
+        endpoints = [node.peer_endpoint for node in view.nodes]
         fewest, since_s = -1, time.monotonic()
         while True:
             rounds = await asyncio.gather(*(self._settle_node(endpoint, bucket, making.cut) for endpoint in endpoints))
@@ -265,7 +280,12 @@ class SnapshotCoordinator:
         if view is None:
             raise _left()
         try:
-            return await change_map_async([node.endpoint for node in view.nodes], edit, timeout_s=CHANGE_TIMEOUT_S)
+            return await change_map_async(
+                [node.peer_endpoint for node in view.nodes],
+                edit,
+                timeout_s=CHANGE_TIMEOUT_S,
+                caller=self._channels.caller,
+            )
         except LoaderError:
             raise  # many are a ValueError, too
         except ValueError as error:

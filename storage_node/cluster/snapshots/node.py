@@ -17,9 +17,9 @@ class NodeSnapshots:
     """`sweep` is to be run; `close` when the node stops."""
 
     def __init__(self, node: Node, membership: Membership, writes: WriteCoordinator, repair: Repair) -> None:
-        self._channels = Channels()
+        self._channels = Channels(node.caller)
         self.convergence = Convergence(node, membership, repair.transfers, self._channels)
-        self.snapshots = SnapshotCoordinator(membership, self._channels)
+        self.snapshots = SnapshotCoordinator(membership, self._channels, node.store.clock)
         self._membership = membership
         node.store.replicas.is_holder = self._holds
         repair.retained_in_place = RetainedRepair(node, membership, self.convergence).pass_

@@ -58,7 +58,7 @@ class SnapshotSweep:
         at = view.position.get(one.maker)
         if at is None:
             return True
-        endpoint = view.nodes[at].endpoint
+        endpoint = view.nodes[at].peer_endpoint
         try:
             with reporting(self._channels, endpoint):
                 answer: pb.MakingResponse = await rpc.SnapshotCopiesStub(self._channels.to(endpoint)).Making(
@@ -75,9 +75,10 @@ class SnapshotSweep:
         log.warning("snapshot %r of bucket %r was not finished by the node that made it", one.name, bucket.name)
         try:
             await change_map_async(
-                [node.endpoint for node in view.nodes],
+                [node.peer_endpoint for node in view.nodes],
                 abandon_snapshot(bucket.uuid, one),
                 timeout_s=CHANGE_TIMEOUT_S,
+                caller=self._channels.caller,
             )
         except (ChangeFailed, ValueError) as error:
             log.info("it cannot be taken out of the map for now: %s", error)

@@ -41,10 +41,12 @@ log = logging.getLogger(__name__)
 class OpenShard:
     """A shard with its index. Its descriptor is closed with the last reference to it: keep one while reading."""
 
-    def __init__(self, archive: Archive, fd: int, held: contextlib.ExitStack) -> None:
+    def __init__(self, archive: Archive, fd: int, held: contextlib.ExitStack, *, is_object: bool = True) -> None:
         self.archive = archive
         self.fd = fd
         """Of what `Archive.file_range` counts in."""
+        self.is_object = is_object
+        """Whether that is the object's own file, and not an unpacked copy of it."""
         self._held = held
 
     def find(self, member: str) -> Member:
@@ -138,14 +140,14 @@ class Shards:
             fd = self._files.open(record.path)
             held.callback(os.close, fd)
             source = FdSource(fd, record.size_bytes)
-            archive = self._indexed(source, record, name)
+            archive, is_object = self._indexed(source, record, name), True
             if archive.needs_copy:
                 content_bytes = archive.index.content_bytes
                 copy = held.enter_context(
                     self._unpacked().get(record.path, content_bytes, archive.content, timeout_s=COPY_TIMEOUT_S)
                 )
-                archive, fd = archive.on_copy(copy), copy.fd
-            return OpenShard(archive, fd, held.pop_all())
+                archive, fd, is_object = archive.on_copy(copy), copy.fd, False
+            return OpenShard(archive, fd, held.pop_all(), is_object=is_object)
 
     def _unpacked(self) -> UnpackCache:
         with self._lock:

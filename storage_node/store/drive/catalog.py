@@ -3,6 +3,8 @@
 A writer opens it read-write and holds RocksDB's own lock. Readers in other processes open it as *secondary*: they take
 no lock, write nothing into the drive, and see what the writer did when they catch up.
 
+A writer whose RocksDB has stopped for want of file descriptors opens it anew as soon as there are some.
+
 A RocksDB handle must not be closed, collected or used in a process that inherited it through fork: its background
 threads are not there, and it would wait for them for ever. Handles and iterators that a child inherits are therefore
 leaked at fork, and a catalog that finds itself in another process refuses with Closed.
@@ -16,24 +18,41 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from ais_loader.errors import Closed, DriveFailed, DriveFull, LoaderError, StoreFormatError, StoreLocked
 from ais_loader.extras import needs
 from storage_node.store.commit_mark import commit_mark
+from storage_node.store.drive.clean_shutdown import Mark, MarkWriter, read_mark
 from storage_node.store.drive.locking import lock_holder
-from storage_node.store.files.error_counters import Faults
+from storage_node.store.files.error_counters import OUT_OF_DESCRIPTORS, Faults
 from storage_node.store.files.object_files import drive_error
 
 with needs("rocksdict", "a store on this machine"):
-    from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, WriteBatch, WriteOptions
+    from rocksdict import (
+        AccessType,
+        DbClosedError,
+        DBRecoveryMode,
+        Options,
+        Rdict,
+        RdictIter,
+        ReadOptions,
+        WriteBatch,
+        WriteOptions,
+    )
 
+T = TypeVar("T")
 __all__ = ["Catalog", "WriteBatch", "held_by_this_process"]
 
 _READER_OPENS = 10
+_REOPEN_S = 5.0
+"""For calls that are under way on the handle before to end, and for others to give descriptors back."""
+_REOPEN_DESCRIPTORS = 32
+"""That RocksDB needs besides those of its tables and logs, roughly."""
 BINDING_FILE = "rocksdict-config.json"
 REBUILD_HINT = "`ais-loader doctor --rebuild` makes it anew from the files"
 
@@ -51,6 +70,16 @@ class _Refused:
         raise Closed(self._why)
 
 
+class _Reopening:
+    """Takes the place of a handle while the catalog is opened anew: whoever comes waits for the new one."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._catalog._come_back(), name)
+
+
 def leak(handle: object) -> None:
     """Never collect this object, not even when the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
@@ -61,6 +90,7 @@ def _leak_inherited() -> None:
         leak(catalog._db)
         catalog._db = _Refused("this store was opened before a fork, by the parent process; open it again in the child")
         catalog._catch_up_lock = threading.Lock()
+        catalog._reopening = threading.RLock()
     for iterator in list(_live_iterators.values()):
         leak(iterator)
 
@@ -85,43 +115,93 @@ def _options(log_folder: str | None = None) -> Options:
     options.set_max_write_buffer_number(2)
     options.set_keep_log_file_num(2)
     options.set_max_total_wal_size(64 << 20)
+    # Of a log that is damaged before its end RocksDB would otherwise take what comes before, and say nothing. What a
+    # kill may leave, a last record that was cut, is no damage.
+    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     return options
 
 
 class Catalog:
     """Ordered bytes to bytes. Thread-safe; belongs to the process that opened it."""
 
-    def __init__(self, path: Path, *, writable: bool, faults: Faults | None = None) -> None:
+    def __init__(self, path: Path, *, writable: bool, faults: Faults | None = None, salvage: bool = False) -> None:
+        """`salvage`: for reading only, whatever of a damaged catalog can be read, as it is at this moment.
+
+        Raises StoreFormatError for a catalog that is damaged, or that has lost commits, StoreLocked, DriveFull,
+        DriveFailed.
+        """
         self.path = path
         self.writable = writable
+        self._salvage = salvage
         self._faults = faults or Faults()
         self._given_up: str | None = None
+        self.no_room_s: float | None = None
+        """When, on the monotonic clock, it last refused what came for lack of room; None when it has taken something
+        since."""
         self._catch_up_lock = threading.Lock()
         self._folder_inode = 0  # guarded by _catch_up_lock
-        if not writable and not (path / "CURRENT").exists():
-            raise StoreFormatError(f"{path}: there is no catalog; {REBUILD_HINT}")
+        self._reopening = threading.RLock()
+        self._openings = 0  # guarded by _reopening, as is who has an iterator
+        self._iterators = 0
+        self._is_stopped = False
         try:
-            self._db: Rdict = self._open()
+            # Looked at first: beside a writer the catalog is never behind what the mark said before.
+            mark = None if salvage else read_mark(path)
+            if (mark is not None or not writable) and not (path / "CURRENT").exists():
+                raise StoreFormatError(f"{path}: there is no catalog; {REBUILD_HINT}")
+            self._db: Rdict = self._open(mark)
         except Exception as error:
             raise self._open_error(error) from error
+        self.machine_went_down = mark is not None and mark.machine_went_down
+        """Whether the previous writer lived in a kernel that is no more."""
+        self._high_water: MarkWriter | None = None
+        if writable:
+            try:
+                self._high_water = MarkWriter(path, mark)
+            except OSError as error:
+                self._db.close()
+                raise self._open_error(error) from error
         self.mark = commit_mark(path)
         self._synced = WriteOptions()
         self._synced.sync = True
         _open_catalogs.add(self)
 
-    def _open(self) -> Rdict:
+    def _open(self, mark: Mark | None) -> Rdict:
+        """Raises StoreFormatError when the log has lost commits that it had when the mark was made."""
+        if self._salvage:
+            return self._open_salvage()
         if self.writable:
             _divert_binding_file(self.path)
-            return Rdict(str(self.path), _options(), access_type=AccessType.read_write())
+            db = Rdict(str(self.path), _options(), access_type=AccessType.read_write())
+            if is_behind(db, mark):
+                raise self._lost(db, mark)
+            return db
         self._folder_inode = os.stat(self.path).st_ino
         # A reader's folder holds nothing but RocksDB's own diary. Unlinked at once, it cannot outlive a killed reader.
         scratch = tempfile.mkdtemp(prefix="ais-loader-reader-")
         try:
-            return self._open_secondary(scratch)
+            return self._open_secondary(scratch, mark)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _open_secondary(self, scratch: str) -> Rdict:
+    def _lost(self, db: Rdict, mark: Mark | None) -> StoreFormatError:
+        assert mark is not None
+        found = db.latest_sequence_number()
+        db.close()
+        lost = f"its log ends at number {found:,}, and {mark.required:,} had been written"
+        self._faults.note_catalog(f"opening the catalog: {lost}")
+        return StoreFormatError(f"{self.path}: the catalog has lost commits ({lost}); {REBUILD_HINT}")
+
+    def _open_salvage(self) -> Rdict:
+        scratch = tempfile.mkdtemp(prefix="ais-loader-reader-")
+        try:
+            options = _options(scratch)
+            options.set_wal_recovery_mode(DBRecoveryMode.skip_any_corrupted_record())
+            return Rdict(str(self.path), options, access_type=AccessType.read_only(False))
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _open_secondary(self, scratch: str, mark: Mark | None) -> Rdict:
         attempt = 1
         while True:
             try:
@@ -130,13 +210,17 @@ class Catalog:
                 strict = Rdict(str(self.path), _options(scratch), access_type=AccessType.read_only(False))
                 secondary = Rdict(str(self.path), _options(scratch), access_type=AccessType.secondary(scratch))
                 strict.close()
-                return secondary
+                if not is_behind(secondary, mark):
+                    return secondary
+                if attempt == _READER_OPENS:
+                    raise self._lost(secondary, mark)
+                secondary.close()
             except Exception:
-                # Beside a writer a table may go between its being listed and its being opened.
                 if attempt == _READER_OPENS:
                     raise
-                threading.Event().wait(0.005 * attempt)
-                attempt += 1
+            # Beside a writer a table, or a log, may go between its being listed and its being opened.
+            threading.Event().wait(0.005 * attempt)
+            attempt += 1
 
     def _open_error(self, error: Exception) -> LoaderError:
         text = str(error)
@@ -166,27 +250,24 @@ class Catalog:
 
     def get(self, key: bytes) -> bytes | None:
         """Raises StoreFormatError for a damaged catalog, DriveFailed, Closed; so do all reads."""
-        try:
-            value: bytes | None = self._db.get(key)
-            return value
-        except Exception as error:
-            raise self._error(error, "reading the catalog") from error
+        value: bytes | None = self._tried(lambda: self._db.get(key), "reading the catalog")
+        return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Values in the order of `keys`."""
-        try:
-            values: list[bytes | None] = self._db.get(list(keys))
-            return values
-        except Exception as error:
-            raise self._error(error, "reading the catalog") from error
+        wanted = list(keys)
+        values: list[bytes | None] = self._tried(lambda: self._db.get(wanted), "reading the catalog")
+        return values
 
-    def scan(self, prefix: bytes, start_after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, start_after: bytes | None = None) -> Generator[tuple[bytes, bytes], None, None]:
         """Pairs whose key begins with `prefix`, in key order; a snapshot of the moment of the first one."""
         read = ReadOptions()
         upper = _successor(prefix)
         if upper is not None:
             read.set_iterate_upper_bound(upper)
         at: RdictIter | None = None
+        with self._reopening:
+            self._iterators += 1
         try:
             at = self._db.iter(read)
             _live_iterators[id(at)] = at
@@ -200,6 +281,9 @@ class Catalog:
         finally:
             if at is not None:
                 _live_iterators.pop(id(at), None)
+            at = None
+            with self._reopening:
+                self._iterators -= 1
 
     def catch_up(self) -> bool:
         """See what the writer has committed; for readers only, and cheap when there is nothing new.
@@ -210,12 +294,14 @@ class Catalog:
             return False
         with self._catch_up_lock:
             try:
+                mark = read_mark(self.path)
                 if os.stat(self.path).st_ino == self._folder_inode:
                     before, logs = self._db.latest_sequence_number(), self._first_log()
                     self._db.try_catch_up_with_primary()
                     # When the writer has flushed, a secondary goes on answering from what it had read of the log: an
-                    # old value hides the flushed one. A new handle has read nothing yet.
-                    if self._first_log() == logs:
+                    # old value hides the flushed one. One that cannot follow any more may say nothing and stay where
+                    # it is. A new handle has read nothing yet.
+                    if self._first_log() == logs and not is_behind(self._db, mark):
                         return bool(self._db.latest_sequence_number() != before)
             except (LoaderError, DbClosedError) as error:
                 raise self._error(error, "following the writer") from error
@@ -223,7 +309,7 @@ class Catalog:
                 pass
             try:
                 # The old handle ends with the last thread that is still reading from it.
-                self._db = self._open()
+                self._db = self._open(read_mark(self.path))
             except Exception as error:
                 raise self._error(error, "following the writer") from error
             return True
@@ -233,34 +319,130 @@ class Catalog:
         return self._db.property_int_value("rocksdb.min-log-number-to-keep")
 
     def estimated_keys(self) -> int:
-        try:
-            return int(self._db.property_int_value("rocksdb.estimate-num-keys") or 0)
-        except Exception as error:
-            raise self._error(error, "reading the catalog") from error
+        return self._tried(
+            lambda: int(self._db.property_int_value("rocksdb.estimate-num-keys") or 0), "reading the catalog"
+        )
 
     # -- writing
 
-    def write(self, batch: WriteBatch, *, sync: bool) -> None:
+    def write(self, batch: WriteBatch, *, sync: bool, is_commit: bool = True) -> None:
         """Apply atomically; with `sync` it survives a power cut on return. Raises DriveFull, DriveFailed, Closed.
 
         After an error the batch is not visible, but it may have reached the log: a process that dies before the next
-        successful write can find it applied when the catalog is opened again.
+        successful write can find it applied when the catalog is opened again. Without `is_commit` it may be missing
+        from a log that counts as whole: so may an intent, or that a dead file has gone.
         """
+        synced = 0
+        if self._is_stopped:
+            self._open_anew()
         try:
             if sync:
+                # Others may write meanwhile, before or behind this one, and not sync: what was there is, with this.
+                synced = self._db.latest_sequence_number() + batch.len()
                 self._db.write(batch, self._synced)
             else:
                 self._db.write(batch)
         except Exception as error:
-            raise self._error(error, "committing to the catalog") from error
-        self.mark.committed()
+            self._stop(error)
+            found = self._error(error, "committing to the catalog")
+            if isinstance(found, DriveFull):
+                self.no_room_s = time.monotonic()
+            raise found from error
+        self.no_room_s = None
+        if is_commit:
+            self.mark.committed()
+            self._advance(synced)
+
+    def _advance(self, synced: int) -> None:
+        if self._high_water is not None:
+            with contextlib.suppress(Exception):  # given up since, or whatever it is: the commit stands
+                self._high_water.advance(self._db.latest_sequence_number(), synced)
 
     def flush(self) -> None:
         """Bring everything into checksummed tables. Raises what `write` raises."""
+        if self._is_stopped:
+            self._open_anew()
         try:
+            before = self._db.latest_sequence_number()
             self._db.flush()
         except Exception as error:
+            self._stop(error)
             raise self._error(error, "flushing the catalog") from error
+        self._advance(before)
+
+    def _tried(self, step: Callable[[], T], doing: str) -> T:
+        """The step's answer; again where the handle was replaced under it. Raises LoaderError."""
+        opening = self._openings
+        try:
+            return step()
+        except Exception as error:
+            with self._reopening:
+                if self._openings == opening or not self.is_open:
+                    raise self._error(error, doing) from error
+        try:
+            return step()
+        except Exception as error:
+            raise self._error(error, doing) from error
+
+    def _stop(self, error: Exception) -> None:
+        """Where RocksDB finds no descriptor for a log or a table that it is about to write, it takes nothing more until
+        it is opened again, with however many descriptors later on."""
+        self._is_stopped = self._is_stopped or any(said in str(error) for said in OUT_OF_DESCRIPTORS)
+
+    def _open_anew(self) -> None:
+        """If it has stopped, and can be opened now. What it had taken is in its log; what it refused is not."""
+        with self._reopening:
+            # An iterator holds on to the handle, and with it to RocksDB's lock: then it is for the next call.
+            if not self._is_stopped or not self.is_open or self._iterators or not self._has_descriptors():
+                return
+            if not isinstance(self._db, _Reopening):
+                former, self._db = self._db, _Reopening(self)
+                with contextlib.suppress(Exception):  # it cannot flush; it lets go when the last call on it has ended
+                    former.close()
+                del former
+            with contextlib.suppress(Exception):  # whoever needs it is told
+                self._come_back()
+
+    def _come_back(self) -> Rdict:
+        """The new handle, once it is there. Raises what opening raises; whoever comes next tries again."""
+        with self._reopening:
+            until_s = time.monotonic() + _REOPEN_S
+            while isinstance(self._db, _Reopening):
+                try:
+                    self._db = self._open(read_mark(self.path))
+                    self._openings += 1
+                    self._is_stopped = False
+                except Exception as error:
+                    waits = ("lock hold by current process", *OUT_OF_DESCRIPTORS)
+                    if time.monotonic() > until_s or not any(said in str(error) for said in waits):
+                        raise
+                    threading.Event().wait(0.01)
+            return self._db
+
+    def _has_descriptors(self) -> bool:
+        """Whether there are as many as opening takes."""
+        taken: list[int] = []
+        try:
+            for _ in range(_REOPEN_DESCRIPTORS + len(os.listdir(self.path))):
+                taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            return False
+        finally:
+            for fd in taken:
+                os.close(fd)
+        return True
+
+    def begin_session(self) -> None:
+        """Mark the drive as open, lastingly. Raises OSError, LoaderError."""
+        assert self._high_water is not None
+        self._high_water.begin(self._db.latest_sequence_number())
+
+    def end_session(self) -> None:
+        """Bring everything into tables, and mark the drive as closed: what comes is `close`. Raises OSError,
+        LoaderError."""
+        assert self._high_water is not None
+        self.flush()
+        self._high_water.end(self._db.latest_sequence_number())
 
     def give_up(self, why: str) -> None:
         """Close; whoever comes later, or is reading meanwhile, meets DriveFailed with this reason."""
@@ -273,9 +455,18 @@ class Catalog:
         What cannot be flushed (the drive is full, or gone) is in the log, and read from there at the next opening.
         """
         if self.is_open:
-            db, self._db = self._db, _Refused("the store has been closed")
-            with contextlib.suppress(Exception):  # then the handle lets go when it is dropped, here
-                db.close()
+            with self._reopening:
+                db, self._db = self._db, _Refused("the store has been closed")
+            if not isinstance(db, _Reopening):
+                with contextlib.suppress(Exception):  # then the handle lets go when it is dropped, here
+                    db.close()
+            if self._high_water is not None:
+                self._high_water.close()
+
+
+def is_behind(db: Rdict, mark: Mark | None) -> bool:
+    """Whether commits are missing that the catalog had when this mark was made."""
+    return mark is not None and bool(db.latest_sequence_number() < mark.required)
 
 
 def _divert_binding_file(path: Path) -> None:

@@ -1,22 +1,41 @@
-"""Clean-shutdown mark: tells whether the machine went down while a drive was open for writing.
+"""Clean-shutdown mark of a catalog, with its high-water mark: how its last writer ended, and how far its log had come.
 
-A process that dies leaves the page cache behind: intents and garbage in the catalog then name every file that may have
-to go. A machine that dies does not: a rename can be on the disk while the intent that announced it is not. A drive is
-therefore marked while it is open, with the identity of the running kernel; who finds the mark of another one compares
-all files with the catalog.
+A process that dies leaves the page cache behind: the log then has every commit that was acknowledged, and intents and
+garbage in the catalog name every file that may have to go. A machine that dies does not: the log may have lost its end,
+and a rename can be on the disk while the intent that announced it is not. The mark has the identity of the running
+kernel while a writer has the drive open; who finds that of another one compares all files with the catalog.
+
+A log cannot tell that its end is missing. So the mark has two sequence numbers of RocksDB: of the last commit, which
+counts as long as the kernel has not changed, and of the last one that was synced, which counts always. A catalog that
+is behind has lost commits; it is refused, since deletions would come undone with it and nobody would be told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import struct
+import threading
 import uuid
 from pathlib import Path
+from typing import NamedTuple
 
-from storage_node.store import format as fmt
-from storage_node.store.drive.catalog import Catalog, WriteBatch
+import xxhash
 
+from ais_loader.errors import StoreFormatError
+from storage_node.store.checksum import crc32c
+from storage_node.store.store_record import write_atomically
+
+FILE_NAME = "high-water"
+"""In the catalog's folder: who sets the one aside sets the other aside with it."""
+
+_MAGIC, _FORMAT = b"AISW", 1
+_MARK = struct.Struct("<4sI16sQQ")
+_CHECK = struct.Struct("<I")
+_CLOSED = bytes(16)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_LOOKS = 100
 
 
 def boot_id() -> bytes:
@@ -27,26 +46,112 @@ def boot_id() -> bytes:
         return uuid.uuid4().hex.encode()
 
 
-def machine_went_down(catalog: Catalog) -> bool:
-    """Whether the previous writer lived in a kernel that is no more. Raises LoaderError."""
-    mark = catalog.get(fmt.OPEN_MARK_KEY)
-    return mark is not None and mark != boot_id()
+class Mark(NamedTuple):
+    boot: bytes
+    """Of the kernel in which a writer has the drive open; zeros after an orderly close."""
+    written: int
+    """Sequence number of the last commit."""
+    synced: int
+    """Sequence number up to which commits are on the disk."""
+
+    @property
+    def is_closed(self) -> bool:
+        return self.boot == _CLOSED
+
+    @property
+    def machine_went_down(self) -> bool:
+        """Whether the previous writer lived in a kernel that is no more."""
+        return not self.is_closed and self.boot != _digest(boot_id())
+
+    @property
+    def required(self) -> int:
+        """What a whole catalog has reached at least."""
+        return self.synced if self.machine_went_down else self.written
 
 
-def begin(catalog: Catalog) -> None:
-    """Mark the drive as open; lasting on return, as is the counter's reservation. Raises LoaderError."""
-    batch = WriteBatch(raw_mode=True)
-    batch.put(fmt.OPEN_MARK_KEY, boot_id())
-    catalog.write(batch, sync=True)
+def read_mark(folder: Path) -> Mark | None:
+    """The mark of the catalog in this folder; None where there is none. Raises OSError, StoreFormatError."""
+    path = folder / FILE_NAME
+    for _ in range(_LOOKS):  # one that is just being written may be met half
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        if (mark := _decode(data)) is not None:
+            return mark
+    raise StoreFormatError(
+        f"{path} is damaged, so that nobody can tell whether the catalog has lost commits; "
+        "`ais-loader doctor --rebuild` makes it anew from the files"
+    )
 
 
-def end(catalog: Catalog, fd: int, *, lasting: bool) -> None:
-    """Take the mark away; with `lasting` all that was done is on the disk before. Raises LoaderError, OSError."""
-    if lasting:
-        sync_file_system(fd)
-    batch = WriteBatch(raw_mode=True)
-    batch.delete(fmt.OPEN_MARK_KEY)
-    catalog.write(batch, sync=True)
+def _decode(data: bytes) -> Mark | None:
+    if len(data) != _MARK.size + _CHECK.size or _CHECK.pack(crc32c(data[: _MARK.size])) != data[_MARK.size :]:
+        return None
+    magic, number, boot, written, synced = _MARK.unpack_from(data)
+    return Mark(boot, written, synced) if (magic, number) == (_MAGIC, _FORMAT) else None
+
+
+def _encode(mark: Mark) -> bytes:
+    head = _MARK.pack(_MAGIC, _FORMAT, *mark)
+    return head + _CHECK.pack(crc32c(head))
+
+
+def _digest(boot: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(boot)
+
+
+class MarkWriter:
+    """Of a catalog that is open for writing. Thread-safe."""
+
+    def __init__(self, folder: Path, before: Mark | None) -> None:
+        """Goes on with the mark of the writer before; nothing is written as long as there is none."""
+        self._folder = folder
+        self._mark = before or Mark(_CLOSED, 0, 0)
+        self._lock = threading.Lock()
+        self._fd = -1 if before is None else self._open()  # guarded by _lock
+
+    def _open(self) -> int:
+        return os.open(self._folder / FILE_NAME, os.O_WRONLY | os.O_CLOEXEC)
+
+    def begin(self, sequence: int) -> None:
+        """Mark the drive as open; lasting on return. Raises OSError."""
+        with self._lock:
+            self._mark = Mark(_digest(boot_id()), max(self._mark.written, sequence), self._mark.synced)
+            if self._fd < 0:
+                write_atomically(self._folder / FILE_NAME, _encode(self._mark))
+                self._fd = self._open()
+            else:
+                self._write(lasting=True)
+
+    def advance(self, written: int, synced: int) -> None:
+        """After a commit. What cannot be noted makes a later loss harder to see, and the commit no worse."""
+        with self._lock:
+            boot, before, synced_before = self._mark
+            self._mark = Mark(boot, max(before, written), max(synced_before, synced))
+            if self._fd >= 0:
+                with contextlib.suppress(OSError):
+                    self._write(lasting=False)
+
+    def end(self, sequence: int) -> None:
+        """Everything up to this number is in tables on the disk: say so, lastingly. Raises OSError."""
+        with self._lock:
+            self._mark = Mark(_CLOSED, sequence, sequence)
+            if self._fd >= 0:
+                self._write(lasting=True)
+            else:
+                write_atomically(self._folder / FILE_NAME, _encode(self._mark))
+
+    def _write(self, *, lasting: bool) -> None:
+        os.pwrite(self._fd, _encode(self._mark), 0)
+        if lasting:
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        with self._lock:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
 
 def sync_file_system(fd: int) -> None:

@@ -21,11 +21,10 @@ from ais_loader.errors import (
     Closed,
     DriveFailed,
     LoaderError,
+    OutcomeUnknown,
     StoreFormatError,
     StoreNotFound,
     StoreReadOnly,
-    VersionConflict,
-    WriteTooLate,
 )
 from storage_node.store import format as fmt
 from storage_node.store.archives.limits import ShardLimits
@@ -42,6 +41,7 @@ from storage_node.store.drive.preconditions import Condition
 from storage_node.store.drive.retained_versions import Retention, find_retained, scan_at
 from storage_node.store.drive.sequence import SequenceNumbers
 from storage_node.store.drive.transactions import Changes
+from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.files.error_counters import Faults
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.staged_file import StagedFile, is_full
@@ -68,14 +68,16 @@ class Drive:
         epoch: int = 1,
         grace_s: float = GRACE_S,
         shard_limits: ShardLimits | None = None,
+        clock: VersionClock | None = None,
     ) -> None:
+        """`clock`: the store's, which all its drives share; None for one of the drive's own."""
         self.root = root
         self.identity = identity
         self.writable = writable
         self._sync = durability == "power"
-        self._use = DriveUse(root, writable=writable)
-        self._require_open, self._require_writable = self._use.require_open, self._use.require_writable
         self.faults = Faults()
+        self._use = DriveUse(root, self.faults, writable=writable)
+        self._require_open, self._require_writable = self._use.require_open, self._use.require_writable
         if not writable and not (root / "objects").exists() and not (root / "catalog").exists():
             raise StoreNotFound(f"{root}: the store is only being created, or was never opened for writing")
         try:
@@ -97,9 +99,11 @@ class Drive:
         self._seen: object = None
         """Of a reader: the mark at its last catch-up."""
         self._caught_up_at = time.monotonic()
+        self._clock = clock or VersionClock()
         if writable:
             try:
                 self._recover()
+                self._clock.attach(self.catalog)
                 self._changes = Changes(
                     root,
                     self.files,
@@ -108,10 +112,12 @@ class Drive:
                     self._garbage,
                     epoch=epoch,
                     sync=self._sync,
+                    clock=self._clock,
                     require_writable=self._use.require_writable,
                 )
             except BaseException:
                 # Not close(): a drive that could not be recovered keeps the mark that says so.
+                self._clock.detach(self.catalog, orderly=False)
                 self.catalog.close()
                 self.files.close()
                 raise
@@ -122,9 +128,13 @@ class Drive:
             sync_folder(self.root)  # the names of the catalog and the object folders
             self._garbage.recover()
             Retention(self.files, self.catalog).recover()
-            if clean_shutdown.machine_went_down(self.catalog):
+            if self.catalog.machine_went_down:
                 self._garbage.remove_unnamed()
-            clean_shutdown.begin(self.catalog)
+            try:
+                self.catalog.begin_session()
+            except OSError as error:
+                if not is_full(error):  # a full drive must open to be emptied
+                    raise
         except OSError as error:
             raise drive_error(error, self.root, "recovering") from error
 
@@ -143,6 +153,19 @@ class Drive:
     def checksum_errors(self) -> int:
         """How often bytes were not those that had been put; only grows."""
         return self.faults.checksum_errors
+
+    def is_there(self) -> bool:
+        """Whether the drive's folder is still where the drive was opened, and still this drive's.
+
+        Of one whose folder was removed, or whose disk was unmounted, the open files go on as if nothing had happened.
+        """
+        try:
+            here, opened = os.stat(self.root / "objects"), os.fstat(self.files.objects_fd)
+            return os.path.samestat(here, opened) and opened.st_nlink > 0
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # what the device says is counted where it is read and written
 
     # -- reading
 
@@ -263,7 +286,7 @@ class Drive:
 
     def commit(
         self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, CatalogEntry] | None = None
-    ) -> list[CatalogEntry | VersionConflict | WriteTooLate]:
+    ) -> list[CatalogEntry | LoaderError]:
         """Make staged files visible, all in one catalog commit; returns what counts for each now, in order.
 
         That is the object itself, but where it brought a version and the drive had this one or a newer: then it is what
@@ -284,9 +307,9 @@ class Drive:
 
     def delete(
         self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool = False, condition: Condition | None = None
-    ) -> list[bool]:
+    ) -> list[bool | OutcomeUnknown]:
         """Remove objects, all in one catalog commit; False where there was none. Raises as `commit` does, and
-        VersionConflict when the condition does not hold of one of them."""
+        VersionConflict when the condition does not hold of one of them. See `Changes.delete`."""
         self._require_writable()
         return self._changes.delete(bucket_uuid, names, tombstones=tombstones, condition=condition)
 
@@ -298,13 +321,14 @@ class Drive:
         modified_ns: int = 0,
         elsewhere: CatalogEntry | None = None,
         condition: Condition | None = None,
+        writes: bytes = b"",
     ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
         """See `Changes.write_tombstone`. Raises as `delete` does."""
         self._require_writable()
-        return self._changes.write_tombstone(bucket_uuid, name, version, modified_ns, elsewhere, condition)
+        return self._changes.write_tombstone(bucket_uuid, name, version, modified_ns, elsewhere, condition, writes)
 
     def write_tombstones(
-        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version]]
+        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]]
     ) -> list[tuple[CatalogEntry | None, CatalogEntry | None]]:
         """See `Changes.write_tombstones`. Raises as `commit` does."""
         self._require_writable()
@@ -320,11 +344,6 @@ class Drive:
         self._require_writable()
         self._changes.replace_entry(key, record, blocks)
 
-    def committed_earlier(self, write_id: bytes, before: CatalogEntry | None) -> CatalogEntry | None:
-        """See `EarlierCommits.find`. Raises StoreReadOnly, Closed."""
-        self._require_writable()
-        return self._changes.committed_earlier.find(write_id, before)
-
     @property
     def changes(self) -> Changes:
         """Raises StoreReadOnly, Closed."""
@@ -332,10 +351,10 @@ class Drive:
         return self._changes
 
     @property
-    def numbers(self) -> SequenceNumbers:
+    def generations(self) -> SequenceNumbers:
         """Raises StoreReadOnly, Closed."""
         self._require_writable()
-        return self._changes.numbers
+        return self._changes.generations
 
     def quiet(self) -> contextlib.ExitStack:
         """A context in which no commit and no delete runs; the caller must do neither."""
@@ -361,7 +380,7 @@ class Drive:
         try:
             clean_shutdown.sync_file_system(self.files.objects_fd)
         except OSError as error:
-            self.faults.note(error, "syncing the drive")
+            self.faults.note_sync(error, "syncing the drive")
             raise drive_error(error, self.root, "syncing the drive") from error
 
     # -- the end of things
@@ -378,6 +397,10 @@ class Drive:
         """From now on nothing is begun on this drive: everything meets DriveFailed."""
         self._use.given_up = why
 
+    def doubt(self, why: str) -> None:
+        """From now on nothing is changed on this drive: that meets DriveFailed."""
+        self._use.doubted = why
+
     def give_up(self, why: str) -> None:
         """Let go of a drive that fails: wait for running commits, and close its catalog as it is.
 
@@ -385,6 +408,7 @@ class Drive:
         """
         self.refuse(why)
         with self.quiet():
+            self._clock.detach(self.catalog, orderly=False)
             self.catalog.give_up(why)
 
     def close(self) -> None:
@@ -394,16 +418,29 @@ class Drive:
             return
         if self._use.closed:
             return
-        self.shards.close()
-        with self.quiet():
-            if self.writable:
-                with contextlib.suppress(LoaderError, OSError):  # what is not tidied up now is at the next start
-                    self._garbage.reap(everything=True)
-                    self.files.clear_staging()  # uploads that are still under way can no longer be committed
-                    clean_shutdown.end(self.catalog, self.files.objects_fd, lasting=self._sync)
-            self._use.closed = True
-            self.catalog.close()
-            self.files.close()
+        try:
+            self.shards.close()
+        finally:
+            with self.quiet(), contextlib.ExitStack() as let_go:
+                let_go.callback(self._let_go)
+                if self.writable:
+                    self._tidy_up()
+
+    def _tidy_up(self) -> None:
+        with contextlib.suppress(LoaderError, OSError):  # what is not tidied up now is at the next start
+            self._garbage.reap(everything=True)
+            self.files.clear_staging()  # uploads that are still under way can no longer be committed
+        with contextlib.suppress(LoaderError, OSError):
+            self._clock.detach(self.catalog, orderly=True)
+            if self._sync and not self.faults.sync_failed:
+                clean_shutdown.sync_file_system(self.files.objects_fd)
+            if not self.faults.sync_failed:
+                self.catalog.end_session()
+
+    def _let_go(self) -> None:
+        self._use.closed = True
+        self.catalog.close()
+        self.files.close()
 
 
 class DriveUse:
@@ -412,17 +449,26 @@ class DriveUse:
     Refers to nothing, so that a drive goes with the last one who uses it.
     """
 
-    def __init__(self, root: Path, *, writable: bool) -> None:
+    def __init__(self, root: Path, faults: Faults, *, writable: bool) -> None:
         self.root = root
         self.writable = writable
+        self._faults = faults
         self.pid = os.getpid()
         self.closed = False
         self.given_up: str | None = None
+        self.doubted: str | None = None
 
     def require_writable(self) -> None:
         if not self.writable:
             raise StoreReadOnly(f'{self.root} is open for reading only; connect with mode="a" to write')
         self.require_open()
+        if self.doubted is not None:
+            raise DriveFailed(self.doubted)
+        if self._faults.sync_failed:
+            raise DriveFailed(
+                f"{self.root}: {self._faults.sync_failed}; what was written before may be lost, and nothing more is "
+                "written until the store is opened again"
+            )
 
     def require_open(self) -> None:
         if self.given_up is not None:

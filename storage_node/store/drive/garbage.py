@@ -167,7 +167,7 @@ class Garbage:
         batch = WriteBatch(raw_mode=True)
         for key in keys:
             batch.delete(key)
-        self._catalog.write(batch, sync=False)
+        self._catalog.write(batch, sync=False, is_commit=False)
 
 
 def _blocks_keys(dead: _Dead) -> list[bytes]:

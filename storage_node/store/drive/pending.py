@@ -27,7 +27,7 @@ class PendingObject:
     damaged_blocks: Sequence[int] = ()
     condition: Condition | None = None
     """Of what is there; where it does not hold, this object is not committed."""
-
-    @property
-    def write_id(self) -> bytes:
-        return self.condition.write_id if self.condition is not None else b""
+    writes: bytes = b""
+    """Its memory, besides what its drive knows of the name; see `write_memory`."""
+    is_copy: bool = False
+    """It is what another node or drive has: no write, which might have been done already."""

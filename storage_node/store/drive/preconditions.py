@@ -1,23 +1,18 @@
 """Preconditions of writes, checked under the lock of the commit: of several writers with the same condition one wins.
 
-A writer that has lost the answer to a write sends it again, and must not lose against itself. So a write with a
-condition carries an id, the same for all its tries. The store keeps it with the object, and for a while also in memory,
-for writes that have been replaced since.
+A writer that has lost the answer to a write sends it again, and must neither lose against itself nor write twice. So a
+write carries an id, the same for all its tries, which the store remembers; see `write_memory`.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable
+import time
 from dataclasses import dataclass
 
-from ais_loader.errors import InvalidRequest, VersionConflict, WriteTooLate
+from ais_loader.errors import InvalidRequest, OutcomeUnknown, VersionConflict, WriteTooLate
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.store.format import CatalogEntry, Version
-
-WRITE_ID_BYTES = 16
-_REMEMBERED = 4096
+from storage_node.store.write_memory import ID_BYTES, UNCERTAINTY_NS, find, forgotten_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +26,23 @@ class Condition:
     not_above: Version | None = None
     """Nothing newer than this is there, be it an object or a tombstone."""
     write_id: bytes = b""
-    """The same for every try of one write, kept with the object; empty where there will be one try only."""
+    """The same for every try of one write, remembered with the object; empty where there will be one try only."""
+    began_ns: int = 0
+    """Of a write that an earlier try may have done already: when that began, by this node's clock; 0: it is the
+    first."""
     after_cuts: bool = False
     """The version it brings was given after all snapshots of the bucket: it is a write, and no copy of what there was
     before."""
 
+    known: Version | None = None
+    """Of a write whose version is given: the newest that an earlier try of it is known to have made. One that is above
+    is of a try that this one has not heard of, and stays."""
+    mends: bool = False
+    """The same version may be there with bytes that are damaged: these take their place."""
+
     @property
     def is_empty(self) -> bool:
-        """Whether it holds of anything."""
+        """Whether it holds of anything; it may have an id all the same."""
         return not self.if_absent and self.if_version is None and self.not_above is None
 
     def fault(self, label: str, before: CatalogEntry | None) -> VersionConflict | None:
@@ -70,6 +74,34 @@ def too_late(condition: Condition | None, label: str, version: Version, cut: int
     return WriteTooLate(f"{label}: version {version} comes after a snapshot that it should be in; write it again")
 
 
+def done_before(condition: Condition | None, before: CatalogEntry | None) -> CatalogEntry | None:
+    """What an earlier try of this write has made, be it replaced since; `before` is what there is of the name."""
+    if condition is None or not condition.write_id or before is None or not before.writes:
+        return None
+    if before.write_id == condition.write_id:
+        return before
+    past = find(before.writes, condition.write_id)
+    return past.entry() if past is not None else None
+
+
+def undecided(
+    condition: Condition | None, label: str, before: CatalogEntry | None, forgotten: int = 0
+) -> OutcomeUnknown | None:
+    """Why nobody knows any more whether an earlier try of a write, of which nothing is found, was done.
+
+    `forgotten`: up to when writes may have been forgotten that `before` would not tell of.
+    """
+    if condition is None or not condition.began_ns:
+        return None
+    forgotten = max(forgotten, forgotten_ns(before.writes) if before is not None else 0)
+    if not forgotten or forgotten + UNCERTAINTY_NS < condition.began_ns:
+        return None
+    return OutcomeUnknown(
+        f"{label}: so much was written there since the first try that nobody knows whether that was done; read what "
+        "there is, and decide anew"
+    )
+
+
 def _described(entry: CatalogEntry | None) -> str:
     if entry is None:
         return "no object"
@@ -78,59 +110,35 @@ def _described(entry: CatalogEntry | None) -> str:
     return f"version {entry.version} of {entry.size_bytes:,} bytes with CRC-32C {entry.checksum:08x}"
 
 
-def parse_condition(if_absent: bool, if_version: str, write_id: bytes = b"") -> Condition | None:
-    """As it comes with a request; None when nothing is required. Raises InvalidRequest."""
+def parse_condition(if_absent: bool, if_version: str, write_id: bytes = b"", repeat_ms: int = 0) -> Condition | None:
+    """As it comes with a request; None when nothing is required, and it has no id. Raises InvalidRequest.
+
+    `repeat_ms`: how long ago the first try began that may have been done; 0: there was none.
+    """
     if if_absent and if_version:
         raise InvalidRequest("if_absent and if_version exclude each other")
-    if write_id and len(write_id) != WRITE_ID_BYTES:
-        raise InvalidRequest(f"the id of a write has {WRITE_ID_BYTES} bytes, not {len(write_id)}")
-    if not if_absent and not if_version:
+    if write_id and (len(write_id) != ID_BYTES or not any(write_id)):
+        raise InvalidRequest(f"the id of a write has {ID_BYTES} bytes that are not all 0, not {len(write_id)}")
+    if repeat_ms and not write_id:
+        raise InvalidRequest("a write without an id cannot be known again")
+    if not if_absent and not if_version and not write_id:
         return None
-    return Condition(if_absent, parse_version(if_version) if if_version else None, write_id=write_id)
+    began_ns = max(1, time.time_ns() - repeat_ms * 10**6) if repeat_ms else 0
+    version = parse_version(if_version) if if_version else None
+    return Condition(if_absent, version, write_id=write_id, began_ns=began_ns)
 
 
 def condition_of(request: pb.PutHeader | pb.SmallObject) -> Condition | None:
-    """What a PUT requires of what is there. Raises InvalidRequest."""
-    condition = request.condition
-    return parse_condition(condition.if_absent, condition.if_version, condition.write_id)
+    """What a PUT requires of what is there, and its id. Raises InvalidRequest."""
+    one = request.condition
+    return parse_condition(one.if_absent, one.if_version, one.write_id, one.repeat_ms)
 
 
 def parse_version(text: str) -> Version:
     """Of what `str` makes of a version. Raises InvalidRequest."""
     parts = text.split(".")
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
-        raise InvalidRequest(f"if_version={text[:80]!r}: need a version as ObjectInfo shows it, such as 1.42.0")
-    return Version(*map(int, parts))
-
-
-class EarlierCommits:
-    """The last writes that came with an id, by that. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._records: OrderedDict[bytes, CatalogEntry] = OrderedDict()
-
-    def add(self, writes: Iterable[tuple[bytes, CatalogEntry]]) -> None:
-        """What was committed, each with its id, if it has one."""
-        with self._lock:
-            self._records.update((write_id, record) for write_id, record in writes if write_id)
-            while len(self._records) > _REMEMBERED:
-                self._records.popitem(last=False)
-
-    def settled(
-        self, condition: Condition | None, label: str, before: CatalogEntry | None
-    ) -> CatalogEntry | VersionConflict | None:
-        """What becomes of a write that is not to be committed: an earlier try of it was, or its condition fails."""
-        fault = condition.fault(label, before) if condition is not None else None
-        if condition is None or fault is None or condition.not_above is not None:
-            return fault  # who says what must not be there any more has looked for earlier tries
-        return self.find(condition.write_id, before) or fault
-
-    def find(self, write_id: bytes, before: CatalogEntry | None) -> CatalogEntry | None:
-        """What an earlier try of a write has stored; `before` is what there is of its name now."""
-        if not write_id:
-            return None
-        if before is not None and before.write_id == write_id:
-            return before
-        with self._lock:
-            return self._records.get(write_id)
+    if len(parts) == 3 and all(part.isascii() and part.isdigit() and len(part) <= 20 for part in parts):
+        version = Version(*map(int, parts))
+        if version.epoch < 1 << 32 and version.counter < 1 << 64 and version.node < 1 << 32:
+            return version
+    raise InvalidRequest(f"if_version={text[:80]!r}: need a version as ObjectInfo shows it, such as 1.42.0")

@@ -9,6 +9,7 @@ from storage_node.store import format as fmt
 from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.sequence import SequenceNumbers
+from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.segment_writer import SegmentDraft
@@ -22,7 +23,8 @@ class CommitFiles:
     def __init__(
         self,
         files: RawFiles,
-        numbers: SequenceNumbers,
+        generations: SequenceNumbers,
+        clock: VersionClock,
         objects: Sequence[PendingObject],
         stage: Callable[[], StagedFile] | None,
         *,
@@ -31,7 +33,8 @@ class CommitFiles:
     ) -> None:
         """`stage`: see `Drive.stage`; without it each object has a file of its own. Raises OSError, LoaderError."""
         self._files = files
-        self._numbers = numbers
+        self._generations = generations
+        self._clock = clock
         self._objects = objects
         self._epoch = epoch
         self._sync = sync
@@ -39,7 +42,7 @@ class CommitFiles:
         small = [pending.file for pending in objects if _may_share(pending)]
         self._draft: SegmentDraft | None = None
         if stage is not None and len(small) > 1:
-            generation = numbers.take()  # before there is a file: it may fail
+            generation = generations.take()  # before there is a file: it may fail
             self._draft = SegmentDraft(stage(), generation, small)
 
     def prepare(self) -> list[CatalogEntry]:
@@ -61,11 +64,9 @@ class CommitFiles:
 
     def identify(self, pending: PendingObject, version: Version | None = None) -> CatalogEntry:
         """Give the object a generation and a version, and have its file say what it is. Raises OSError, LoaderError."""
-        version = version or pending.version
-        # One number for both where the drive gives both.
-        generation = version.counter if version and version is not pending.version else self._numbers.take()
-        version = version or Version(self._epoch, generation)
-        self._numbers.advance(version.counter)
+        version = version or pending.version or Version(self._epoch, self._clock.take())
+        self._clock.hear(version.counter)
+        generation = self._generations.take()
         content = pending.damaged or pending.file
         modified_ns = pending.modified_ns or self._now_ns
         identity = fmt.encode_identity(
@@ -94,7 +95,7 @@ class CommitFiles:
             modified_ns,
             offset,
             path,
-            fmt.encode_metadata(pending.metadata, pending.write_id),
+            fmt.encode_metadata(pending.metadata),
         )
 
     def identify_anew(self, pending: PendingObject, version: Version) -> CatalogEntry:

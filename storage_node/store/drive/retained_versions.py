@@ -1,6 +1,6 @@
 """Retained versions: objects of one drive that were replaced or deleted, kept for the snapshots that see them.
 
-A snapshot of a bucket is a cut: a number of the store's one sequence. It sees of each name the version that was given
+A snapshot of a bucket is a cut: a number of the store's version clock. It sees of each name the version that was given
 at or before the cut and ended after it. What ends and is seen by a snapshot keeps its file and its block checksums: in
 the very commit that ends it its entry goes to a key of its own, by name and end, instead of becoming garbage. A crash
 leaves either the one or the other.

@@ -1,15 +1,15 @@
-"""Sequence numbers that a drive gives once and never again, over every crash: generations of files, and versions.
+"""Sequence numbers that a drive gives once and never again, over every crash: the generations of its files.
 
-They are reserved in the catalog many at a time, so that taking one costs nothing: a crash skips numbers. Seen together
-they are a Lamport clock: a node that has heard of a higher number goes on above it.
+They are reserved in the catalog many at a time, so that taking one costs nothing: a crash skips numbers.
 """
 
 from __future__ import annotations
 
 import threading
 
+from ais_loader.errors import StoreFormatError
 from storage_node.store import format as fmt
-from storage_node.store.drive.catalog import Catalog, WriteBatch
+from storage_node.store.drive.catalog import REBUILD_HINT, Catalog, WriteBatch
 
 _RESERVED_AT_ONCE = 1 << 16
 
@@ -23,11 +23,15 @@ class SequenceNumbers:
         self._lock = threading.Lock()
         stored = catalog.get(fmt.COUNTER_KEY)
         self._next = self._reserved = int.from_bytes(stored or b"\1", "big")  # guarded by _lock
+        if self._next > fmt.MAX_GENERATION:
+            raise StoreFormatError(
+                f"{catalog.path}: {self._next} is no generation that a drive comes to; {REBUILD_HINT}"
+            )
 
     @property
-    def highest(self) -> int:
-        """Nothing above it has been given or heard of."""
-        return self._next - 1
+    def next(self) -> int:
+        """No number from this one on has been taken."""
+        return self._next
 
     def take(self) -> int:
         """Raises LoaderError."""
@@ -41,8 +45,3 @@ class SequenceNumbers:
                 self._reserved = reserved
             self._next += 1
             return self._next - 1
-
-    def advance(self, number: int) -> None:
-        """Give nothing up to and including `number` from now on."""
-        with self._lock:
-            self._next = max(self._next, number + 1)

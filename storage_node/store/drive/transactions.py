@@ -16,22 +16,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ais_loader.errors import BucketNotFound, LoaderError, StoreFormatError, VersionConflict, WriteTooLate
+from ais_loader.errors import BucketNotFound, LoaderError, OutcomeUnknown, StoreFormatError, VersionConflict
 from storage_node.store import format as fmt
 from storage_node.store.drive.block_checksums import put_blocks
 from storage_node.store.drive.catalog import Catalog, WriteBatch
+from storage_node.store.drive.deletion_log import DeletionLog
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.garbage import Garbage
 from storage_node.store.drive.name_stripes import Stripes
 from storage_node.store.drive.pending import PendingObject
-from storage_node.store.drive.preconditions import Condition, EarlierCommits, require, too_late
+from storage_node.store.drive.preconditions import Condition, done_before, require, too_late, undecided
 from storage_node.store.drive.publish import CommitFiles
 from storage_node.store.drive.retained_versions import Ended, Retention
 from storage_node.store.drive.sequence import SequenceNumbers
+from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.write_memory import REMEMBERED_NS, SUPERSEDED, after, find, memory_of
 
 
 class _Chosen(NamedTuple):
@@ -53,6 +56,7 @@ class Changes:
         *,
         epoch: int,
         sync: bool,
+        clock: VersionClock,
         require_writable: Callable[[], None],
     ) -> None:
         """`require_writable` raises when the drive has been closed; asked with the stripes held, and must not refer to
@@ -65,9 +69,10 @@ class Changes:
         self._epoch = epoch
         self._sync = sync
         self._require_writable = require_writable
-        self.numbers = SequenceNumbers(catalog)
+        self._clock = clock
+        self.generations = SequenceNumbers(catalog)
         self.retention = Retention(files, catalog)
-        self.committed_earlier = EarlierCommits()
+        self.deletions = DeletionLog(catalog)
         self.stripes = Stripes()
         self.dead_buckets: set[bytes] = set()  # guarded by all stripes
 
@@ -78,13 +83,15 @@ class Changes:
         objects: Sequence[PendingObject],
         stage: Callable[[], StagedFile],
         elsewhere: Mapping[bytes, CatalogEntry] | None = None,
-    ) -> list[CatalogEntry | VersionConflict | WriteTooLate]:
+    ) -> list[CatalogEntry | LoaderError]:
         """`elsewhere`: newest entries of these names on other drives, which count as if they were here.
 
         `stage`: see `Drive.stage`.
         """
         failpoint("put.staged")
-        files = CommitFiles(self._files, self.numbers, objects, stage, epoch=self._epoch, sync=self._sync)
+        files = CommitFiles(
+            self._files, self.generations, self._clock, objects, stage, epoch=self._epoch, sync=self._sync
+        )
         try:
             return self._commit(objects, files, elsewhere or {})
         finally:
@@ -92,7 +99,7 @@ class Changes:
 
     def _commit(
         self, objects: Sequence[PendingObject], files: CommitFiles, elsewhere: Mapping[bytes, CatalogEntry]
-    ) -> list[CatalogEntry | VersionConflict | WriteTooLate]:
+    ) -> list[CatalogEntry | LoaderError]:
         # Before the stripes are held: syncing is slow. Whoever is overtaken meanwhile takes another counter then.
         records = files.prepare()
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
@@ -108,10 +115,14 @@ class Changes:
                 if key not in newest or newest[key].version < other.version:
                     newest[key] = other
             chosen: list[_Chosen] = []
-            results: list[CatalogEntry | VersionConflict | WriteTooLate] = list(records)
+            results: list[CatalogEntry | LoaderError] = list(records)
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
-                if (settled := self.committed_earlier.settled(pending.condition, pending.name, before)) is not None:
+                if before is not None and _is_mended(before, records[at], pending):
+                    newest[key] = records[at] = results[at] = records[at]._replace(writes=before.writes)
+                    chosen.append(_Chosen(key, pending, records[at]))
+                    continue
+                if (settled := self.settled(pending, before)) is not None:
                     results[at] = settled
                     continue
                 floor = self.retention.floor(pending.bucket_uuid)
@@ -124,16 +135,58 @@ class Changes:
                     continue
                 if pending.version is None and records[at].counter <= floor:
                     # A snapshot has been made since it took its number, and must not see it.
-                    self.numbers.advance(floor)
+                    self._clock.hear(floor)
                     newer = newer or Version(self._epoch, floor)
                 if newer is not None:
                     records[at] = files.identify_anew(pending, self._above(newer, pending.name))
-                newest[key] = results[at] = records[at]
+                writes = self._memory(key, before, pending.writes, records[at].modified_ns)
+                newest[key] = results[at] = records[at] = records[at]._replace(writes=writes)
                 chosen.append(_Chosen(key, pending, records[at]))
             ended = self._publish(chosen, files, current) if chosen else Ended([], [])
-            self.committed_earlier.add((pending.write_id, record) for _, pending, record in chosen)
         self.defer_unlink(ended)
         return results
+
+    def settled(
+        self, pending: PendingObject, before: CatalogEntry | None
+    ) -> CatalogEntry | VersionConflict | OutcomeUnknown | None:
+        """What becomes of an object that is not to be committed: an earlier try of it was, or its condition fails. None
+        where it may go on. `before` is what there is of its name.
+
+        Of copies nothing counts but their versions, and a node that brings a version has looked for earlier tries: it
+        may have to be committed once more, but not over what has replaced it, nor over a try that it has not found.
+        """
+        condition = pending.condition
+        if condition is None:
+            return None
+        remembering = before
+        if before is None and condition.write_id and self.deletions:
+            remembering = self.deletions.get(fmt.object_key(pending.bucket_uuid, pending.name))
+        if not pending.is_copy and (done := done_before(condition, remembering)) is not None:
+            if done is not remembering:
+                return done._replace(raw_metadata=fmt.encode_metadata(pending.metadata))
+            if pending.version is None:
+                return done
+            if done.version > (condition.known or Version(0, 0)):
+                return done._replace(path=SUPERSEDED)
+        if pending.version is None and condition.began_ns:
+            unknown = self._undecided(condition, pending.name, before, remembering)
+            if unknown is not None:
+                return unknown
+        return condition.fault(pending.name, before)
+
+    def _undecided(
+        self, condition: Condition | None, label: str, before: CatalogEntry | None, remembering: CatalogEntry | None
+    ) -> OutcomeUnknown | None:
+        return undecided(condition, label, remembering, self.deletions.forgotten_ns if before is None else 0)
+
+    def _memory(self, key: bytes, before: CatalogEntry | None, brought: bytes, modified_ns: int) -> bytes:
+        """What an entry remembers that takes the place of another one, or of a deleted one."""
+        if before is not None:
+            return after([before], brought, modified_ns)
+        deleted = self.deletions.get(key)
+        forgotten_ns = self.deletions.forgotten_ns
+        recent = forgotten_ns if forgotten_ns > modified_ns - REMEMBERED_NS else 0
+        return after([deleted] if deleted is not None else [], brought, modified_ns, forgotten_before_ns=recent)
 
     def defer_unlink(self, ended: Ended) -> None:
         """With no stripe held: see to the files of what a commit has ended."""
@@ -148,9 +201,9 @@ class Changes:
 
     def _above(self, before: Version, name: str) -> Version:
         """A version of this drive's own above one that it has."""
-        self.numbers.advance(before.counter)
+        self._clock.hear(before.counter)
         # A cluster's epochs, in versions that name a node, are not this store's: they are followed.
-        version = Version(max(self._epoch, before.epoch if before.node else 0), self.numbers.take())
+        version = Version(max(self._epoch, before.epoch if before.node else 0), self._clock.take())
         if version <= before:
             raise StoreFormatError(
                 f"{self._root}: {name!r} has version {before}, from a later epoch than the "
@@ -164,7 +217,7 @@ class Changes:
         intents = WriteBatch(raw_mode=True)
         for record in records:
             intents.put(fmt.generation_key(fmt.INTENT_PREFIX, record.generation), record.path)
-        self._catalog.write(intents, sync=False)
+        self._catalog.write(intents, sync=False, is_commit=False)
         failpoint("put.intended")
         commit = WriteBatch(raw_mode=True)
         ending: list[tuple[bytes, CatalogEntry, int]] = []
@@ -179,39 +232,65 @@ class Changes:
                 blocks = pending.file.block_checksums() if pending.damaged is None else pending.damaged_blocks
                 put_blocks(commit, record.generation, blocks)
             ended = self.retention.end(commit, ending)
+            self.deletions.replaced(commit, (key for key, _, _ in chosen))
             if self._sync:
                 self._files.sync_names(record.path for record in records)
             failpoint("put.published")
-            self._catalog.write(commit, sync=self._sync)
-        except (OSError, LoaderError):
-            self._garbage.abandon(records)
+            with self._cache.changing([key for key, _, _ in chosen]):
+                self._catalog.write(commit, sync=self._sync)
+        except BaseException:
+            self._garbage.abandon(self._not_entered(chosen))
             raise
-        self._cache.forget([key for key, _, _ in chosen])
+        self.deletions.forget(key for key, _, _ in chosen)
         failpoint("put.committed")
         return ended
+
+    def _not_entered(self, chosen: Sequence[_Chosen]) -> list[CatalogEntry]:
+        """Of a commit that ended with an error: what the catalog does not have. The error may have come after it."""
+        try:
+            values = self._catalog.get_many([key for key, _, _ in chosen])
+            entered = {fmt.decode_entry(value).path for value in values if value is not None}
+        except LoaderError:
+            return []  # nobody can tell: their intents name them, for the next start
+        return [record for _, _, record in chosen if record.path not in entered]
 
     # -- taking away
 
     def delete(
         self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool, condition: Condition | None = None
-    ) -> list[bool]:
+    ) -> list[bool | OutcomeUnknown]:
         """Remove objects without a trace, and tombstones if so told; True where there was an object.
 
-        Raises VersionConflict, before anything is changed, when the condition does not hold of one of them.
+        What an earlier try of a deletion, by its id, did away with counts as if it had been there, and nothing is
+        changed. Raises VersionConflict, before anything is changed, when the condition does not hold of one of them.
         """
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
+        write_id = condition.write_id if condition is not None else b""
+        now_ns = time.time_ns()
+        results: list[bool | OutcomeUnknown] = [False] * len(names)
         with self.stripes.of(keys):
             self._require_writable()
             gone: dict[bytes, CatalogEntry] = {}
-            for name, key, value in zip(names, keys, self._catalog.get_many(keys), strict=True):
+            deletions: dict[bytes, CatalogEntry] = {}
+            for at, (name, key, value) in enumerate(zip(names, keys, self._catalog.get_many(keys), strict=True)):
                 record = fmt.decode_entry(value) if value is not None else None
+                remembering = record or self.deletions.get(key)
+                if done_before(condition, remembering) is not None:
+                    results[at] = True
+                    continue
+                if (problem := self._undecided(condition, name, record, remembering)) is not None:
+                    results[at] = problem
+                    continue
                 require(condition, name, record)
                 if record is not None and (tombstones or not record.is_tombstone):
                     gone[key] = record
-            ended = self._replace(dict.fromkeys(gone), gone)
+                    results[at] = not record.is_tombstone
+                    if writes := after([record], memory_of(write_id), now_ns):
+                        deletions[key] = fmt.tombstone(record.version, now_ns, writes)
+            ended = self._replace(dict.fromkeys(gone), gone, deletions)
             failpoint("delete.committed")
         self.defer_unlink(ended)
-        return [key in gone and not gone[key].is_tombstone for key in keys]
+        return results
 
     def write_tombstone(
         self,
@@ -221,11 +300,13 @@ class Changes:
         modified_ns: int,
         elsewhere: CatalogEntry | None = None,
         condition: Condition | None = None,
+        writes: bytes = b"",
     ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
         """Put a tombstone in an object's place; the entry before, and the one that counts now.
 
         Without a version the drive gives one, and where there is no object nothing changes. With one, it stands if it
-        is newer than what is there, also where nothing is. `elsewhere`: see `commit`. Raises VersionConflict.
+        is newer than what is there, also where nothing is. `elsewhere`: see `commit`. `writes`: its memory, besides
+        what this drive knows of the name. Raises VersionConflict.
         """
         key = fmt.object_key(bucket_uuid, name)
         with self.stripes.of([key]):
@@ -235,6 +316,8 @@ class Changes:
             here = before = fmt.decode_entry(value) if value is not None else None
             if elsewhere is not None and (before is None or before.version < elsewhere.version):
                 before = elsewhere
+            if (done := done_before(condition, before)) is not None and done is not before:
+                return before, before  # an earlier try, replaced since
             require(condition, name, before)
             if version is None:
                 if before is None or before.is_tombstone:
@@ -244,8 +327,9 @@ class Changes:
                 raise late
             elif before is not None and before.version >= version:
                 return before, before
-            self.numbers.advance(version.counter)
-            tombstone = fmt.tombstone(version, modified_ns or time.time_ns())
+            self._clock.hear(version.counter)
+            modified_ns = modified_ns or time.time_ns()
+            tombstone = fmt.tombstone(version, modified_ns, self._memory(key, before, writes, modified_ns))
             ended = self._replace({key: tombstone}, {key: here} if here is not None else {})
             failpoint("delete.committed")
         self.defer_unlink(ended)
@@ -269,51 +353,60 @@ class Changes:
         return None
 
     def write_tombstones(
-        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version]]
+        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]]
     ) -> list[tuple[CatalogEntry | None, CatalogEntry | None]]:
-        """As `write_tombstone` of each name, with its version, all in one catalog commit; in order."""
+        """As `write_tombstone` of each name, with its version and memory, all in one catalog commit; in order."""
         now_ns = time.time_ns()
-        keys = [fmt.object_key(bucket_uuid, name) for name, _ in tombstones]
+        keys = [fmt.object_key(bucket_uuid, name) for name, _, _ in tombstones]
         results: list[tuple[CatalogEntry | None, CatalogEntry | None]] = []
         with self.stripes.of(keys):
             self._require_writable()
-            self._require_buckets((bucket_uuid, name) for name, _ in tombstones)
+            self._require_buckets((bucket_uuid, name) for name, _, _ in tombstones)
             here: dict[bytes, CatalogEntry] = {}
             for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
                 if value is not None:
                     here[key] = fmt.decode_entry(value)
             newest, placed = dict(here), dict[bytes, CatalogEntry | None]()
             floor = self.retention.floor(bucket_uuid)
-            for key, (name, version) in zip(keys, tombstones, strict=True):
+            for key, (name, version, writes) in zip(keys, tombstones, strict=True):
                 if (late := too_late(Condition(after_cuts=True), name, version, floor)) is not None:
                     raise late
                 before = newest.get(key)
-                if before is not None and before.version >= version:
-                    results.append((before, before))
+                if before is not None and (before.version >= version or find(before.writes, writes[1:17]) is not None):
+                    results.append((before, before))  # it is newer, or has replaced what an earlier try left
                     continue
-                self.numbers.advance(version.counter)
-                tombstone = newest[key] = placed[key] = fmt.tombstone(version, now_ns)
+                self._clock.hear(version.counter)
+                writes = self._memory(key, before, writes, now_ns)
+                tombstone = newest[key] = placed[key] = fmt.tombstone(version, now_ns, writes)
                 results.append((before, tombstone))
             ended = self._replace(placed, {key: here[key] for key in placed if key in here})
             failpoint("delete.committed")
         self.defer_unlink(ended)
         return results
 
-    def _replace(self, entries: dict[bytes, CatalogEntry | None], before: dict[bytes, CatalogEntry]) -> Ended:
+    def _replace(
+        self,
+        entries: dict[bytes, CatalogEntry | None],
+        before: dict[bytes, CatalogEntry],
+        deletions: dict[bytes, CatalogEntry] | None = None,
+    ) -> Ended:
         """Set entries that bring no file, or remove them (None); returns the objects that this ends."""
         batch = WriteBatch(raw_mode=True)
+        if deletions:
+            self.deletions.put(batch, deletions)
         for key, record in entries.items():
             if record is None:
                 batch.delete(key)
             else:
                 batch.put(key, fmt.encode_entry(record))
-        now = self.numbers.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in before) else 0
+        now = self._clock.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in before) else 0
         # What a tombstone ends, ends with the tombstone's number, on whichever node and whenever that is.
         ends = {key: tombstone.counter for key, tombstone in entries.items() if tombstone is not None}
         ended = self.retention.end(batch, ((key, record, ends.get(key, now)) for key, record in before.items()))
         if entries:
-            self._catalog.write(batch, sync=self._sync)
-            self._cache.forget(entries)
+            with self._cache.changing(entries):
+                self._catalog.write(batch, sync=self._sync)
+            self.deletions.committed(deletions or {})
         return ended
 
     def replace_entry(self, key: bytes, record: CatalogEntry | None, blocks: Sequence[int] = ()) -> None:
@@ -339,15 +432,15 @@ class Changes:
                 batch.put(key, fmt.encode_entry(record))
                 put_blocks(batch, record.generation, blocks)
             ended = self.retention.end(batch, ((key, other, now) for other in dead))
-            self._catalog.write(batch, sync=True)
-            self._cache.forget([key])
+            with self._cache.changing([key]):
+                self._catalog.write(batch, sync=True)
         self.defer_unlink(ended)
 
     # -- snapshots
 
     def set_cuts(self, cuts: Mapping[bytes, Iterable[int]]) -> None:
         """All that is given a number from now on is seen by none of these snapshots; the caller holds all stripes."""
-        self.numbers.advance(max((cut for of_bucket in cuts.values() for cut in of_bucket), default=0))
+        self._clock.hear(max((cut for of_bucket in cuts.values() for cut in of_bucket), default=0))
         self.retention.set_cuts(cuts)
 
     def retain(self, batch: WriteBatch, key: bytes, ended: int, pending: PendingObject) -> CatalogEntry:
@@ -355,7 +448,9 @@ class Changes:
 
         With its stripe held, and `defer_unlink` to follow.
         """
-        files = CommitFiles(self._files, self.numbers, [pending], None, epoch=self._epoch, sync=self._sync)
+        files = CommitFiles(
+            self._files, self.generations, self._clock, [pending], None, epoch=self._epoch, sync=self._sync
+        )
         [record] = files.prepare()
         batch.put(fmt.generation_key(fmt.MARK_PREFIX, record.generation), ended.to_bytes(8, "big") + record.path)
         self._catalog.write(batch, sync=self._sync)
@@ -372,3 +467,10 @@ class Changes:
             self._garbage.defer_unlink(dead)
             trimmed += len(dead)
         return trimmed
+
+
+def _is_mended(before: CatalogEntry, record: CatalogEntry, pending: PendingObject) -> bool:
+    """Whether the object is there in this very version, and damaged."""
+    if pending.condition is None or not pending.condition.mends or before.is_tombstone:
+        return False
+    return (before.version, before.size_bytes, before.checksum) == (record.version, record.size_bytes, record.checksum)

@@ -53,7 +53,7 @@ class RawFiles:
             (root / "staging").mkdir(exist_ok=True)
         try:
             self.objects_fd = self._segments.objects_fd = os.open(root / "objects", _DIRECTORY)
-            self._folders = ObjectFolders(self.objects_fd, self._syncs)
+            self._folders = ObjectFolders(self.objects_fd, self._syncs, self.faults)
             if writable:
                 self.staging_fd = os.open(root / "staging", _DIRECTORY)
             self.keeps_identity = writable and self._try_xattr()
@@ -343,8 +343,9 @@ class RawFiles:
 class ObjectFolders:
     """Folder tree of objects, two levels deep: made when needed, and made to survive a power cut. Thread-safe."""
 
-    def __init__(self, objects_fd: int, syncs: Syncs) -> None:
+    def __init__(self, objects_fd: int, syncs: Syncs, faults: Faults) -> None:
         self._objects_fd = objects_fd
+        self._faults = faults
         self._syncs = syncs
         self._lasting: set[bytes] = set()  # known to survive a power cut; only ever grows
 
@@ -387,5 +388,8 @@ class ObjectFolders:
         fd = os.open(folder, _DIRECTORY, dir_fd=self._objects_fd)
         try:
             os.fsync(fd)
+        except OSError as error:
+            self._faults.note_sync(error, "syncing a folder")
+            raise
         finally:
             os.close(fd)

@@ -15,6 +15,11 @@ from storage_node.store.format import BLOCK_BYTES
 
 RESERVE_BYTES = 64 << 20
 """Objects may not take the last of a drive (64 MiB, or an eighth of a smaller one)."""
+LARGE_BYTES = 64 << 20
+"""An object that has taken so much of a drive already"""
+LEFT_SHARE = 20
+"""leaves free as much as it has taken beyond that, up to one of so many parts of the drive: one that never ends is
+refused while there is room for others, and what it has taken is theirs again."""
 _NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY
 
 
@@ -23,10 +28,15 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def require_space(fd: int, need_bytes: int) -> None:
-    """Raise ENOSPC before a drive is really full: the catalog must always be able to write its log."""
+def require_space(fd: int, need_bytes: int, taken_bytes: int = 0) -> None:
+    """Raise ENOSPC before a drive is really full: the catalog must always be able to write its log.
+
+    `taken_bytes`: what the same object has on the drive.
+    """
     found = os.fstatvfs(fd)
-    reserve_bytes = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // 8)
+    size_bytes = found.f_blocks * found.f_frsize
+    reserve_bytes = min(RESERVE_BYTES, size_bytes // 8)
+    reserve_bytes += min(max(0, taken_bytes - LARGE_BYTES), size_bytes // LEFT_SHARE)
     if found.f_bavail * found.f_frsize < need_bytes + reserve_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -124,7 +134,7 @@ class StagedFile:
     def _with_room(self, need_bytes: int, step: Callable[[], int], *, noted: bool = True) -> int:
         while True:
             try:
-                require_space(self._fd, need_bytes)
+                require_space(self._fd, need_bytes, self.size_bytes)
                 return step()
             except OSError as error:
                 # Dead files wait for late readers; a full drive cannot afford that.
@@ -138,7 +148,9 @@ class StagedFile:
         try:
             os.fsync(self.fd)
         except OSError as error:
-            self._faults.note(error, "syncing an object")
+            # Its bytes are written anew for the next try, but those of a file that somebody else has written.
+            if self.linked or not is_full(error):
+                self._faults.note_sync(error, "syncing an object")
             raise
 
     def read_back(self) -> Iterator[bytes]:

@@ -48,7 +48,7 @@ def restore_identity(drive: Drive, key: bytes, record: CatalogEntry) -> bool:
 
 def _own_file(drive: Drive, key: bytes, record: CatalogEntry) -> CatalogEntry | None:
     """Copy an object out of its segment; its entry now. None when its bytes are not what was put."""
-    generation = drive.numbers.take()
+    generation = drive.generations.take()
     name = fmt.name_of_key(fmt.object_key_of(key))
     own = record._replace(offset=0, path=fmt.file_path(fmt.bucket_of_key(key), name, generation))
     staged = drive.stage()

@@ -105,6 +105,8 @@ def repair(
             summary, found = _repair_drive(store, drive, checksums, drop_damaged, progress)
             drives.append(summary)
             findings.extend(found)
+        if any(finding.kind == "misplaced" and finding.repaired for finding in findings):
+            _move(store, findings)
         return _report("repair", store.store_uuid, drives, findings, checksums=checksums, in_motion=False)
 
 
@@ -296,6 +298,16 @@ class _Remedies:
             self.store.record.change(lambda record: record.with_epoch(epoch))
         return f"the record was raised to epoch {epoch}"
 
+    def _misplaced(self, suspect: Suspect) -> str | None:
+        record = self.store.record.current
+        if record.snapshots:
+            return None  # beside them nothing moves
+        uuid = self.drive.identity.drive_uuid
+        if (uuid,) not in record.former:
+            with self.store.record.lock, self.store.drive_set.placement_lock.alone():
+                self.store.record.commit(record.with_stray(uuid))
+        return "it is found again, and moves to its drive"
+
     def _unknown_bucket(self, suspect: Suspect) -> str:
         bucket_uuid = suspect.key[1:17]
         self.store.record.change(lambda record: record.with_recovered_bucket(bucket_uuid))
@@ -316,6 +328,15 @@ def _repair_drive(
         problem = str(error)
         findings.append(Finding("drive-unusable", str(drive.root), problem))
     return _summary(exam, drive, findings, problem=problem), findings
+
+
+def _move(store: Store, findings: list[Finding]) -> None:
+    """Bring entries to the drives that own them, as far as that goes now."""
+    while store.pool.moving:
+        moved = store.pool.move_some()
+        if moved.problem or not (moved.objects or store.drive_set.all_live()):
+            findings.append(Finding("moving", "", f"not all entries could move to their drives: {moved.problem}"))
+            return
 
 
 def _all(exam: Examination) -> Iterator[Suspect]:

@@ -28,6 +28,7 @@ from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.inventory import is_object_path
 from storage_node.store.drive.locking import hold
 from storage_node.store.drive.retained_versions import enter_from_file
+from storage_node.store.drive.version_clock import MAX_COUNTER
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.segment_format import file_of, is_segment
@@ -47,7 +48,8 @@ class _Seen:
     """What one drive holds, whether it comes from a healthy catalog or from the files."""
 
     newest: Version = field(default_factory=lambda: Version(0, 0))
-    next_counter: int = 1
+    next_generation: int = 1
+    highest_counter: int = 0
     objects: int = 0
     object_bytes: int = 0
     files: int = 0
@@ -55,9 +57,13 @@ class _Seen:
 
     def note(self, version: Version, bucket_uuid: bytes | None = None) -> None:
         self.newest = max(self.newest, version)
-        self.next_counter = max(self.next_counter, version.counter + 1)
+        self.note_counter(version.counter)
         if bucket_uuid is not None:
             self.buckets.add(bucket_uuid)
+
+    def note_counter(self, counter: int) -> None:
+        if counter <= MAX_COUNTER:  # no version clock has given another one
+            self.highest_counter = max(self.highest_counter, counter)
 
 
 def rebuild(
@@ -240,7 +246,7 @@ class _Rebuild:
             (root / "objects").mkdir(exist_ok=True)
             files = opened.enter_context(contextlib.closing(RawFiles(root, writable=False)))
             catalog = opened.enter_context(contextlib.closing(Catalog(root / _NEW, writable=True)))
-            tombstones = _carry_tombstones(root, catalog)
+            tombstones = _carry_over(root, catalog, seen)
             self._collect(root, files, catalog, cuts, seen)
             if seen.files and not seen.newest.counter and not evidence.keeps_identity(files):
                 raise StoreFormatError(
@@ -251,9 +257,10 @@ class _Rebuild:
                 seen.note(version)
             self._verify_entries(root, files, catalog, seen)
             batch = WriteBatch(raw_mode=True)
-            batch.put(fmt.COUNTER_KEY, seen.next_counter.to_bytes(8, "big"))
+            batch.put(fmt.COUNTER_KEY, seen.next_generation.to_bytes(8, "big"))
+            batch.put(fmt.CLOCK_KEY, (seen.highest_counter + 1).to_bytes(8, "big"))
             catalog.write(batch, sync=True)
-            catalog.flush()
+            catalog.end_session()
         return seen
 
     def _collect(
@@ -271,7 +278,7 @@ class _Rebuild:
                 with contextlib.suppress(OSError):  # which is met again below
                     if is_segment(file) and files.is_segment_damaged(path, in_motion=False):
                         self._findings.append(damaged_copy(root, file).finding)
-            seen.next_counter = max(seen.next_counter, fmt.generation_of_path(path) + 1)
+            seen.next_generation = max(seen.next_generation, fmt.generation_of_path(path) + 1)
             try:
                 identity = evidence.read_identity(files, path)
                 ended = files.ended(path)
@@ -286,7 +293,7 @@ class _Rebuild:
                 continue
             if ended is not None:
                 seen.note(identity.version)
-                seen.next_counter = max(seen.next_counter, ended + 1)
+                seen.note_counter(ended)
                 if not enter_from_file(catalog, cuts, identity, evidence.record_of(files, identity, path), ended):
                     self._superseded(root, path)
                 continue
@@ -391,14 +398,20 @@ def _read_record(root: Path, findings: list[Finding]) -> StoreRecord | None:
     return found
 
 
-def _carry_tombstones(root: Path, catalog: Catalog) -> list[Version]:
-    """Enter the tombstones of the old catalog, as far as it can be read: no file could tell of them."""
+def _carry_over(root: Path, catalog: Catalog, seen: _Seen) -> list[Version]:
+    """Enter the tombstones of the old catalog, as far as it can be read, and note from which numbers on it had given
+    none: no file could tell of them.
+
+    Returns the tombstones' versions.
+    """
     carried: list[Version] = []
     batch = WriteBatch(raw_mode=True)
     with (
         contextlib.suppress(LoaderError),
-        contextlib.closing(Catalog(root / "catalog", writable=False)) as old,
+        contextlib.closing(Catalog(root / "catalog", writable=False, salvage=True)) as old,
     ):
+        seen.next_generation = int.from_bytes(old.get(fmt.COUNTER_KEY) or b"\1", "big")
+        seen.note_counter(int.from_bytes(old.get(fmt.CLOCK_KEY) or b"", "big"))
         for key, value in old.scan(fmt.OBJECT_PREFIX):
             with contextlib.suppress(StoreFormatError):  # an entry that cannot be read is what the rebuild is for
                 record = fmt.decode_entry(value)

@@ -30,8 +30,8 @@ KINDS: dict[str, Severity] = {
     "misplaced": "error",
     "later-epoch": "error",
     "metadata-lost": "error",
+    "recoverable": "error",
     # What takes room, or would hurt after the next accident.
-    "recoverable": "warning",
     "orphan": "warning",
     "segment-damaged": "warning",
     "segment-copy": "warning",

@@ -139,11 +139,11 @@ class DriveSet:
         found.problem = None
         self.changes += 1
 
-    def take_out(self, slot: int, problem: str) -> Drive | None:
+    def take_out(self, slot: int, problem: str, *, disabled: bool = True) -> Drive | None:
         """From now on its names answer DriveFailed; returns the drive, still open."""
         found = self.slots[slot]
         drive = found.drive
-        found.problem, found.disabled = problem, True
+        found.problem, found.disabled = problem, disabled
         found.drive = None
         self.changes += 1
         return drive

@@ -79,7 +79,7 @@ class DrivePool:
             failpoint("drive.identity")
             drive = self._options.open(root, identity, record)
             try:
-                drive.numbers.take()  # a drive that cannot write is refused now
+                drive.generations.take()  # a drive that cannot write is refused now
                 self._change_drives(lambda record: record.with_drive(identity.drive_uuid), [drive])
             except BaseException:
                 drive.close()
@@ -133,16 +133,18 @@ class DrivePool:
 
     # -- failing, and coming back
 
-    def disable_drive(self, uuid: str, reason: str) -> None:
+    def disable_drive(self, uuid: str, reason: str, *, missing: bool = False) -> None:
         """Stop using a drive: its names answer DriveFailed with this reason, at once for all threads but this one.
 
         This one waits for the commits that are running on the drive, and closes it; who is reading from it reads on.
         Nothing of this lasts: when the store is opened again, the drive is as well. Harmless when it is not open.
         Raises InvalidRequest, Closed.
+
+        `missing`: it is not there any more, and counts as missing rather than as disabled.
         """
         self._drives.require_open()
         slot = self._drives.slot(uuid)
-        drive = self._drives.take_out(slot, reason)
+        drive = self._drives.take_out(slot, reason, disabled=not missing)
         if drive is not None:
             drive.give_up(reason)
 
@@ -180,7 +182,6 @@ class DrivePool:
         with self._record.lock, self._drives.placement_lock.alone():
             self._drives.require_open()
             if self._drives.writable:
-                synchronise([*self._drives.live(), drive])
                 self._refuse_deleted(drive)
                 drive.set_cuts(self._record.current.cuts)
                 with contextlib.suppress(OSError):  # the others have it, and a full drive must open to be emptied
@@ -249,7 +250,6 @@ class DrivePool:
             self._require_no_snapshots(losing=whoever)
             for drive in also:
                 self._refuse_deleted(drive)
-            synchronise([*self._drives.live(), *also])
             self._record.commit(change(self._record.current), also, whoever=whoever)
         failpoint("drive.recorded")
 
@@ -266,13 +266,3 @@ class DrivePool:
         """With the record's lock held, of a drive on which nothing is committed yet."""
         for bucket_uuid in self._record.deleted_buckets:
             drive.refuse_bucket(bucket_uuid)
-
-
-def synchronise(drives: Sequence[Drive]) -> None:
-    """Whichever of these drives gives a number next, it is above all that any of them has given."""
-    highest = max((drive.numbers.highest for drive in drives), default=0)
-    for drive in drives:
-        if drive.numbers.highest < highest:
-            drive.numbers.advance(highest)
-            with contextlib.suppress(LoaderError):  # a full drive cannot make it last, and gives no numbers
-                drive.numbers.take()

@@ -12,7 +12,7 @@ import fcntl
 import os
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ais_loader.errors import (
@@ -30,6 +30,7 @@ from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive, Durability
 from storage_node.store.drive.identity import DriveIdentity
+from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.store_record import StoreRecord
@@ -56,6 +57,8 @@ class DriveOptions:
     durability: Durability = "process"
     shard_limits: ShardLimits | None = None
     """Of each drive."""
+    clock: VersionClock = field(default_factory=VersionClock)
+    """Of the store, if it is open for writing."""
 
     def open(self, root: Path, identity: DriveIdentity, record: StoreRecord) -> Drive:
         """Raises what `Drive` raises."""
@@ -66,6 +69,7 @@ class DriveOptions:
             durability=self.durability,
             epoch=record.epoch,
             shard_limits=self.shard_limits,
+            clock=self.clock,
         )
 
 

@@ -5,11 +5,15 @@ and the next one goes on. An object is copied first, with nothing held; then, ho
 the owner. When that is on the disk, whatever the durability, the old entry is dropped. What cannot be moved (the owner
 is full, the file cannot be read) stays where it is, is found there, and is tried again when the catalogs are gone
 through once more.
+
+Everything is in its place only when all catalogs have been gone through and no entry was met that belongs elsewhere,
+not even one that was moved then: whatever went wrong on the way, nothing is taken for moved because it was tried.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +23,13 @@ from ais_loader.errors import BucketNotFound, DriveFull, LoaderError
 from storage_node.store import format as fmt
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.pending import PendingObject
-from storage_node.store.drive.preconditions import Condition
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.pool.placement import DrivePlacement
+
+log = logging.getLogger(__name__)
 
 _GROUP = 64
 """Committed on their owner, and made lasting, at once."""
@@ -55,7 +60,9 @@ class _Sweep:
     """For each slot that is not behind it, about how many entries there have to go."""
     after: bytes | None = None
     clean: bool = True
-    """Whether everything met so far is with its owner now."""
+    """Whether nothing met so far had to be left where it was."""
+    met: int = 0
+    """How many entries were elsewhere than with their owner when they were looked at."""
     full: set[int] = field(default_factory=set)
 
 
@@ -85,17 +92,22 @@ class Mover:
             placement = self._drives.placement
             if not placement.moving:
                 return Moved(0, 0, 0), None
-            sweep = self._sweep
-            if sweep is None or sweep.changes != self._drives.changes:
-                sweep = self._sweep = self._begin(placement)
-            sweep.full.clear()
-            step = _Step(self._drives, placement, sweep, {bytes.fromhex(uuid) for uuid in self._purging()})
-            step.run(max_objects, max_bytes)
-            if sweep.slots:
-                return step.moved(), None
-            self._sweep = None
-            done = sweep.clean and sweep.changes == self._drives.changes and self._drives.all_live()
-            return step.moved(), sweep.changes if done else None
+            step = _Step(self._drives, placement, {bytes.fromhex(uuid) for uuid in self._purging()})
+            while True:
+                sweep = self._sweep
+                if sweep is None or sweep.changes != self._drives.changes:
+                    sweep = self._sweep = self._begin(placement)
+                sweep.full.clear()
+                step.run(sweep, max_objects, max_bytes)
+                if sweep.slots:
+                    return step.moved(), None
+                self._sweep = None
+                settled = not sweep.met and sweep.clean
+                settled = settled and sweep.changes == self._drives.changes and self._drives.all_live()
+                if settled or not sweep.clean or step.is_spent(max_objects, max_bytes):
+                    return step.moved(), sweep.changes if settled else None
+                if not self._drives.all_live() or self._drives.placement is not placement:
+                    return step.moved(), None
 
     def _begin(self, placement: DrivePlacement) -> _Sweep:
         changes = self._drives.changes
@@ -108,62 +120,77 @@ class Mover:
 
 
 class _Step:
-    def __init__(self, drives: DriveSet, placement: DrivePlacement, sweep: _Sweep, purging: set[bytes]) -> None:
+    def __init__(self, drives: DriveSet, placement: DrivePlacement, purging: set[bytes]) -> None:
         self._drives = drives
         self._placement = placement
-        self._sweep = sweep
         self._purging = purging
-        self._objects = self._bytes = 0
+        self._objects = self._bytes = self._scanned = 0
         self._problem = ""
+        self._sweep: _Sweep
 
     def moved(self) -> Moved:
-        left = sum(self._sweep.left.values())
-        unfinished = bool(self._sweep.slots) or not self._sweep.clean or not self._drives.all_live()
+        sweep = self._sweep
+        left = sum(sweep.left.values())
+        unfinished = bool(sweep.slots) or sweep.met > 0 or not sweep.clean or not self._drives.all_live()
         return Moved(self._objects, self._bytes, max(left, 1) if unfinished else 0, self._problem)
 
-    def run(self, max_objects: int, max_bytes: int) -> None:
-        scanned = 0
-        while self._sweep.slots and scanned < _MAX_SCANNED and self._drives.changes == self._sweep.changes:
-            if self._objects and (self._objects >= max_objects or self._bytes >= max_bytes):
+    def is_spent(self, max_objects: int, max_bytes: int) -> bool:
+        """Whether it has moved, or looked at, as much as it may."""
+        enough = self._objects >= max_objects or self._bytes >= max_bytes
+        return self._scanned >= _MAX_SCANNED or (self._objects > 0 and enough)
+
+    def run(self, sweep: _Sweep, max_objects: int, max_bytes: int) -> None:
+        """Go on with a sweep."""
+        self._sweep = sweep
+        while sweep.slots and self._drives.changes == sweep.changes:
+            if self.is_spent(max_objects, max_bytes):
                 return
-            slot = self._sweep.slots[0]
+            slot = sweep.slots[0]
             want = max(1, min(_GROUP, max_objects - self._objects))
             room_bytes = max(1, max_bytes - self._bytes)
+            group: list[_Entry] = []
             try:
-                looked, group, ended = self._next(slot, want, room_bytes, _MAX_SCANNED - scanned)
-                scanned += looked
+                looked, group, after = self._next(slot, want, room_bytes, _MAX_SCANNED - self._scanned)
+                self._scanned += looked
                 self._move(slot, group)
             except LoaderError as error:
                 self._fail(str(error))
-                ended = True  # the rest of this drive waits for the next sweep
-            self._sweep.left[slot] = max(0, self._sweep.left.get(slot, 0) - len(group)) if not ended else 0
-            if ended:
-                del self._sweep.slots[0]
-                self._sweep.left.pop(slot, None)
-                self._sweep.after = None
+                after = None  # the rest of this drive waits for the next sweep
+            except Exception as error:
+                log.debug("moving objects to their drives", exc_info=True)
+                self._fail(f"{type(error).__name__}: {error}")
+                after = None
+            # Behind the group only now: whoever was interrupted in it comes to it again.
+            sweep.after = after
+            sweep.left[slot] = max(0, sweep.left.get(slot, 0) - len(group))
+            if after is None:
+                del sweep.slots[0]
+                sweep.left.pop(slot, None)
 
     def _fail(self, problem: str) -> None:
         self._sweep.clean = False
         self._problem = problem
 
-    def _next(self, slot: int, want: int, room_bytes: int, most: int) -> tuple[int, list[_Entry], bool]:
-        """How many entries were looked at, those that belong elsewhere, and whether there are no more."""
+    def _next(self, slot: int, want: int, room_bytes: int, most: int) -> tuple[int, list[_Entry], bytes | None]:
+        """How many entries were looked at, those that belong elsewhere, and the last one; None: there are no more."""
         drive = self._drives.at(slot)
         group: list[_Entry] = []
         looked = group_bytes = 0
-        for key, value in drive.entries(self._sweep.after):
+        after = self._sweep.after
+        for key, value in drive.entries(after):
             looked += 1
             owner = self._placement.owner(fmt.bucket_of_key(key), fmt.name_of_key(key))
             if owner != slot:
+                self._sweep.met += 1
                 record = fmt.decode_entry(value)
                 if group and group_bytes + record.size_bytes > room_bytes:
-                    return looked, group, False
+                    return looked, group, after
                 group.append(_Entry(key, record, owner))
                 group_bytes += record.size_bytes
-            self._sweep.after = key
+            after = key
             if len(group) >= want or looked >= most:
-                return looked, group, False
-        return looked, group, True
+                return looked, group, after
+        return looked, group, None
 
     # -- moving one group from one drive
 
@@ -210,6 +237,9 @@ class _Step:
             failpoint("move.dropped")
         except LoaderError as error:
             self._fail(str(error))
+        except Exception as error:
+            log.debug("moving objects from %s", self._drives.slots[slot].root, exc_info=True)
+            self._fail(f"{type(error).__name__}: {error}")
         finally:
             for pending in staged.values():
                 pending.file.discard()
@@ -230,7 +260,8 @@ class _Step:
             record.metadata,
             record.version,
             record.modified_ns,
-            condition=Condition(write_id=record.write_id),
+            writes=record.writes,
+            is_copy=True,
         )
         try:
             _copy(source, record, target, pending)
@@ -252,7 +283,7 @@ class _Step:
                 continue  # deleted meanwhile
             best, newest = max(found, key=lambda pair: pair[1].version)  # of equal ones the owner's, which comes first
             if best is not target and newest.is_tombstone:
-                target.write_tombstone(bucket_uuid, name, newest.version, newest.modified_ns)
+                target.write_tombstone(bucket_uuid, name, newest.version, newest.modified_ns, writes=newest.writes)
             elif best is not target:
                 pending = staged.get(entry.key)
                 if best is not source or newest.path != entry.record.path or pending is None:

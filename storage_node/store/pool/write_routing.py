@@ -13,16 +13,17 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import LoaderError, OutcomeUnknown
 from storage_node.store import format as fmt
 from storage_node.store.archives.open_archives import Indexing
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.pending import PendingObject
-from storage_node.store.drive.preconditions import Condition, require
+from storage_node.store.drive.preconditions import Condition, done_before, require
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.pool.placement import DrivePlacement
+from storage_node.store.write_memory import SUPERSEDED
 
 R = TypeVar("R")
 
@@ -53,6 +54,13 @@ class PlacedChanges:
 
     def commit(self, objects: Sequence[StagedObject]) -> list[CatalogEntry | LoaderError]:
         """Each on its owner, those of one owner in one commit; in order. See `Drive.commit`."""
+        try:
+            return self._commit_each(objects)
+        finally:
+            for staged in objects:  # harmless where it has been published
+                staged.pending.file.discard()
+
+    def _commit_each(self, objects: Sequence[StagedObject]) -> list[CatalogEntry | LoaderError]:
         results: list[CatalogEntry | LoaderError] = [LoaderError("not committed")] * len(objects)
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
@@ -131,8 +139,8 @@ class PlacedChanges:
 
     # -- taking away; all raise what those of `Drive` raise
 
-    def delete(self, bucket_uuid: bytes, name: str, condition: Condition | None = None) -> bool:
-        """Remove an object without a trace; whether there was one."""
+    def delete(self, bucket_uuid: bytes, name: str, condition: Condition | None = None) -> bool | OutcomeUnknown:
+        """Remove an object without a trace; whether there was one. See `Changes.delete`."""
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
@@ -143,32 +151,36 @@ class PlacedChanges:
                 here = owner.newest(bucket_uuid, [name])[0]
                 entries = [*others, _Entry(owner, here)] if here is not None else others
                 newest = max(entries, key=_version, default=None)
-                before = newest.record if newest is not None else None
-                require(condition, name, before)
-                # The older ones first: should the newest stay, it is still what counts.
-                for entry in sorted(entries, key=_version):
-                    if not entry.record.is_tombstone:
-                        entry.drive.delete(bucket_uuid, [name])
-                return newest is not None and not newest.record.is_tombstone
+                if newest is None:
+                    return owner.delete(bucket_uuid, [name], condition=condition)[0]
+                if done_before(condition, newest.record) is None:
+                    require(condition, name, newest.record)
+                    # The older ones first: should the newest stay, it is still what counts.
+                    for entry in sorted(entries, key=_version):
+                        if not entry.record.is_tombstone and entry is not newest:
+                            entry.drive.delete(bucket_uuid, [name])
+                return newest.drive.delete(bucket_uuid, [name], condition=condition)[0]
 
-    def delete_many(self, bucket_uuid: bytes, names: Sequence[str]) -> list[bool | LoaderError]:
+    def delete_many(
+        self, bucket_uuid: bytes, names: Sequence[str], condition: Condition | None = None
+    ) -> list[bool | LoaderError]:
         """As `delete` of each, those of one drive in one commit; in order, and each fails with its own drive."""
         return self._grouped(
             bucket_uuid,
             names,
-            lambda owner, rows: owner.delete(bucket_uuid, [names[row] for row in rows]),
-            lambda row: self.delete(bucket_uuid, names[row]),
+            lambda owner, rows: owner.delete(bucket_uuid, [names[row] for row in rows], condition=condition),
+            lambda row: self.delete(bucket_uuid, names[row], condition),
         )
 
     def write_tombstones(
-        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version]]
+        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]]
     ) -> list[tuple[CatalogEntry | None, CatalogEntry | None] | LoaderError]:
         """As `write_tombstone` of each: one commit for each drive, in order, and each fails with its own drive."""
         return self._grouped(
             bucket_uuid,
-            [name for name, _ in tombstones],
+            [name for name, _, _ in tombstones],
             lambda owner, rows: owner.write_tombstones(bucket_uuid, [tombstones[row] for row in rows]),
-            lambda row: self.write_tombstone(bucket_uuid, *tombstones[row]),
+            lambda row: self.write_tombstone(bucket_uuid, *tombstones[row][:2], writes=tombstones[row][2]),
         )
 
     def _grouped(
@@ -202,19 +214,24 @@ class PlacedChanges:
         return results
 
     def write_tombstone(
-        self, bucket_uuid: bytes, name: str, version: Version | None, condition: Condition | None = None
+        self,
+        bucket_uuid: bytes,
+        name: str,
+        version: Version | None,
+        condition: Condition | None = None,
+        writes: bytes = b"",
     ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
         """See `Changes.write_tombstone`."""
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
             if not placement.moving:
-                return owner.write_tombstone(bucket_uuid, name, version, condition=condition)
+                return owner.write_tombstone(bucket_uuid, name, version, condition=condition, writes=writes)
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
                 elsewhere = max(others, key=_version).record if others else None
                 before, left = owner.write_tombstone(
-                    bucket_uuid, name, version, elsewhere=elsewhere, condition=condition
+                    bucket_uuid, name, version, elsewhere=elsewhere, condition=condition, writes=writes
                 )
                 if left is not None:
                     _drop(others, bucket_uuid, name, older_than=left.version)
@@ -255,6 +272,8 @@ def _commit(
 def _keep_index(drive: Drive, staged: StagedObject, record: CatalogEntry) -> None:
     """Unless what counts is another object, which was newer."""
     file = staged.pending.file
+    if record.path == SUPERSEDED:
+        return
     if staged.indexing is not None and (record.size_bytes, record.checksum) == (file.size_bytes, file.checksum):
         drive.shards.keep(record, staged.indexing)
 

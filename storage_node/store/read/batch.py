@@ -58,10 +58,9 @@ class StoreBatch:
         offset = self._request.resume_offset
         if offset and table.n and not table.status[0] and table.sizes[0] < offset:
             table.fail(0, pb.NOT_FOUND, f"cannot resume at {offset:,}: the entry has {int(table.sizes[0]):,} bytes")
-        resume_offset = self._resume_offset()
         for span in self.planned(target_bytes):
             # A piece that failed has ended its entry: the pieces planned after it are void.
-            if span.offset == resume_offset or not table.status[span.first]:
+            if not (span.is_piece and table.status[span.first]):
                 yield span
 
     def planned(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[FrameSpan]:

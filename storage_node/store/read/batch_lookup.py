@@ -5,13 +5,14 @@ It is done at the start, and once more for an entry whose file has vanished when
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from ais_loader.errors import BucketNotFound, LoaderError, ObjectDeleted
+from ais_loader.errors import BucketNotFound, LoaderError, NodeUnavailable, ObjectDeleted, StaleMap
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.drive.drive import Drive
@@ -63,11 +64,14 @@ class BatchLookup:
             try:
                 bucket = self._store.bucket(bucket_name)
             except (BucketNotFound, ReplicaStale) as error:
-                status = pb.NOT_FOUND if isinstance(error, BucketNotFound) else pb.UNAVAILABLE
-                for position in positions:
-                    table.fail(position, status, str(error), error.kind)
+                self._fail_without_bucket(positions, error)
                 continue
-            self._look_up_bucket(bucket.uuid_bytes, bucket_name, bucket.cut, positions)
+            missing = self._look_up_bucket(bucket.uuid_bytes, bucket_name, bucket.cut, positions)
+            if missing and bucket.cut is not None:
+                try:
+                    self._store.require_still(bucket_name, bucket)
+                except (BucketNotFound, ReplicaStale) as error:
+                    self._fail_without_bucket(missing, error)
         if request.start or request.member or request.version or request.resume_version:
             located = self._locate_members() if request.member else frozenset()
             for position in range(table.n):
@@ -75,7 +79,19 @@ class BatchLookup:
                     self._narrow(position)
         return table
 
-    def _look_up_bucket(self, bucket_uuid: bytes, bucket_name: str, cut: int | None, positions: list[int]) -> None:
+    def _fail_without_bucket(self, positions: list[int], error: BucketNotFound | ReplicaStale) -> None:
+        status, kind = (pb.NOT_FOUND if isinstance(error, BucketNotFound) else pb.UNAVAILABLE), error.kind
+        acting_by, asked_by = self._store.replicas.map_version(), self._request.map_version
+        if asked_by and asked_by != acting_by:
+            # One of the two has not heard yet that it was made, or deleted.
+            older = NodeUnavailable if acting_by < asked_by else StaleMap
+            status, kind = pb.UNAVAILABLE, older.kind
+        for position in positions:
+            self._table.fail(position, status, str(error), kind)
+
+    def _look_up_bucket(self, bucket_uuid: bytes, bucket_name: str, cut: int | None, positions: list[int]) -> list[int]:
+        """Returns what is not there."""
+        missing: list[int] = []
         while positions:
             placement = self._store.drive_set.placement
             if placement.moving and cut is None:
@@ -87,9 +103,11 @@ class BatchLookup:
             positions = list(failed)  # drives have come or gone meanwhile
         for position, error in failed.items() if positions else ():
             if error is None:
+                missing.append(position)
                 self._fail_missing(position, bucket_name, bucket_uuid)
             else:
                 self._table.fail(position, pb.UNAVAILABLE, str(error), getattr(error, "kind", ""))
+        return missing
 
     def _look_up_settled(
         self, placement: DrivePlacement, bucket_uuid: bytes, cut: int | None, positions: list[int]
@@ -341,6 +359,7 @@ class BatchLookup:
                 self.fail_read(position, *problem)
             else:
                 _fail_missing_file(table, position, drive)
+                self._note_damage(position)
             return False
         if failed := self._refused(position, record):
             table.fail(position, failed.status, failed.fault.message, failed.fault.kind)
@@ -358,10 +377,26 @@ class BatchLookup:
     def fail_read(self, position: int, code: int, number: int) -> None:
         """Of what reading an entry met: `code` is a FailureCode, `number` an errno, or 0."""
         _fail_reading(self._table, position, code, number)
+        self._note_damage(position)
+
+    def _note_damage(self, position: int) -> None:
+        """Of an entry that cannot be read, if that is because its bytes are not what was put."""
+        record = self._table.records[position]
+        if self._table.status[position] == pb.CORRUPT and record is not None:
+            at = self._request.bucket_index[position] if self._request.bucket_index else 0
+            with contextlib.suppress(LoaderError):  # the bucket has gone meanwhile
+                bucket_uuid = self._store.bucket(self._request.bucket[at]).uuid_bytes
+                self._store.damaged.note(bucket_uuid, self._table.names[position], record.version)
 
     def _fail_missing(self, position: int, bucket: str, bucket_uuid: bytes | None) -> None:
         table = self._table
         name = table.names[position]
+        asked_by, acting_by = self._request.map_version, self._store.replicas.map_version()
+        if 0 < asked_by < acting_by:
+            # It may have been handed over, by a map that the asker has not heard of.
+            message = f"{name!r} is not here: asked by map {asked_by}, this node has {acting_by}"
+            table.fail(position, pb.UNAVAILABLE, message, StaleMap.kind)
+            return
         if bucket_uuid is None:
             table.fail(position, pb.NOT_FOUND, not_found_message(bucket, name))
             return

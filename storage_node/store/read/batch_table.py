@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import NodeUnavailable
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.frame import U8, U32, EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -65,6 +66,11 @@ class BatchTable:
         self.kind[position] = pb.NONE
         self.sizes[position] = self.checksum[position] = 0
         self.faults[self.first_index + position] = EntryFault(message, kind)
+
+    def fail_replaced(self, position: int) -> None:
+        """It was looked up as another object than there is now: whoever asks again gets that one."""
+        message = f"{self.names[position]!r} was replaced before it could be read"
+        self.fail(position, pb.UNAVAILABLE, message, NodeUnavailable.kind)
 
     def fail_too_large(self, position: int, size_bytes: int) -> None:
         self.fail(

@@ -16,6 +16,7 @@ import numpy as np
 from ais_loader.errors import LoaderError
 from ais_loader.wire.frame import Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.archives.open_archives import OpenShard
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry
@@ -28,6 +29,16 @@ from storage_node.store.read.frame_plan import FrameSpan
 _LOOKUPS_OF_A_MOVING_OBJECT = 10
 
 
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Stored checksums of some blocks of an object that is larger than one."""
+
+    first: int
+    """The number of the first."""
+    checksums: list[int]
+    object_bytes: int
+
+
 @dataclass(slots=True)
 class _OpenEntry:
     """A large entry whose pieces are being sent."""
@@ -35,6 +46,11 @@ class _OpenEntry:
     position: int
     fd: int
     checksum: int
+    """CRC-32C of what has been sent."""
+    expected: int | None
+    """What it must be in the end; None where nobody knows."""
+    blocks: _Blocks | None = None
+    """What each piece is compared with before it is sent."""
     unpacked: Iterator[bytes] | None = None
     """Of a member that is packed: what has not been sent yet."""
     rest: bytes = b""
@@ -77,6 +93,11 @@ class EntryReader:
                     int(table.checksum[position]) if table.kind[position] == pb.STORED else None,
                 )
             if isinstance(outcome, bytes):
+                if len(outcome) != table.sizes[position]:
+                    due = int(table.sizes[position])
+                    message = f"{table.names[position]!r}: {len(outcome):,} bytes were read where {due:,} were due"
+                    table.fail(position, pb.CORRUPT, message)
+                    return b""
                 table.checksum[position] = crc32c(outcome)
                 return outcome
             code, number = outcome
@@ -88,7 +109,7 @@ class EntryReader:
                 if not table.status[position]:
                     self._lookup.fail_read(position, code, number)
                 return b""
-        table.fail(position, pb.UNAVAILABLE, f"{table.names[position]!r} is replaced faster than it can be read")
+        table.fail_replaced(position)
         return b""
 
     def _unpack(self, position: int, part: MemberPart, *, verify: bool) -> bytes:
@@ -118,22 +139,35 @@ class EntryReader:
                 table.kind[position] = pb.STORED
                 return whole[start : start + size]
             return whole
-        first, stop = start // BLOCK_BYTES, -(-(start + max(size, 1)) // BLOCK_BYTES)
-        begin, end = first * BLOCK_BYTES, min(stop * BLOCK_BYTES, record.size_bytes)
-        stop = -(-end // BLOCK_BYTES)
-        covering = self._read_bytes(folder, record.path, begin, end - begin, None)
-        if not isinstance(covering, bytes):
-            return covering
-        drive = table.drive_of(position)
         try:
-            stored = drive.block_checksums(record, first, stop) if stop > first else []
+            blocks = self._blocks(position, record, start, size)
         except LoaderError:
             # They went with an object that was replaced meanwhile, or they are lost: another look tells.
             return FailureCode.OPEN, errno.ENOENT
-        for number, checksum in enumerate(stored):
-            if crc32c(memoryview(covering)[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]) != checksum:
+        found = self._read_compared(folder, record.path, blocks, start, size)
+        if isinstance(found, bytes):
+            table.kind[position] = pb.STORED
+        return found
+
+    def _blocks(self, position: int, record: CatalogEntry, start: int, size: int) -> _Blocks:
+        """Of this range of an object larger than one block. Raises LoaderError."""
+        first, stop = start // BLOCK_BYTES, -(-min(start + size, record.size_bytes) // BLOCK_BYTES)
+        stored = self._table.drive_of(position).block_checksums(record, first, stop) if stop > first else []
+        return _Blocks(first, stored, record.size_bytes)
+
+    def _read_compared(
+        self, folder: int, path: bytes, blocks: _Blocks, start: int, size: int
+    ) -> bytes | tuple[int, int]:
+        """A range of an object, after the blocks that it lies in have been compared with what is stored of them."""
+        first, stop = start // BLOCK_BYTES, -(-(start + size) // BLOCK_BYTES)
+        begin, end = first * BLOCK_BYTES, min(stop * BLOCK_BYTES, blocks.object_bytes)
+        covering = self._read_bytes(folder, path, begin, max(0, end - begin), None)
+        if not isinstance(covering, bytes):
+            return covering
+        view = memoryview(covering)
+        for at in range(0, len(covering), BLOCK_BYTES):
+            if crc32c(view[at : at + BLOCK_BYTES]) != blocks.checksums[first - blocks.first + at // BLOCK_BYTES]:
                 return FailureCode.CHECKSUM, 0
-        table.kind[position] = pb.STORED
         return covering[start - begin : start - begin + size]
 
     def _read_bytes(
@@ -163,9 +197,11 @@ class EntryReader:
             return self._read_open_piece(span)
         whole = self.read(position)
         if not table.status[position] and len(whole) != whole_size:
-            table.fail(position, pb.UNAVAILABLE, f"{table.names[position]!r} was replaced before it could be read")
+            table.fail_replaced(position)
         if table.status[position]:
             return frame_of(table, at, memoryview(b""))
+        record = table.records[position]
+        assert record is not None  # it may have been looked up again
         piece = whole[span.offset : span.offset + span.payload_bytes]
         checksum = crc32c(whole[: span.offset + len(piece)])
         return Frame(
@@ -191,7 +227,7 @@ class EntryReader:
         assert record is not None
         if int(table.sizes[position]) != whole_size:
             self.close()
-            table.fail(position, pb.UNAVAILABLE, f"{table.names[position]!r} was replaced before it could be read")
+            table.fail_replaced(position)
             return frame_of(table, at, memoryview(b""))
         result: bytes | tuple[int, int]
         if opened.unpacked is not None:
@@ -200,7 +236,11 @@ class EntryReader:
                 self.close()
                 return frame_of(table, at, memoryview(b""))
         else:
-            result = self._read_bytes(opened.fd, b"", int(table.start[position]) + span.offset, span.piece_bytes, None)
+            start = int(table.start[position]) + span.offset
+            if opened.blocks is None:
+                result = self._read_bytes(opened.fd, b"", start, span.piece_bytes, None)
+            else:
+                result = self._read_compared(opened.fd, b"", opened.blocks, start, span.piece_bytes)
         if not isinstance(result, bytes):
             self._lookup.fail_read(position, *result)
             self.close()
@@ -208,7 +248,7 @@ class EntryReader:
         opened.checksum = combine(opened.checksum, crc32c(result), len(result)) if span.offset else crc32c(result)
         if span.offset + len(result) == whole_size:
             self.close()
-            if table.kind[position] == pb.STORED and opened.checksum != int(table.checksum[position]):
+            if opened.expected is not None and opened.checksum != opened.expected:
                 self._lookup.fail_read(position, FailureCode.CHECKSUM, 0)
                 return frame_of(table, at, memoryview(b""))
             table.checksum[position] = opened.checksum
@@ -247,16 +287,18 @@ class EntryReader:
         if self._open is not None and self._open.position == position:
             return self._open
         self.close()
-        resumed = self._request.resume_checksum if position == 0 else 0
-        if not table.paths[position] and (shard := table.shards.get(int(table.folders[position]))) is not None:
-            pieces = table.members[position].pieces(offset) if position in table.packed else None
-            self._open = _OpenEntry(position, os.dup(shard.fd), resumed, pieces)
-            return self._open
         for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
             record = table.records[position]
             assert record is not None
+            shard = None if table.paths[position] else table.shards.get(int(table.folders[position]))
             try:
-                fd = table.drive_of(position).files.open(record.path)
+                if shard is not None:
+                    self._open = self._open_member(position, record, shard, offset)
+                else:
+                    blocks = self._blocks_to_compare(position, record, offset)
+                    fd = table.drive_of(position).files.open(record.path)
+                    self._open = self._opened(position, fd, blocks)
+                return self._open
             except FileNotFoundError:
                 if self._lookup.again(position):
                     continue
@@ -264,9 +306,50 @@ class EntryReader:
             except OSError as error:
                 self._lookup.fail_read(position, FailureCode.OPEN, error.errno or 0)
                 return None
-            self._open = _OpenEntry(position, fd, resumed)
-            return self._open
+            except LoaderError as error:
+                table.fail(position, status_of(error), f"{table.names[position]!r}: {error}", error.kind)
+                return None
+        table.fail_replaced(position)
         return None
+
+    def _open_member(self, position: int, record: CatalogEntry, shard: OpenShard, offset: int) -> _OpenEntry:
+        """Raises OSError, LoaderError."""
+        table = self._table
+        if shard.is_object and position not in table.packed:
+            return self._opened(position, os.dup(shard.fd), self._blocks_to_compare(position, record, offset))
+        part = table.members.get(position)
+        opened = self._opened(position, os.dup(shard.fd), None)
+        if self._request.verify_ranges and part is not None and not part.is_whole:
+            try:
+                shard.archive.verify(part.member)  # its checksum is of all of it
+            except BaseException:
+                os.close(opened.fd)
+                raise
+            table.kind[position] = pb.STORED
+        if position in table.packed:
+            opened.unpacked = table.members[position].pieces(offset)
+        return opened
+
+    def _opened(self, position: int, fd: int, blocks: _Blocks | None) -> _OpenEntry:
+        table = self._table
+        sent = self._request.resume_checksum if position == 0 else 0
+        expected = int(table.checksum[position]) if table.kind[position] == pb.STORED else None
+        if blocks is not None:
+            table.kind[position] = pb.STORED
+        return _OpenEntry(position, fd, sent, expected, blocks)
+
+    def _blocks_to_compare(self, position: int, record: CatalogEntry, offset: int) -> _Blocks | None:
+        """Of all that is sent from here on, so that what is put meanwhile takes nothing from it; None where the whole
+        has a checksum and nobody asked for more. Raises FileNotFoundError when they are gone."""
+        if not self._request.verify_ranges or record.size_bytes <= BLOCK_BYTES:
+            return None
+        table = self._table
+        try:
+            return self._blocks(
+                position, record, int(table.start[position]) + offset, int(table.sizes[position]) - offset
+            )
+        except LoaderError as error:
+            raise FileNotFoundError(str(error)) from error
 
     def close(self) -> None:
         """Close what a batch that ends early has left open. Reading on afterwards begins anew."""

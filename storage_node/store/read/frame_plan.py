@@ -45,6 +45,7 @@ def plan_frames(sizes: npt.NDArray[np.int64], *, target_bytes: int, resume_offse
     With `resume_offset` the first entry continues there, and is sent as pieces whatever its size.
     """
     n = len(sizes)
+    sizes = sizes.copy()  # what is read meanwhile may turn out to have another size
     ends = np.cumsum(sizes)
     first = 0
     while first < n:

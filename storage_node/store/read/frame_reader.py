@@ -6,7 +6,8 @@ from concurrent.futures import Executor
 
 import numpy as np
 
-from ais_loader.wire.frame import Frame, encode_frame, encode_prefix
+from ais_loader.errors import LoaderError
+from ais_loader.wire.frame import Frame, FrameError, checked, encode_frame, encode_prefix
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_reader import Failure, announce, read_frame, read_list
@@ -15,6 +16,8 @@ from storage_node.store.read.entry_reader import EntryReader, frame_of
 from storage_node.store.read.frame_plan import FrameSpan
 
 _MIN_ENTRIES_PER_PART = 16
+MAX_GROWTH_BYTES = 16 << 20
+"""What a frame may have beyond what was planned, because objects were replaced by larger ones: nobody counts it."""
 
 
 class FrameReader:
@@ -43,6 +46,9 @@ class FrameReader:
 
     def read(self, span: FrameSpan) -> Frame:
         """See `StoreBatch.read`."""
+        return _sound(self._read(span))
+
+    def _read(self, span: FrameSpan) -> Frame:
         table = self._table
         if span.is_piece:
             return self._patient().read_piece(span)
@@ -74,6 +80,9 @@ class FrameReader:
             )
             result = self._read_plain(span, prefix, checksum_at)
             if result is not None:
+                if len(result) != len(prefix) + span.payload_bytes:
+                    came_bytes = len(result) - len(prefix)
+                    raise LoaderError(f"a frame of {span.payload_bytes:,} bytes came to {came_bytes:,}: not delivered")
                 table.checksum[at] = np.frombuffer(result, "<u4", span.stop - span.first, checksum_at)
                 return result, last
         return encode_frame(batch_id, self.read(span)), False
@@ -136,28 +145,44 @@ class FrameReader:
         """Entry by entry: duplicates are read once, failures get their status, moving objects another look."""
         table = self._table
         parts: list[bytes] = []
+        grown_bytes = 0
         seen: dict[tuple[int, bytes, int, int], int] = {}
         for position in range(span.first, span.stop):
-            part = b""
+            part, planned_bytes = b"", int(table.sizes[position])
             if not table.status[position]:
-                key = (
-                    table.slots[position],
-                    table.paths[position],
-                    int(table.start[position]),
-                    int(table.sizes[position]),
-                )
-                if key[1] and key in seen:
-                    first = seen[key]
+                first = seen.get(self._source(position))
+                if first is not None:
                     part = parts[first - span.first]
                     table.checksum[position], table.kind[position] = table.checksum[first], table.kind[first]
                 else:
                     part = self._patient().read(position)
-                    if not table.status[position]:
-                        seen[key] = position
+                    # Where it was read, which is elsewhere if it was looked up again: an entry that is still to be read
+                    # from where this one was before has its own version and range to be looked up by.
+                    if not table.status[position] and table.paths[position]:
+                        seen[self._source(position)] = position
+            grown_bytes += max(0, len(part) - planned_bytes)
+            if grown_bytes > MAX_GROWTH_BYTES and len(part) > planned_bytes:
+                grown_bytes -= len(part) - planned_bytes
+                part = b""
+                table.fail_replaced(position)
+                seen.clear()
             parts.append(part)
         return frame_of(table, slice(span.first, span.stop), memoryview(b"".join(parts)))
+
+    def _source(self, position: int) -> tuple[int, bytes, int, int]:
+        """Entries of which this is equal have the same bytes."""
+        table = self._table
+        return table.slots[position], table.paths[position], int(table.start[position]), int(table.sizes[position])
 
     def close(self) -> None:
         """See `StoreBatch.close`."""
         if self._entries is not None:
             self._entries.close()
+
+
+def _sound(frame: Frame) -> Frame:
+    """The frame, if its sizes are those of its bytes. Raises LoaderError."""
+    try:
+        return checked(frame)
+    except FrameError as wrong:
+        raise LoaderError(f"a frame does not add up, and is not delivered: {wrong}") from wrong

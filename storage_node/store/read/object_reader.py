@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.format import BLOCK_BYTES, CatalogEntry
+from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Version
 from storage_node.store.read.batch_members import MemberPart, find_member
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.store import Store
@@ -38,12 +39,24 @@ class ObjectReader(Iterator[bytes]):
     """
 
     def __init__(
-        self, drive: Drive, record: CatalogEntry, fd: int, label: str, start: int, length: int, verify: bool
+        self,
+        drive: Drive,
+        record: CatalogEntry,
+        fd: int,
+        label: str,
+        start: int,
+        length: int,
+        verify: bool,
+        damaged: Callable[[Version], None] = lambda version: None,
     ) -> None:
-        """Takes over `fd`. Raises CorruptObject when checksums are missing, and then closes it."""
+        """Takes over `fd`. Raises CorruptObject when checksums are missing, and then closes it.
+
+        `damaged`: told when the bytes turn out not to be those of this version.
+        """
         self.record = record
         self.length = length
         self._drive = drive
+        self._damaged = damaged
         self._fd = fd
         self._label = label
         self._at, self._stop = start, start + length
@@ -115,6 +128,7 @@ class ObjectReader(Iterator[bytes]):
     def _compare(self, data: bytes | memoryview, expected: int) -> None:
         if crc32c(data) != expected:
             self._drive.faults.note_checksum()
+            self._damaged(self.record.version)
             raise CorruptObject(self._damage())
 
     def _pread(self, offset: int, size: int) -> bytes:
@@ -126,6 +140,7 @@ class ObjectReader(Iterator[bytes]):
                 self._drive.faults.note(error, f"reading {self._label}")
                 raise drive_error(error, self._drive.root, f"reading {self._label}") from error
             if not part:
+                self._damaged(self.record.version)
                 raise CorruptObject(f"{self._label}: its file on {self._drive.root} is shorter than what was put")
             parts.append(part)
             offset, size = offset + len(part), size - len(part)
@@ -187,9 +202,15 @@ def open_object(
         if fault := check_range(start, -1 if length is None else length, record.size_bytes):
             raise RangeError(f"{label}: {fault}")
         wanted = record.size_bytes - start if length is None else length
-        return ObjectReader(drive, record, drive.files.open(record.path), label, start, wanted, verify)
+        damaged = partial(_note_damage, store, bucket, name)
+        return ObjectReader(drive, record, drive.files.open(record.path), label, start, wanted, verify, damaged)
 
     return open_current(store, bucket, name, version, opened)
+
+
+def _note_damage(store: Store, bucket: str, name: str, version: Version) -> None:
+    with contextlib.suppress(LoaderError):  # the bucket has gone meanwhile
+        store.damaged.note(store.bucket(bucket).uuid_bytes, name, version)
 
 
 def open_member(
@@ -230,11 +251,13 @@ def open_current(
             if error.errno != errno.ENOENT or not (drive.root / "objects").is_dir():
                 raise drive_error(error, drive.root, f"opening {label}") from error
             if gone == (drive, record.path):
+                _note_damage(store, bucket, name, record.version)
                 raise CorruptObject(f"{label}: its file on {drive.root} is missing; see `ais-loader doctor`") from error
         except CorruptObject as error:
             if gone == (drive, record.path):
                 if isinstance(error, _SlotDamaged):
                     drive.faults.note_checksum()
+                _note_damage(store, bucket, name, record.version)
                 raise
         except DriveFailed:
             if drive in store.drives:

@@ -48,7 +48,7 @@ COMPLAINTS = (
     OverflowError,
     MemoryError,
 )
-LONG = int(os.environ.get("AIS_LOADER_FUZZ_EXAMPLES", "3000"))
+LONG = int(os.environ.get("AIS_LOADER_FUZZ_EXAMPLES", "1000"))
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +141,6 @@ def test_a_harmed_archive_gives_a_typed_error_or_right_bytes(store: Store, harm:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # all processor, on machines that may be busy
-@pytest.mark.timeout(3600)
 @settings(max_examples=LONG, suppress_health_check=[HealthCheck.too_slow])
 @given(harm=HARMS)
 def test_many_harmed_archives_give_typed_errors_or_right_bytes(store: Store, harm: Harm) -> None:

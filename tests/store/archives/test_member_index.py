@@ -260,7 +260,6 @@ def empty_members(first: int, stop: int) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_million_members_are_indexed_and_found_in_bounded_memory(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     indexer = TarIndexer()

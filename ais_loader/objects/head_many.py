@@ -1,0 +1,42 @@
+"""Heads of many objects of a bucket, a thousand with each request."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from ais_loader import errors
+from ais_loader.entry import ObjectInfo
+from ais_loader.transport.base import Transport
+from ais_loader.transport.validation import require_text
+
+NAMES_AT_ONCE = 1000
+
+
+def head_many(transport: Transport, bucket: str, names: Iterable[str]) -> list[ObjectInfo | None]:
+    """See `Bucket.head_many`. A name that no request can carry is one that is not there."""
+    if isinstance(names, str):
+        raise TypeError("names is one string; pass a list of names")
+    found: list[ObjectInfo | None] = []
+    rest = iter(names)
+    while group := list(itertools.islice(rest, NAMES_AT_ONCE)):
+        asked = dict.fromkeys(name for name in group if _can_be_asked(name))
+        answers = dict(zip(asked, transport.head_names(bucket, list(asked)), strict=True))
+        found += [_there(answers.get(name)) for name in group]
+    return found
+
+
+def _can_be_asked(name: str) -> bool:
+    """Raises InvalidRequest for what is no string."""
+    try:
+        require_text(name, errors.ObjectNotFound, "object name")
+    except errors.ObjectNotFound:
+        return False
+    return True
+
+
+def _there(answer: ObjectInfo | errors.LoaderError | None) -> ObjectInfo | None:
+    """Raises what was not found out."""
+    if isinstance(answer, errors.LoaderError) and not isinstance(answer, errors.NotFound):
+        raise answer
+    return answer if isinstance(answer, ObjectInfo) else None

@@ -1,0 +1,38 @@
+"""Tenant of single calls, which a node is told with each of them; batches carry it in their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from ais_loader.wire.reserved import TENANT_KEY
+
+
+class _Naming(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
+    grpc.StreamUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
+):
+    def __init__(self, tenant: str) -> None:
+        self._metadata = (TENANT_KEY, tenant.encode())
+
+    def _named(self, proceed: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
+        return proceed(_Details(details, (*(details.metadata or ()), self._metadata)), request)
+
+    intercept_unary_unary = intercept_unary_stream = _named
+    intercept_stream_unary = intercept_stream_stream = _named
+
+
+class _Details(grpc.ClientCallDetails):  # type: ignore[misc]
+    def __init__(self, details: Any, metadata: tuple[Any, ...]) -> None:
+        self.method, self.timeout, self.credentials = details.method, details.timeout, details.credentials
+        self.wait_for_ready, self.compression = details.wait_for_ready, details.compression
+        self.metadata = metadata
+
+
+def naming(channel: grpc.Channel, tenant: str) -> grpc.Channel:
+    """The channel, whose calls say for whom they are made; without a tenant the channel itself."""
+    return grpc.intercept_channel(channel, _Naming(tenant)) if tenant else channel

@@ -1,0 +1,16 @@
+"""Option `--insecure`, without which no command has a node listen beyond loopback."""
+
+from __future__ import annotations
+
+import click
+
+WHY = (
+    "there is no authentication and no encryption: whoever reaches a node there can read, change and delete what is "
+    "stored. Give --insecure to listen on a network all the same"
+)
+insecure_option = click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen on a network, and not only on loopback, although there is no authentication: whoever can reach a node "
+    "can read, change and delete what is stored.",
+)

@@ -1,0 +1,125 @@
+"""Confirmation of a map that takes something away: by a majority of the nodes of the map that this node knows.
+
+That a map is committed is said by whoever tells it. For most maps that is enough: a wrong one is put right by the next.
+A map without a bucket, a snapshot or a node of the last one has this node delete objects, let go of what it retains, or
+stop to listen to a node, and is believed only when as many nodes have accepted that very map as it takes to commit it.
+A node that is only behind asks the same of those that have gone on, which have the map as their newest.
+
+So is one whose version is far ahead of the one that is known, as it would keep out all later maps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import grpc
+import grpc.aio
+
+from ais_loader.errors import NodeUnavailable
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.consensus.acceptor import AcceptorState
+from storage_node.cluster.consensus.acceptor_store import AcceptorStore
+from storage_node.cluster.consensus.map_bounds import MAX_FIRST_VERSION, Refused, require_ballot, require_map
+from storage_node.cluster.map.membership import Membership
+
+VERSIONS_AHEAD = 1 << 16
+"""A map further ahead is believed only when it is confirmed."""
+CONFIRM_TIMEOUT_S = 3.0
+
+
+class NotConfirmed(NodeUnavailable):
+    """Too few nodes say that they have accepted a map; it may be told again."""
+
+
+def digest(map_: pb.ClusterMap) -> bytes:
+    """Of a map's content, without the ballot: a proposer that finishes another's proposes the same with its own."""
+    bare = pb.ClusterMap()
+    bare.CopyFrom(map_)
+    bare.ClearField("ballot")
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).digest()
+
+
+def witnessed(state: AcceptorState, version: int, of: bytes) -> bool:
+    """Whether a node in this state has accepted, or knows as committed, the map of this version with this digest."""
+    known = (state.accepted, state.committed)
+    return any(map_ is not None and map_.version == version and digest(map_) == of for map_ in known)
+
+
+def taken_away(known: pb.ClusterMap, new: pb.ClusterMap) -> str:
+    """What of a map a later one has no more, for people; empty for nothing."""
+    buckets = {bucket.uuid: bucket for bucket in new.bucket}
+    nodes = {node.uuid for node in new.node}
+    for bucket in known.bucket:
+        after = buckets.get(bucket.uuid)
+        if after is None or after.name != bucket.name:
+            return f"bucket {bucket.name!r}"
+        left = {(one.name, one.cut, one.created_ns) for one in after.snapshot}
+        for one in bucket.snapshot:
+            if not one.maker and (one.name, one.cut, one.created_ns) not in left:
+                return f"snapshot {one.name!r} of bucket {bucket.name!r}"
+    for node in known.node:
+        if node.uuid not in nodes:
+            return f"node {node.uuid.hex()}"
+    return ""
+
+
+class MapConfirmation:
+    """Belongs to the node's event loop."""
+
+    def __init__(self, membership: Membership, acceptor_store: AcceptorStore, channels: Channels) -> None:
+        self._membership = membership
+        self._acceptor_store = acceptor_store
+        self._channels = channels
+
+    async def require(self, map_: pb.ClusterMap) -> None:
+        """Raises Refused for a map that cannot be, NotConfirmed for one that takes away what others have kept."""
+        require_map(map_)
+        view = self._membership.view
+        require_ballot(self._acceptor_store.state.promise, map_.ballot)
+        if view is None:
+            if map_.version > MAX_FIRST_VERSION:
+                raise Refused(f"a first map of version {map_.version:,}, at most {MAX_FIRST_VERSION:,}")
+            if all(node.uuid != self._membership.node_uuid for node in map_.node):
+                raise Refused("a map without this node, which belongs to no cluster")
+            return
+        if map_.version <= view.version or map_.cluster_uuid != view.map.cluster_uuid:
+            return  # it is not used
+        lost = taken_away(view.map, map_)
+        if map_.version > view.version + VERSIONS_AHEAD:
+            lost = lost or f"versions {view.version} to {map_.version:,}"
+        if lost and not await self._is_confirmed(view, map_):
+            raise NotConfirmed(
+                f"map {map_.version} is without {lost}, and fewer than a majority of the nodes of map {view.version} "
+                "say that they have accepted it"
+            )
+
+    async def _is_confirmed(self, view: ClusterView, map_: pb.ClusterMap) -> bool:
+        request = pb.WitnessRequest(cluster_uuid=map_.cluster_uuid, version=map_.version, digest=digest(map_))
+        others = [node for node in view.nodes if node.uuid != self._membership.node_uuid]
+        found = int(
+            len(others) < len(view.nodes) and witnessed(self._acceptor_store.state, map_.version, request.digest)
+        )
+        asked = {asyncio.ensure_future(self._ask(node.peer_endpoint, request)) for node in others}
+        try:
+            while asked and 2 * found <= len(view.nodes):
+                done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                found += sum(one.result() for one in done)
+        finally:
+            for one in asked:
+                one.cancel()
+        return 2 * found > len(view.nodes)
+
+    async def _ask(self, endpoint: str, request: pb.WitnessRequest) -> bool:
+        stub = rpc.ClusterStub(self._channels.to(endpoint))
+        try:
+            answer: pb.WitnessResponse = await stub.Witness(request, timeout=CONFIRM_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return answer.accepted
+
+    async def close(self) -> None:
+        await self._channels.close()

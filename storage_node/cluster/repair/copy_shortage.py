@@ -1,0 +1,142 @@
+"""Mending of copy shortages: objects with too few copies get the missing ones at once, on stand-ins where need be.
+
+Mended are objects that a write left with too few copies, and those of which a pass of repair finds that an owner is
+there and cannot take its copy. Nobody waits for the next pass; what cannot be mended is tried again. Belongs to the
+node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from ais_loader.errors import LoaderError
+from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.cluster_map import ClusterView, object_hashes
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
+from storage_node.cluster.repair.plan import Answer, Page, State
+from storage_node.cluster.repair.shortage import ShortObjects, StandIns, has, may_be_replaced, shortages
+from storage_node.cluster.repair.transfers import chunks
+from storage_node.store.format import CatalogEntry
+
+AGAIN = Backoff(0.5, 30.0)
+Held = Sequence[tuple[str, CatalogEntry]]
+log = logging.getLogger(__name__)
+
+
+class CopyShortage:
+    def __init__(
+        self,
+        membership: Membership,
+        peers: RepairPeers,
+        *,
+        held: Callable[[str, Sequence[str]], Awaitable[Held]],
+        compare: Callable[[ClusterView, pb.MapBucket, Held], Awaitable[tuple[Page, Mapping[int, Answer]]]],
+        push: Callable[[ClusterView, int, pb.MapBucket, Sequence[str], Mapping[str, int]], Awaitable[None]],
+    ) -> None:
+        """Args:
+        held: what this node has of names of a bucket; raises LoaderError.
+        compare: the page of these, and what their other owners have.
+        push: sends names to a node, with the sizes of all objects; what fails is tried again later.
+        """
+        self._membership = membership
+        self._peers = peers
+        self._held, self._compare, self._push = held, compare, push
+        self.short = ShortObjects()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        in_vain = 0
+        while True:
+            left = sum(map(len, self.short.urgent().values()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN.whole_s(in_vain) if left else None):
+                    await self.short.noted.wait()
+            self.short.noted.clear()
+            try:
+                await self._mend_all()
+            except LoaderError as error:
+                log.warning("objects with too few copies cannot be copied for now: %s", error)
+            in_vain = 0 if sum(map(len, self.short.urgent().values())) < left else in_vain + 1
+            await asyncio.sleep(AGAIN.first_s / 2)  # what is written meanwhile is mended together
+
+    async def _mend_all(self) -> None:
+        """Raises LoaderError."""
+        view = self._membership.view
+        if view is None or self._membership.position is None:
+            return
+        for bucket_uuid, names in self.short.urgent().items():
+            bucket = view.bucket_with_uuid(bucket_uuid)
+            if bucket is None:
+                self.short.mended(bucket_uuid, names)
+                continue
+            for part in chunks(names, PAGE_NAMES):
+                await self._mend(view, bucket, part)
+
+    async def _mend(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> None:
+        here = view.position[self._membership.node_uuid]
+        held = await self._held(bucket.name, names)
+        page, answers = await self._compare(view, bucket, held)
+        mine = dict(zip(page.names, page.states, strict=True))
+        owners = dict(zip(page.names, page.owners, strict=True))
+        lacking: dict[int, list[str]] = {}
+        for name in shortages(page, here, answers):
+            for node in owners[name]:
+                if node != here and node in answers and not has(answers[node].get(name), mine[name]):
+                    lacking.setdefault(node, []).append(name)
+        await self._send(view, bucket, lacking, mine)
+        await self.look_after(view, bucket, names, urgent=True)
+
+    async def look_after(
+        self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str], *, urgent: bool = False
+    ) -> None:
+        """Note which of these have too few copies, once their owners have been sent what they lack, and have other
+        hosts stand in for owners that cannot take theirs. Raises LoaderError.
+
+        Args:
+            urgent: in place of silent owners as well.
+        """
+        here = view.position[self._membership.node_uuid]
+        page, answers = await self._compare(view, bucket, await self._held(bucket.name, names))
+        short = shortages(page, here, answers)
+        replaced = set(short) if urgent else may_be_replaced(page, here, answers, short)
+        left = await self._stand_in(view, bucket, page, {name: short[name] for name in short if name in replaced})
+        self.short.mended(bucket.uuid, set(names) - left)
+        self.short.note(bucket.uuid, left)
+        if not urgent:
+            self.short.count(bucket.uuid, set(short) - replaced)
+
+    async def _stand_in(
+        self, view: ClusterView, bucket: pb.MapBucket, page: Page, missing: Mapping[str, int]
+    ) -> set[str]:
+        """Those that too few hosts have after all."""
+        if not missing:
+            return set()
+        mine = dict(zip(page.names, page.states, strict=True))
+        owners = dict(zip(page.names, page.owners, strict=True))
+        ranked = view.placement.owners(object_hashes(bucket.uuid, list(missing)), view.placement.hosts).tolist()
+        rankings = {name: ranking[len(owners[name]) :] for name, ranking in zip(missing, ranked, strict=True)}
+        stand_ins = StandIns(missing, rankings, view.position[self._membership.node_uuid])
+        while asked := stand_ins.next_nodes():
+            said, _ = await self._peers.newest(view, bucket, asked)
+            lacking = {
+                node: names
+                for node in said
+                if (names := [name for name in asked[node] if not has(said[node].get(name), mine[name])])
+            }
+            await self._send(view, bucket, lacking, mine)
+            again = (await self._peers.newest(view, bucket, lacking))[0] if lacking else {}
+            for node, names in asked.items():
+                known = {**said.get(node, {}), **again.get(node, {})}
+                stand_ins.have(name for name in names if has(known.get(name), mine[name]))
+        return set(stand_ins.missing)
+
+    async def _send(
+        self, view: ClusterView, bucket: pb.MapBucket, wanted: Mapping[int, Sequence[str]], mine: Mapping[str, State]
+    ) -> None:
+        sizes = {name: state.size_bytes for name, state in mine.items()}
+        await asyncio.gather(*(self._push(view, node, bucket, names, sizes) for node, names in wanted.items()))

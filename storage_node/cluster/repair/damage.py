@@ -1,0 +1,174 @@
+"""Mending of damaged copies, and the scrub that finds those that nobody reads.
+
+A copy that was found bad is asked of another holder, which reads it with its checksums compared, and is written over
+the damaged one under the same version. The drives are gone through once in a period, slowly. A node of its own, which
+has nobody to ask, finds and counts. Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+
+from ais_loader.errors import LoaderError
+from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.repair.peers import RepairPeers
+from storage_node.cluster.repair.plan import UNKNOWN
+from storage_node.cluster.repair.transfers import Throttle, chunks
+from storage_node.cluster.replication.replica_stream import ReplicaLost
+from storage_node.node import Node
+from storage_node.store.drive.drive import Drive
+from storage_node.store.format import Version
+from storage_node.store.scrub import DriveScrub, is_whole
+
+AGAIN = Backoff(0.5, 60.0)
+STEP_BYTES, STEP_S = 8 << 20, 0.25
+"""Of one step of the scrub, which reads no more than may be read in this time."""
+IDLE_S = 1.0
+_AT_ONCE = 64
+log = logging.getLogger(__name__)
+
+
+class DamageRepair:
+    def __init__(self, node: Node, membership: Membership, peers: RepairPeers) -> None:
+        self._node = node
+        self._store = node.store
+        self._damaged = node.store.damaged
+        self._membership = membership
+        self._peers = peers
+        self._found = asyncio.Event()
+        self._said: dict[tuple[bytes, str], Version] = {}
+        """What the log has of those that are still damaged: it may take a long time until there is a whole copy."""
+        self._throttle = Throttle(node.config.scrub_bytes_per_s)
+        self.scrubs: dict[Drive, DriveScrub] = {}
+        self.scrubbed_bytes = 0
+        """Since the node began."""
+
+    # -- mending
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+
+        def found() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._found.set)
+
+        self._damaged.on_found = found
+        in_vain = 0
+        while True:
+            left = len(self._damaged)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN.whole_s(in_vain) if left else None):
+                    await self._found.wait()
+            self._found.clear()
+            before = self._damaged.mended
+            self._said = {key: said for key, said in self._said.items() if self._damaged.version_of(*key) == said}
+            for bucket_uuid, names in self._damaged.by_bucket().items():
+                for part in chunks(list(names), _AT_ONCE):
+                    try:
+                        await self._mend(bucket_uuid, {name: names[name] for name in part})
+                    except LoaderError as error:
+                        log.warning("damaged copies cannot be mended for now: %s", error)
+            in_vain = 0 if self._damaged.mended > before else in_vain + 1
+
+    async def _mend(self, bucket_uuid: bytes, names: Mapping[str, Version]) -> None:
+        """Raises LoaderError."""
+        left = await self._node.read(self._still_damaged, bucket_uuid, names)
+        view = self._membership.view
+        bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
+        if not left or view is None or bucket is None:
+            return
+        for name in left:
+            if self._said.get((bucket_uuid, name)) == names[name]:
+                continue
+            self._said[bucket_uuid, name] = names[name]
+            log.error("the copy of %s/%s here is damaged, version %s", bucket.name, name, names[name])
+        others = [at for at, node in enumerate(view.nodes) if node.uuid != self._membership.node_uuid]
+        answers, _ = await self._peers.newest(view, bucket, dict.fromkeys(others, left))
+        for node in others:
+            having, newer = [], {}
+            for name in left:
+                state = answers.get(node, {}).get(name)
+                if state is None or state is UNKNOWN:
+                    continue
+                if state.version == names[name]:
+                    having.append(name)
+                elif state.version > names[name]:
+                    newer[name] = state.version
+            if newer:  # it is fetched as what was missed
+                self._store.replicas.stale.mark_names(bucket_uuid, newer)
+            if having:
+                await self._fetch(view, bucket, node, having)
+                left = await self._node.read(self._still_damaged, bucket_uuid, {name: names[name] for name in left})
+
+    async def _fetch(self, view: ClusterView, bucket: pb.MapBucket, node: int, names: Sequence[str]) -> None:
+        endpoint = view.nodes[node].peer_endpoint
+        try:
+            await self._peers.push(endpoint, bucket, names, self._membership.node_uuid)
+        except ReplicaLost as lost:
+            log.info("%d damaged copies cannot be had from %s for now: %s", len(names), endpoint, lost)
+
+    def _still_damaged(self, bucket_uuid: bytes, names: Mapping[str, Version]) -> list[str]:
+        """Those that are; what was replaced, deleted or mended, or was whole all the time, is let go of."""
+        left: list[str] = []
+        for name, version in names.items():
+            if self._damaged.version_of(bucket_uuid, name) != version:
+                continue
+            found = self._store.drive_set.newest(bucket_uuid, name)
+            record = found.record
+            if record is None or record.version != version or is_whole(self._store.drive_set.at(found.slot), record):
+                self._damaged.drop(bucket_uuid, name)
+            else:
+                left.append(name)
+        return left
+
+    # -- looking for it
+
+    async def scrub(self) -> None:
+        """Until cancelled."""
+        step_bytes = max(1, min(STEP_BYTES, int(STEP_S * self._node.config.scrub_bytes_per_s)))
+        try:
+            while True:
+                read_bytes = 0
+                for drive in [drive for drive in self._store.drives if drive is not None]:
+                    try:
+                        read_bytes += await self._step(drive, step_bytes)
+                    except LoaderError as error:
+                        log.info("%s is not looked through for now: %s", drive.root, error)
+                for gone in set(self.scrubs) - set(self._store.drives):
+                    del self.scrubs[gone]
+                self.scrubbed_bytes += read_bytes
+                await (self._throttle.spend(read_bytes) if read_bytes else asyncio.sleep(IDLE_S))
+        finally:
+            for one in self.scrubs.values():
+                one.save()
+
+    async def _step(self, drive: Drive, most_bytes: int) -> int:
+        if drive not in self.scrubs:
+            self.scrubs[drive] = await self._node.read(DriveScrub, drive, self._damaged)
+            await self._node.read(self.scrubs[drive].save)
+        scrub = self.scrubs[drive]
+        if not scrub.is_due(self._node.config.scrub_interval_s):
+            return 0
+        return await self._node.read(scrub.step, most_bytes)
+
+    def progress(self) -> wire.ScrubProgress:
+        """May be asked from any thread."""
+        drives = [one.progress for one in list(self.scrubs.values())]
+        return wire.ScrubProgress(
+            damaged=len(self._damaged),
+            found=self._damaged.found,
+            mended=self._damaged.mended,
+            scrubbed_bytes=self.scrubbed_bytes,
+            pass_objects=sum(one.objects for one in drives),
+            pass_bytes=sum(one.bytes for one in drives),
+            finished_s=min((one.finished_s for one in drives), default=0.0),
+            is_under_way=any(one.is_under_way for one in drives),
+        )

@@ -1,0 +1,191 @@
+"""Unsure copies: those that a node had of objects that a new map makes it an owner of, as a stand-in or an early owner.
+
+Nobody tells such a node what becomes of the object until the map says that it may be asked for it. So before a map is
+used by which other nodes own no more what they did, the node notes what it had by then: the generations of its drives'
+files. An older file of an object that it was not told about counts as unsure. It is not read, and all that were told
+are asked what they have: what is newer is fetched as what was missed. Nor is it sent to an owner that was not told
+either, which would read it out: so copies that come later are sure.
+
+That is over once the node has gone through all that it has, under a map by which nothing moves. Of what it had when it
+was started it compares all anyway, see `reconcile`.
+
+`follow` and `is_unsure` may be called from any thread; the rest belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from ais_loader.errors import LoaderError
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
+from storage_node.cluster.repair.plan import UNKNOWN
+from storage_node.cluster.repair.transfers import chunks
+from storage_node.store.drive.drive import Drive
+from storage_node.store.format import MAX_GENERATION, CatalogEntry, Version
+from storage_node.store.store import Store
+
+MAX_VIEWS = 8
+MAX_NAMES = 100_000
+"""That are asked about, and that are known to be sure; beyond that it is found out anew."""
+
+
+class _Since(NamedTuple):
+    """Who was told of what, and what this node had, when it or others began to own more."""
+
+    views: tuple[ClusterView, ...]
+    """The maps before each of the changes since."""
+    version: int
+    """Of the first map since."""
+    generations: dict[str, int]
+    """Of the files of each drive, by its uuid: those from this one on came later."""
+
+    def told(self, bucket_uuid: bytes, names: Sequence[str]) -> list[set[bytes]] | None:
+        """Of each name, which nodes have been told of it all the time; those that were at some time where there are
+        none. None of a bucket that was made since."""
+        found: list[list[set[bytes]]] = [[] for _ in names]
+        for view in self.views:
+            if (bucket := view.bucket_with_uuid(bucket_uuid)) is not None:
+                for sets, positions in zip(found, view.concerned(bucket, names), strict=True):
+                    sets.append({view.nodes[at].uuid for at in positions})
+        if not found or not found[0]:
+            return None
+        return [set.intersection(*sets) or set.union(*sets) for sets in found]
+
+
+class UnsureCopies:
+    def __init__(
+        self,
+        store: Store,
+        membership: Membership,
+        peers: RepairPeers,
+        records: Callable[[str, Sequence[str]], Awaitable[Mapping[str, Version]]],
+        clean_version: Callable[[], int],
+    ) -> None:
+        """Args:
+        records: the versions of what this node has of names of a bucket; raises LoaderError.
+        clean_version: the map under which this node has gone through all that it has and found nothing to move.
+        """
+        self._store = store
+        self._membership = membership
+        self._peers = peers
+        self._records = records
+        self._clean_version = clean_version
+        self._lock = threading.Lock()
+        self._since: _Since | None = None
+        self._asked: dict[bytes, dict[str, Version]] = {}
+        self._sure: dict[tuple[bytes, str], Version] = {}
+        membership.on_change(self.follow)
+
+    def follow(self, view: ClusterView) -> None:
+        """Before a new map is used."""
+        before, here = self._membership.view, self._membership.node_uuid
+        if before is None or here not in before.position or _owning(before) == _owning(view):
+            return
+        with self._lock:
+            drives = [drive for drive in self._store.drives if drive is not None]
+            generations = {drive.identity.drive_uuid: _next_generation(drive) for drive in drives}
+            views = self._since.views if self._since is not None else ()
+            # Of many the first and the last ones say the most.
+            views = (*views[:1], *views[max(1, len(views) - MAX_VIEWS + 2) :], before)
+            self._since = _Since(views, view.version, generations)
+            self._asked, self._sure = {}, {}
+        if _owning(before) - _owning(view):  # nobody owns what it did not by nodes that come
+            self._store.replicas.stale.is_unsure = self.is_unsure
+
+    def is_unsure(self, bucket_uuid: bytes, name: str, found: CatalogEntry) -> bool:
+        """Whether this copy is not to be read; then it is asked about."""
+        since = self._since
+        told = since.told(bucket_uuid, [name]) if since is not None and not found.is_tombstone else None
+        if since is None or told is None or self._membership.node_uuid in told[0]:
+            return False
+        drive = self._store.drive_set.at(self._store.drive_set.owner(bucket_uuid, name))
+        if found.generation >= since.generations.get(drive.identity.drive_uuid, MAX_GENERATION):
+            return False
+        with self._lock:
+            if self._sure.get((bucket_uuid, name)) == found.version:
+                return False
+            names = self._asked.setdefault(bucket_uuid, {})
+            if sum(map(len, self._asked.values())) < MAX_NAMES:
+                names[name] = found.version
+        return True
+
+    async def resolve(self) -> None:
+        """Ask about those that somebody wanted to read."""
+        view, since = self._membership.view, self._since
+        if view is None or since is None:
+            return
+        if not view.is_changing and self._clean_version() == view.version >= since.version:
+            with self._lock:
+                if self._since is since:
+                    self._since = self._store.replicas.stale.is_unsure = None
+            return
+        with self._lock:
+            asked, self._asked = self._asked, {}
+        for bucket_uuid, names in asked.items():
+            if (bucket := view.bucket_with_uuid(bucket_uuid)) is not None:
+                for part in chunks(list(names), PAGE_NAMES):
+                    await self._resolve(view, since, bucket, {name: names[name] for name in part})
+
+    async def may_be_sent(
+        self, view: ClusterView, to: int, bucket: pb.MapBucket, names: Sequence[str]
+    ) -> Sequence[str]:
+        """Those of these names of which a node of the map may be sent what is here."""
+        since = self._since
+        told = since.told(bucket.uuid, names) if since is not None else None
+        if since is None or told is None:
+            return names
+        ends = {self._membership.node_uuid, view.nodes[to].uuid}
+        unsure = [name for name, nodes in zip(names, told, strict=True) if ends.isdisjoint(nodes)]
+        if not unsure:
+            return names
+        found = await self._records(bucket.name, unsure)
+        sure: set[str] = set()
+        for part in chunks(list(found), PAGE_NAMES):
+            sure |= await self._resolve(view, since, bucket, {name: found[name] for name in part})
+        return [name for name in names if name not in unsure or name in sure]
+
+    async def _resolve(
+        self, view: ClusterView, since: _Since, bucket: pb.MapBucket, names: dict[str, Version]
+    ) -> set[str]:
+        """Which are sure: those of which no node has anything newer that was told of them and is in the map; all of
+        those have to say so."""
+        rows = list(names)
+        told = since.told(bucket.uuid, rows) or [set() for _ in rows]
+        there: list[Sequence[int]] = [[view.position[one] for one in nodes if one in view.position] for nodes in told]
+        asked: dict[int, list[str]] = {}
+        for name, positions in zip(rows, there, strict=True):
+            for node in positions:
+                asked.setdefault(node, []).append(name)
+        answers, _ = await self._peers.newest(view, bucket, asked)
+        newer: dict[str, Version] = {}
+        sure: set[str] = set()
+        for name, positions in zip(rows, there, strict=True):
+            states = [answers.get(node, {}).get(name, UNKNOWN) for node in positions]
+            highest = max((one.version for one in states if one is not None), default=names[name])
+            if highest > names[name]:
+                newer[name] = highest
+            elif UNKNOWN not in states:
+                sure.add(name)
+                with self._lock:
+                    if self._since is since and len(self._sure) < MAX_NAMES:
+                        self._sure[bucket.uuid, name] = names[name]
+        if newer:
+            self._store.replicas.stale.mark_names(bucket.uuid, newer)
+        return sure
+
+
+def _next_generation(drive: Drive) -> int:
+    try:
+        return drive.generations.next
+    except LoaderError:
+        return MAX_GENERATION  # it takes nothing any more: all that it has was there
+
+
+def _owning(view: ClusterView) -> set[bytes]:
+    """Nodes to which objects belong."""
+    return {node.uuid for node in view.nodes if node.state != pb.MapNode.LEAVING}

@@ -1,0 +1,35 @@
+"""Clock check of a write: whether it can be ordered by the clocks of the nodes that take part. Does no I/O.
+
+A node whose clock most others contradict coordinates nothing; where two nodes contradict each other and nobody else can
+tell, neither does. Others' wrong clocks are in nobody's way: a node that is behind refuses the version itself, and what
+one that is ahead says of its clock is not heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ais_loader.errors import ClockOffset
+from storage_node.cluster.peer_clocks import PeerClocks, Verdict, judge
+from storage_node.cluster.replication.replica_set import ReplicaSelection
+
+
+def check_clocks(clocks: PeerClocks, most_ms: int, writes: Iterable[ReplicaSelection]) -> list[ClockOffset | None]:
+    """What keeps each of these writes, which this node coordinates, from going on; in order."""
+    faults: list[ClockOffset | None] = []
+    judged: tuple[object, dict[bytes, int], Verdict] | None = None
+    for write in writes:
+        view, position = write.replica_set.view, write.replica_set.position
+        if judged is None or judged[0] is not view:
+            offsets = clocks.offsets_ms({node.uuid for at, node in enumerate(view.nodes) if at != position})
+            judged = view, offsets, judge(offsets, most_ms)
+        _, offsets, verdict = judged
+        asked = range(len(view.nodes)) if verdict.here else () if verdict.is_sure else write.taking
+        odd = [at for at in asked if abs(offsets.get(view.nodes[at].uuid, 0)) > most_ms]
+        if not odd:
+            faults.append(None)
+            continue
+        node = view.nodes[odd[0]]
+        why = clocks.describe(node.peer_endpoint, offsets[node.uuid], most_ms)
+        faults.append(ClockOffset(f"{write.replica_set.bucket.name}/{write.name}: {why}; nothing was changed"))
+    return faults

@@ -1,0 +1,359 @@
+"""Read leases of one node: renewed from others by a thread of its own, granted to others, and withheld from them.
+
+Whom a node withholds a lease stands on its drives, so that one that is started anew, and knows no more what that node
+has to hear, has it compare its copies with all others before it grants one again. See `read_lease` for the agreement.
+
+A thread of its own, so that a node whose event loop is busy holds its lease all the same: it hears of a write late, but
+its writer knows that. The rest belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import grpc.aio
+
+from ais_loader.errors import StoreFormatError
+from ais_loader.wire.cluster_map import ClusterView, most_copies
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_replica_pb2_grpc
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.replication.read_lease import (
+    LEAST_NODES,
+    LeaseHeld,
+    LeasesGranted,
+    clock_s,
+    lease_s,
+    over_s,
+)
+from storage_node.cluster.replication.replica import to_wire
+from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S
+from storage_node.node import Node
+from storage_node.store.checked_json import decode_checked, encode_checked
+from storage_node.store.format import Version
+
+FILE_NAME = "withheld.json"
+_FORMAT = 1
+_RENEWALS = 6
+"""In the time of one lease."""
+_IMPATIENT_S = 0.05
+"""Between two looks while the node holds no lease."""
+_STOP_TIMEOUT_S = 10.0
+_MAX_MAP_VERSION = 1 << 32
+"""Epochs are as large at most: whoever says more knows no map."""
+log = logging.getLogger(__name__)
+
+
+class ReadLeases:
+    def __init__(
+        self, node: Node, undelivered: Callable[[str], bool], heard_of_map: Callable[[str, int], None]
+    ) -> None:
+        """Args:
+        undelivered: whether the node at an endpoint has still to hear of a write.
+        heard_of_map: called with the endpoint and the version of the map of each node that says one.
+        """
+        self._node = node
+        self._undelivered = undelivered
+        self._heard_of_map = heard_of_map
+        self._base_s = node.config.read_lease_s
+        # A node that knows of no map when it starts has granted nothing in an earlier life.
+        view = self._view
+        self._granted = LeasesGranted(
+            clock_s(), lease_s(self._base_s, max(LEAST_NODES, len(view.nodes))) if view is not None else 0.0
+        )
+        self._must_compare = _read([drive.root for drive in node.store.drives if drive is not None])
+        self._kept = set(self._must_compare)
+        self._keeping = asyncio.Lock()
+        self._held = LeaseHeld()
+        self._lock = threading.Lock()
+        self._by = view
+        """The map by which this node is read from: the newest one, from before it is used. Guarded by _lock, as is what
+        is said of it to the store."""
+        if node.membership is not None:
+            node.membership.on_change(self._follow)
+        self._asking: set[bytes] = set()
+        self._stopping = False
+        self._sleep: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        """Of the thread."""
+        self._thread = threading.Thread(target=self._run, name="ais-loader-lease", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.keep_up: Callable[[], Awaitable[bool]] = _nothing
+        """Learns a map that was heard of."""
+        self.compare: Callable[[], None] = lambda: None
+        """Has this node compare its copies with those of all others before it reads them out."""
+
+    @property
+    def _view(self) -> ClusterView | None:
+        return self._node.membership.view if self._node.membership is not None else None
+
+    @property
+    def apply(self) -> bool:
+        """Whether nodes of this map read out their copies under leases."""
+        return self._lease_s(self._view) > 0
+
+    # -- granting
+
+    def renew(self, request: wire.RenewLeaseRequest) -> wire.RenewLeaseResponse:
+        view = self._view
+        at = view.position.get(request.node_uuid) if view is not None else None
+        if view is None or at is None:
+            return wire.RenewLeaseResponse(map_version=0 if view is None else view.version)
+        answer = wire.RenewLeaseResponse(map_version=view.version, compare=request.node_uuid in self._must_compare)
+        if view.version < request.map_version < _MAX_MAP_VERSION:
+            self._learn(view.nodes[at].peer_endpoint, request.map_version)
+        may_have = request.map_version >= view.version and not answer.compare and 0 < request.lease_s < float("inf")
+        if may_have and not self._undelivered(view.nodes[at].peer_endpoint):
+            answer.granted_s = min(request.lease_s, lease_s(self._base_s, len(view.nodes)))
+            self._granted.grant(request.node_uuid, clock_s(), answer.granted_s)
+        return answer
+
+    async def withhold(self, node_uuid: bytes) -> float:
+        """Of a node that something is kept for that it has to hear: its lease is not renewed until then, over any
+        restart of this node. Returns how long one may still last that was granted before."""
+        if node_uuid not in self._kept:
+            self._kept.add(node_uuid)
+            await self._keep()
+        return self._granted.left_s(node_uuid, clock_s())
+
+    async def heard_all(self, node_uuid: bytes) -> None:
+        """It has heard of everything that was kept for it, in this life of this node."""
+        if node_uuid in self._kept and node_uuid not in self._must_compare:
+            self._kept.discard(node_uuid)
+            await self._keep()
+
+    async def returned(self, node_uuid: bytes) -> None:
+        """It reads nothing out before it has compared its copies with all other nodes."""
+        if node_uuid in self._must_compare:
+            self._must_compare.discard(node_uuid)
+            await self.heard_all(node_uuid)
+
+    async def _keep(self) -> None:
+        async with self._keeping:
+            roots = [drive.root for drive in self._node.store.drives if drive is not None]
+            await self._node.read(_write, roots, sorted(self._kept))
+
+    # -- writing without a node
+
+    def member(self, endpoint: str) -> pb.MapNode | None:
+        view = self._view
+        return None if view is None else next((node for node in view.nodes if node.peer_endpoint == endpoint), None)
+
+    def others(self, than: bytes) -> list[pb.MapNode]:
+        """Who may be asked to pass on what that node has to hear."""
+        view, here = self._view, self._here
+        return [] if view is None else [node for node in view.nodes if node.uuid not in (than, here)]
+
+    @property
+    def _here(self) -> bytes:
+        return self._node.membership.node_uuid if self._node.membership is not None else b""
+
+    def over_s(self, mine_s: float, theirs_s: Mapping[bytes, float]) -> float | None:
+        """When the lease of a node that this one withholds, and those others, is surely over."""
+        view = self._view
+        return None if view is None else over_s(len(view.nodes), {self._here: mine_s, **theirs_s})
+
+    async def relay(
+        self, channels: Channels, through: str, to: bytes, bucket: tuple[str, bytes], versions: Mapping[str, Version]
+    ) -> wire.RelayResponse | None:
+        """Have another node tell one of these versions; None when it does not answer."""
+        view = self._view
+        missed = wire.MissedRequest(
+            bucket=wire.BucketRef(name=bucket[0], uuid=bucket[1]),
+            name=versions,
+            version=map(to_wire, versions.values()),
+        )
+        request = wire.RelayRequest(node_uuid=to, missed=missed, map_version=view.version if view is not None else 0)
+        try:
+            answer: wire.RelayResponse = await ais_replica_pb2_grpc.RepairStub(channels.to(through)).Relay(
+                request, timeout=REACH_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError:
+            return None
+        self._heard_of_map(through, answer.map_version)
+        return answer
+
+    def left_s(self, endpoint: str) -> float:
+        """How long a lease may still be held that was granted to the node there, also by a map that had them."""
+        node = self.member(endpoint)
+        return 0.0 if node is None else self._granted.left_s(node.uuid, clock_s())
+
+    # -- holding
+
+    def guard(self) -> None:
+        """Before anything is served: nothing of what has several copies is read out without a lease."""
+        self._note()
+
+    def _follow(self, view: ClusterView) -> None:
+        """Before a new map is used: whoever reads by it finds what it takes to be read from. From any thread."""
+        with self._lock:
+            before, self._by = self._by, view
+            before_s, for_s = self._lease_s(before), self._lease_s(view)
+            # Nodes that do not know the new map yet may be read from by the one before.
+            if before_s and not for_s:
+                self._granted.assume(clock_s(), before_s)
+            elif for_s and not before_s and before is not None and len(before.nodes) > 1:
+                self._granted.assume(clock_s(), REACH_TIMEOUT_S)
+            if not for_s:
+                self._node.store.replicas.stale.guard(_copied(view))
+        self._note()
+
+    def stay_awake(self, for_s: float) -> bool:
+        """Where there are no leases: say that this process runs, see `StaleReplicas.awake`. True where there are."""
+        with self._lock:
+            if self._lease_s(self._by):
+                return True
+            return self._node.store.replicas.stale.awake(for_s, _copied(self._by))
+
+    def _lease_s(self, view: ClusterView | None) -> float:
+        return lease_s(self._base_s, len(view.nodes)) if view is not None else 0.0
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        self._stopping = True
+        if self._sleep is not None:
+            with contextlib.suppress(RuntimeError):  # the thread has ended
+                self._sleep[0].call_soon_threadsafe(self._sleep[1].set)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, _STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._renew())
+        except Exception:
+            # Without it the node holds no lease, and reads nothing out.
+            log.exception("read leases are not renewed any more")
+
+    async def _renew(self) -> None:
+        channels, stop = Channels(self._node.caller), asyncio.Event()
+        self._sleep = asyncio.get_running_loop(), stop
+        lapsed_s: float | None = None
+        tasks: set[asyncio.Task[None]] = set()
+        while not self._stopping:
+            view, for_s = self._by, 0.0
+            if view is not None and self._here in view.position:
+                for_s = self._lease_s(view)
+            left_s = _IMPATIENT_S * _RENEWALS
+            if view is not None and for_s:
+                others = [node for node in view.nodes if node.uuid != self._here]
+                for node in others:
+                    if node.uuid not in self._asking:
+                        self._asking.add(node.uuid)
+                        task = asyncio.create_task(self._ask(channels, node, view, for_s))
+                        tasks.add(task)
+                        task.add_done_callback(tasks.discard)
+                now, until_s = clock_s(), self._note()
+                left_s = min(for_s, until_s - now)
+                lapsed_s = _report(lapsed_s, now, until_s)
+            # Not a moment later than before the lease ends, and soon where there is none.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(_IMPATIENT_S, min(for_s, left_s) / _RENEWALS)):
+                    await stop.wait()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await channels.close()
+
+    def _note(self) -> float:
+        """Where there are leases: tell the store until when this node holds one, which is returned. From any thread."""
+        with self._lock:
+            view = self._by
+            if view is None or not self._lease_s(view):
+                return float("-inf")
+            until_s = self._held.until_s([node.uuid for node in view.nodes if node.uuid != self._here])
+            self._node.store.replicas.stale.hold_until(until_s, _copied(view))
+            return until_s
+
+    async def _ask(self, channels: Channels, node: pb.MapNode, view: ClusterView, for_s: float) -> None:
+        request = wire.RenewLeaseRequest(node_uuid=self._here, map_version=view.version, lease_s=for_s)
+        asked_s = clock_s()
+        try:
+            answer: wire.RenewLeaseResponse = await ais_replica_pb2_grpc.RepairStub(
+                channels.to(node.peer_endpoint)
+            ).RenewLease(request, timeout=for_s / 2)
+        except grpc.aio.AioRpcError:
+            await asyncio.sleep(_IMPATIENT_S)
+            return
+        finally:
+            self._asking.discard(node.uuid)
+        if answer.granted_s:
+            self._held.granted(node.uuid, asked_s, answer.granted_s)
+            self._note()
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the node's loop has ended
+                if answer.map_version > view.version:
+                    self._loop.call_soon_threadsafe(self._learn, node.peer_endpoint, answer.map_version)
+                if answer.compare:
+                    self._loop.call_soon_threadsafe(self.compare)
+
+    def _learn(self, endpoint: str, version: int) -> None:
+        self._heard_of_map(endpoint, version)
+        task = asyncio.ensure_future(self.keep_up())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _report(lapsed_s: float | None, now: float, until_s: float) -> float | None:
+    """Say when a lease lapsed, and came back; since when there is none."""
+    if until_s > now:
+        if lapsed_s is not None:
+            log.warning("this node holds a read lease again, after %.1f s without", now - lapsed_s)
+        return None
+    if lapsed_s is None and until_s > float("-inf"):
+        log.warning("this node holds no read lease: it does not read out what has several copies")
+        return now
+    return lapsed_s
+
+
+async def _nothing() -> bool:
+    return True
+
+
+def _copied(view: ClusterView | None) -> list[bytes]:
+    """Buckets of which other nodes have copies."""
+    if view is None or len(view.nodes) < 2:
+        return []
+    return [bucket.uuid for bucket in view.buckets.values() if most_copies(bucket) > 1]
+
+
+def _read(roots: Sequence[Path]) -> set[bytes]:
+    """What any of the drives has: one that is not up to date asks for a comparison too many."""
+    found: set[bytes] = set()
+    for root in roots:
+        path = root / FILE_NAME
+        try:
+            fields = decode_checked("withheld", _FORMAT, path.read_bytes(), path)
+            found |= {bytes.fromhex(uuid) for uuid in fields["nodes"]}
+        except FileNotFoundError:
+            continue
+        except (OSError, StoreFormatError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s cannot be read: %s", path, error)
+    return found
+
+
+def _write(roots: Sequence[Path], nodes: Sequence[bytes]) -> None:
+    """Lasting on return, on every drive that can be written to."""
+    data = encode_checked("withheld", _FORMAT, {"nodes": [uuid.hex() for uuid in nodes]})
+    for root in roots:
+        part = root / (FILE_NAME + ".new")
+        try:
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, root / FILE_NAME)
+            fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", root / FILE_NAME, error)

@@ -1,0 +1,65 @@
+"""Memory budget: bytes that calls hold together, and the order in which those that would exceed it wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+
+
+class MemoryBudget:
+    """Bytes that are held, on the node's event loop; whoever would exceed the limit waits, in order.
+
+    A single request larger than the whole budget is granted when nothing else is held: it could never be otherwise.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self.held_bytes == 0 or self.held_bytes + size_bytes <= self.limit_bytes
+
+    def is_full(self, size_bytes: int) -> bool:
+        """Whether this much has to wait."""
+        return bool(self._waiting) or (size_bytes > 0 and not self._fits(size_bytes))
+
+    def acquire_now(self, size_bytes: int) -> bool:
+        """Whether there was room, with nobody waiting for it; then it is held."""
+        if self._waiting or not self._fits(size_bytes):
+            return False
+        self.held_bytes += size_bytes
+        return True
+
+    def acquire_anyway(self, size_bytes: int) -> None:
+        """Held whether it fits or not: it has happened already, or nothing could go on without it."""
+        self.held_bytes += size_bytes
+
+    async def acquire(self, size_bytes: int) -> None:
+        """Cancelled while waiting, it holds nothing."""
+        if self.acquire_now(size_bytes):
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size_bytes, granted))
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.release(size_bytes)  # granted in the very moment of the cancellation
+            else:
+                with contextlib.suppress(ValueError):  # a release may have passed over it already
+                    self._waiting.remove((size_bytes, granted))
+                self._grant()
+            raise
+
+    def release(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            size_bytes, granted = self._waiting.popleft()
+            if not granted.done():
+                self.held_bytes += size_bytes
+                granted.set_result(None)

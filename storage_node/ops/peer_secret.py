@@ -1,0 +1,58 @@
+"""Secret of a cluster below a root: what its nodes and its operators' commands show each other.
+
+    ROOT/.cluster/peer-secret     made for a root that has a Ray of its own; used wherever it is there
+
+The setting `peer_secret_file` names another file. On several machines the same file has to be on each of them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from storage_node.cluster.caller import Caller, read_secret
+from storage_node.ops import settings_store
+from storage_node.ops.ray_head import FOLDER_NAME, ClusterError
+from storage_node.settings import WrongSetting
+
+SETTING = "peer_secret_file"
+
+
+def path_of(root: Path) -> Path:
+    return root / FOLDER_NAME / "peer-secret"
+
+
+def make(root: Path) -> None:
+    """Unless there is one, which nodes that run may be using. Raises OSError."""
+    path = path_of(root)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = path.with_name(f"{path.name}.{os.getpid()}")
+    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+            file.flush()
+            os.fsync(fd)
+        os.link(made, path)
+    except FileExistsError:
+        pass
+    finally:
+        made.unlink()
+
+
+def default_file(root: Path) -> str:
+    """Of the nodes below a root whose settings name none; empty where there is none."""
+    return str(path_of(root)) if path_of(root).exists() else ""
+
+
+def operator(root: Path) -> Caller:
+    """As whom commands call the nodes below a root. Raises ClusterError."""
+    try:
+        named = settings_store.read(root).values.get(SETTING, "")
+    except (OSError, WrongSetting):
+        named = ""  # whoever needs the settings says what is wrong with them
+    try:
+        return Caller(read_secret(named or default_file(root)))
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"the cluster's secret cannot be read: {error}") from error

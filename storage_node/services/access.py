@@ -1,0 +1,125 @@
+"""Access table: every method of a node, and who may call it.
+
+Where clients listen, there is what clients may call and nothing else; all of it, and what peers and operators may call,
+is served by the peer listener. A method that is not in the table is served nowhere: a new one is nobody's until it is
+given to somebody here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from storage_node.services.decoding import guarded
+
+
+class Role(enum.Flag):
+    """Of who calls."""
+
+    CLIENT = enum.auto()
+    PEER = enum.auto()
+    """A node of the same cluster. What clients may do, it may do for them."""
+    OPERATOR = enum.auto()
+    """A command of whoever runs the nodes."""
+
+
+ANYONE = Role.CLIENT | Role.PEER | Role.OPERATOR
+INSIDE = Role.PEER | Role.OPERATOR
+
+TABLE: Mapping[str, Role] = {
+    "GetBatch/Session": ANYONE,
+    "Buckets/CreateBucket": ANYONE,
+    "Buckets/GetBucket": ANYONE,
+    "Buckets/ListBuckets": ANYONE,
+    "Buckets/SetBucket": ANYONE,
+    "Buckets/DeleteBucket": ANYONE,
+    "Objects/Put": ANYONE,
+    "Objects/PutMany": ANYONE,
+    "Objects/Get": ANYONE,
+    "Objects/Head": ANYONE,
+    "Objects/Delete": ANYONE,
+    "Objects/List": ANYONE,
+    "Objects/ListMembers": ANYONE,
+    "Compose/Compose": ANYONE,
+    "Compose/TarEnd": ANYONE,
+    "Contents/DeleteMany": ANYONE,
+    "Contents/HeadMany": ANYONE,
+    "Contents/Summarize": ANYONE,
+    "Snapshots/CreateSnapshot": ANYONE,
+    "Snapshots/ListSnapshots": ANYONE,
+    "Snapshots/DeleteSnapshot": ANYONE,
+    "Promote/Look": ANYONE,
+    "Promote/Run": ANYONE,
+    "Node/Describe": ANYONE,
+    "Cluster/GetMap": ANYONE,
+    "Cluster/Learn": INSIDE,
+    "Cluster/Prepare": INSIDE,
+    "Cluster/Accept": INSIDE,
+    "Cluster/Witness": Role.PEER,
+    "Promote/Have": Role.PEER,
+    "ContentsReplica/BuryMany": Role.PEER,
+    "ContentsReplica/ListNames": Role.PEER,
+    "Replica/Write": Role.PEER,
+    "Replica/Newest": Role.PEER,
+    "Replica/Bury": Role.PEER,
+    "Replica/Versions": Role.PEER,
+    "Replica/Forget": Role.PEER,
+    "Repair/Missed": Role.PEER,
+    "Repair/Returned": Role.PEER,
+    "Repair/Push": Role.PEER,
+    "Repair/TooFew": Role.PEER,
+    "Repair/Relay": Role.PEER,
+    "Repair/RenewLease": Role.PEER,
+    "Repair/Progress": INSIDE,
+    "SnapshotCopies/Hold": Role.PEER,
+    "SnapshotCopies/Armed": Role.PEER,
+    "SnapshotCopies/Release": Role.PEER,
+    "SnapshotCopies/Seen": Role.PEER,
+    "SnapshotCopies/Settle": Role.PEER,
+    "SnapshotCopies/Keep": Role.PEER,
+    "SnapshotCopies/Making": Role.PEER,
+    "Drives/ListDrives": INSIDE,
+    "Drives/AddDrive": Role.OPERATOR,
+    "Drives/RetireDrive": Role.OPERATOR,
+    "Drives/ReinstateDrive": Role.OPERATOR,
+    "Drives/ForgetDrive": Role.OPERATOR,
+    "Drives/DisableDrive": Role.OPERATOR,
+    "Drives/EnableDrive": Role.OPERATOR,
+}
+STRANGERS = frozenset({"Cluster/GetMap", "Cluster/Witness"})
+"""What a node may ask of those whose map it is not in: by these it finds out."""
+PACKAGE = "ais_loader.v1"
+NOBODY = Role(0)
+
+
+def who_may(path: str) -> Role:
+    """For a method by its path on the wire, /package.Service/Method."""
+    return TABLE.get(path.removeprefix(f"/{PACKAGE}."), NOBODY)
+
+
+class Methods:
+    """What the generated `add_..._to_server` functions take for a server: the methods that are added to it."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, grpc.RpcMethodHandler] = {}
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+        self._by_path |= {f"/{service}/{name}": guarded(handler) for name, handler in handlers.items()}
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        """The same methods again, in a form that does not tell them."""
+
+    def served_to(self, roles: Role) -> grpc.GenericRpcHandler:
+        """Those that one of these roles may call, for a server."""
+        return _Served({path: handler for path, handler in self._by_path.items() if who_may(path) & roles})
+
+
+class _Served(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def __init__(self, methods: Mapping[str, grpc.RpcMethodHandler]) -> None:
+        self._methods = methods
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return self._methods.get(handler_call_details.method)

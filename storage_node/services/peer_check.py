@@ -1,0 +1,160 @@
+"""Check of who calls a peer listener: the cluster's secret, the role, and a node's place in the map.
+
+A node that the cluster has taken out does not know it yet, and goes on telling the others what it has. So the sender of
+each call is looked for in the receiver's map, and refused when it is not there; where its own map is newer than the
+receiver's, it may have come in by that one, and the receiver learns it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from ais_loader.errors import LoaderError, NodeUnavailable
+from ais_loader.wire.reserved import NODE_ROLE, OPERATOR_ROLE, ROLE_KEY
+from storage_node.cluster import caller
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.errors import NotAMember
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.map.sync import newer_map
+from storage_node.node import Node
+from storage_node.services.access import PACKAGE, STRANGERS, Role, who_may
+from storage_node.services.errors import Context, abort
+from storage_node.tasks import settled
+
+LEARN_TIMEOUT_S = 2.0
+PEERS_ASKED = 3
+_ROLES = {OPERATOR_ROLE: Role.OPERATOR, NODE_ROLE: Role.PEER}
+_CLUSTER = f"/{PACKAGE}.Cluster/"
+_MAX_VERSION = (1 << 64) - 1
+
+
+class _Refused(Exception):
+    def __init__(self, code: grpc.StatusCode, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class _Stranger(Exception):
+    def __init__(self, error: NotAMember, map_version: int) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.map_version = map_version
+
+
+class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Belongs to the node's event loop."""
+
+    def __init__(self, node: Node, membership: Membership) -> None:
+        self._node = node
+        self._membership = membership
+        self._secret = node.caller.secret
+        self._channels = Channels(node.caller)
+        self._learning: asyncio.Task[None] | None = None
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        try:
+            await self._require(handler_call_details.method, handler_call_details.invocation_metadata)
+        except (_Refused, _Stranger, LoaderError) as refused:
+            return _refusal(refused)
+        return await continuation(handler_call_details)
+
+    async def _require(self, method: str, metadata: Any) -> None:
+        """Raises _Refused, _Stranger, NodeUnavailable."""
+        told = {key: value for key, value in metadata or () if isinstance(value, str)}
+        if self._secret and not _same(told.get(caller.SECRET_KEY, ""), self._secret):
+            raise _Refused(
+                grpc.StatusCode.UNAUTHENTICATED,
+                "nodes and operators of this cluster send its secret here, and this caller sent none or another: see "
+                "peer_secret_file",
+            )
+        role = _ROLES.get(told.get(ROLE_KEY, ""))
+        if role is None:
+            raise _Refused(
+                grpc.StatusCode.UNAUTHENTICATED,
+                "this address is for the cluster's nodes and its operators' commands; clients have another one",
+            )
+        if who_may(method) and not who_may(method) & role:
+            raise _Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} is not for a caller of role {role.name}")
+        if role is Role.PEER:
+            await self._require_member(method, *_sender(told))
+
+    async def _require_member(self, method: str, uuid: bytes, version: int) -> None:
+        view = self._membership.view
+        if view is not None and uuid not in view.position and version > view.version:
+            await self._learn(version)
+            view = self._membership.view
+        if view is None:
+            if not method.startswith(_CLUSTER):  # which makes it a node of one
+                raise NodeUnavailable("this node belongs to no cluster yet")
+        elif uuid not in view.position and method.removeprefix(f"/{PACKAGE}.") not in STRANGERS:
+            if version > view.version:
+                raise NodeUnavailable(f"this node has not learned map {version} yet, and does not know the caller")
+            raise _Stranger(
+                NotAMember(f"node {uuid.hex()} is not in the cluster by its map {view.version}: learn that map"),
+                view.version,
+            )
+
+    async def _learn(self, version: int) -> None:
+        """Find a map as new as this one; gives up after a while, or when nobody has it."""
+        if self._learning is None or self._learning.done():
+            self._learning = asyncio.create_task(self._ask(version), name="learning the map of a caller")
+        await asyncio.wait({self._learning}, timeout=LEARN_TIMEOUT_S)
+
+    async def _ask(self, version: int) -> None:
+        view = self._membership.view
+        nodes = [node for node in view.nodes if node.uuid != self._membership.node_uuid] if view is not None else []
+        for node in nodes[:PEERS_ASKED]:
+            known = self._membership.view.version if self._membership.view is not None else 0
+            if known >= version:
+                return
+            map_ = await newer_map(self._channels.to(node.peer_endpoint), known, LEARN_TIMEOUT_S / PEERS_ASKED)
+            if map_ is not None:
+                try:
+                    await self._node.learn(map_)
+                except (LoaderError, ValueError):
+                    continue
+
+    async def close(self) -> None:
+        if self._learning is not None:
+            self._learning.cancel()
+            await settled(self._learning)
+        await self._channels.close()
+
+
+def _sender(told: dict[str, str]) -> tuple[bytes, int]:
+    """Uuid and map version. Raises _Refused."""
+    try:
+        uuid = bytes.fromhex(told[caller.NODE_KEY])
+        version = int(told[caller.MAP_VERSION_KEY])
+    except (KeyError, ValueError):
+        uuid, version = b"", -1
+    if len(uuid) != 16 or not 0 <= version <= _MAX_VERSION:
+        raise _Refused(grpc.StatusCode.UNAUTHENTICATED, "a node says its uuid and the version of its map")
+    return uuid, version
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+def _refusal(error: _Refused | _Stranger | LoaderError) -> grpc.RpcMethodHandler:
+    """For whatever kind of call: it is ended before any message is read."""
+
+    async def refuse(_: object, context: Context) -> NoReturn:
+        if isinstance(error, _Refused):
+            await context.abort(error.code, str(error))
+        if isinstance(error, _Stranger):
+            await abort(context, error.error, ((caller.MAP_VERSION_KEY, str(error.map_version)),))
+        await abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

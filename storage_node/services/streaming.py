@@ -1,0 +1,95 @@
+"""Decorators of methods that carry objects: a place and deadlines for what their clients send and take."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+from ais_loader.errors import LoaderError
+from storage_node.services.errors import abort
+from storage_node.streams import Streams, tenant_of
+
+
+class _Serving(Protocol):
+    @property
+    def streams(self) -> Streams: ...
+
+
+class _HasNode(Protocol):
+    @property
+    def _node(self) -> _Serving: ...
+
+
+R = TypeVar("R")
+S = TypeVar("S", bound=_HasNode)
+
+
+def size_of(message: Any) -> int:
+    """Bytes of a message of a stream, as far as they matter; a header is progress."""
+    data = getattr(message, "data", b"")
+    return len(data) or message.ByteSize()
+
+
+def bounded(method: Callable[[S, Any, Any], Awaitable[R]]) -> Callable[[S, Any, Any], Awaitable[R]]:
+    """For a method with one request and one response that may take long."""
+
+    @functools.wraps(method)
+    async def call(self: S, request: Any, context: Any) -> R:
+        try:
+            with self._node.streams.open(tenant_of(context)) as stream:
+                await stream.keep(request.ByteSize())
+                return await method(self, request, context)
+        except LoaderError as error:
+            await abort(context, error)
+
+    return call
+
+
+def bounded_requests(
+    method: Callable[[S, AsyncIterator[Any], Any], Awaitable[R]],
+) -> Callable[[S, AsyncIterator[Any], Any], Awaitable[R]]:
+    """For a method with many requests and one response."""
+
+    @functools.wraps(method)
+    async def call(self: S, requests: AsyncIterator[Any], context: Any) -> R:
+        try:
+            with self._node.streams.open(tenant_of(context)) as stream:
+                async with aclosing(stream.messages(requests, size_of)) as messages:
+                    return await method(self, messages, context)
+        except LoaderError as error:
+            await abort(context, error)
+
+    return call
+
+
+def bounded_responses(
+    *, deadline: bool, many_requests: bool = False
+) -> Callable[[Callable[[S, Any, Any], AsyncIterator[Any]]], Callable[[S, Any, Any], Awaitable[None]]]:
+    """For a method, an asynchronous generator, with many responses.
+
+    Without a `deadline` its client may wait as long as it likes while nobody needs the place: nothing is held for it
+    between two messages.
+    """
+
+    def decorate(
+        method: Callable[[S, Any, Any], AsyncIterator[Any]],
+    ) -> Callable[[S, Any, Any], Awaitable[None]]:
+        @functools.wraps(method)
+        async def call(self: S, request: Any, context: Any) -> None:
+            try:
+                with self._node.streams.open(tenant_of(context)) as stream:
+                    if many_requests:
+                        request = stream.messages(request, size_of, deadline=deadline)
+                    responses: Any = method(self, request, context)
+                    async with aclosing(responses):
+                        async for response in responses:
+                            await stream.waiting(context.write(response))
+                            stream.place.moved(size_of(response))
+            except LoaderError as error:
+                await abort(context, error)
+
+        return call
+
+    return decorate

@@ -1,0 +1,192 @@
+"""Scrub of one drive: reads every object in turn and compares it with its stored checksums, a little at a time.
+
+What is found is noted with the store's damaged copies; of what only snapshots see it is counted and said. How far it
+has come is kept beside the catalog, so that a drive whose node is started anew every day is gone through all the same.
+Belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from ais_loader.errors import CorruptObject, StoreFormatError
+from storage_node.store import format as fmt
+from storage_node.store.checked_json import decode_checked, encode_checked
+from storage_node.store.checksum import crc32c
+from storage_node.store.damaged_copies import DamagedCopies
+from storage_node.store.drive.block_checksums import read_blocks
+from storage_node.store.drive.drive import Drive
+from storage_node.store.format import BLOCK_BYTES, CatalogEntry
+
+FILE_NAME = "scrub.json"
+_FORMAT = 1
+_SAVE_INTERVAL_S = 5.0
+_ENTRIES_AT_ONCE = 1000
+"""Of a step, however small they are."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ScrubProgress:
+    """Of one drive. Times are by the wall clock, which a restart survives."""
+
+    began_s: float
+    """When the pass that is under way, or was the last one, began."""
+    finished_s: float = 0.0
+    """When the last whole pass ended; 0: none has yet."""
+    is_under_way: bool = False
+    after: str = ""
+    """The key of the catalog behind which the pass goes on, in hexadecimal."""
+    objects: int = 0
+    """Of the pass that is under way, or was the last one."""
+    bytes: int = 0
+    damaged: int = 0
+
+
+class DriveScrub:
+    def __init__(self, drive: Drive, damaged: DamagedCopies) -> None:
+        """Goes on where an earlier one of the same drive ended."""
+        self._drive = drive
+        self._damaged = damaged
+        self._path = drive.root / FILE_NAME
+        self._saved_s = 0.0
+        self._reading: tuple[bytes, CatalogEntry, Iterator[int]] | None = None
+        self.progress = self._load()
+
+    def _load(self) -> ScrubProgress:
+        try:
+            return ScrubProgress(**decode_checked("scrub", _FORMAT, self._path.read_bytes(), self._path))
+        except (OSError, StoreFormatError, ValueError, KeyError, TypeError, AttributeError):
+            return ScrubProgress(time.time())  # of no weight: the next pass begins a whole period from now
+
+    def is_due(self, interval_s: float) -> bool:
+        """Whether a pass is under way, or the last one began so long ago; 0: never."""
+        return self.progress.is_under_way or (interval_s > 0 and time.time() - self.progress.began_s >= interval_s)
+
+    def step(self, most_bytes: int) -> int:
+        """Read on, about so many bytes of objects; how many they were. A pass that comes to its end is over.
+
+        Raises DriveFailed, Closed.
+        """
+        if not self.progress.is_under_way:
+            self.progress = ScrubProgress(time.time(), self.progress.finished_s, is_under_way=True)
+        read_bytes = 0
+        for _ in range(_ENTRIES_AT_ONCE):
+            if self._reading is None and not self._next():
+                self.progress.is_under_way, self.progress.after = False, ""
+                self.progress.finished_s = time.time()
+                self.save()
+                return read_bytes
+            read_bytes += self._read_on(most_bytes - read_bytes)
+            if read_bytes >= most_bytes:
+                break
+        if time.monotonic() - self._saved_s > _SAVE_INTERVAL_S:
+            self.save()
+        return read_bytes
+
+    def _next(self) -> bool:
+        """Begin with the next object; False when there is none."""
+        after = bytes.fromhex(self.progress.after) or None
+        retained = self._drive.catalog.scan(fmt.RETAINED_PREFIX, after)  # whose keys come behind those of objects
+        for key, value in itertools.chain(self._drive.entries(after), retained):
+            with contextlib.suppress(StoreFormatError):  # an entry that cannot be read is the doctor's
+                record = fmt.decode_entry(value)
+                if not record.is_tombstone:
+                    self._reading = key, record, compare_copy(self._drive, record)
+                    return True
+        return False
+
+    def _read_on(self, most_bytes: int) -> int:
+        assert self._reading is not None
+        key, record, blocks = self._reading
+        read_bytes = 0
+        try:
+            for size in blocks:
+                read_bytes += size
+                if read_bytes >= most_bytes:
+                    self.progress.bytes += read_bytes
+                    return read_bytes
+        except (CorruptObject, OSError):
+            self._found(key, record)
+        self._reading, self.progress.after = None, key.hex()
+        self.progress.objects += 1
+        self.progress.bytes += read_bytes
+        return read_bytes
+
+    def _found(self, key: bytes, record: CatalogEntry) -> None:
+        """Unless it has been replaced, or moved to another drive, meanwhile."""
+        bucket_uuid = fmt.bucket_of_key(key)
+        if key.startswith(fmt.RETAINED_PREFIX):
+            if self._drive.catalog.get(key) is not None:
+                self._drive.faults.note_checksum()
+                self.progress.damaged += 1
+                log.error(
+                    "%s: version %s of %r, which only snapshots see, is damaged; `ais-loader doctor --checksums` names "
+                    "all that is",
+                    self._drive.root,
+                    record.version,
+                    fmt.name_of_retained(key),
+                )
+            return
+        name = fmt.name_of_key(key)
+        now = self._drive.newest(bucket_uuid, [name])[0]
+        if now is not None and now.path == record.path:
+            self._drive.faults.note_checksum()
+            self.progress.damaged += 1
+            self._damaged.note(bucket_uuid, name, record.version)
+
+    def save(self) -> None:
+        """A drive that cannot keep it is gone through again from where it was kept last."""
+        self._saved_s = time.monotonic()
+        part = self._path.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            part.write_bytes(encode_checked("scrub", _FORMAT, asdict(self.progress)))
+            os.replace(part, self._path)
+
+
+def compare_copy(drive: Drive, record: CatalogEntry) -> Iterator[int]:
+    """Compare an object with its stored checksums, block by block; yields how many bytes have been read of each.
+
+    Raises CorruptObject where they differ, OSError, DriveFailed, Closed.
+    """
+    stored = [record.checksum]
+    if record.size_bytes > BLOCK_BYTES:
+        stored = read_blocks(drive.catalog, record, 0, -(-record.size_bytes // BLOCK_BYTES)).tolist()
+    whole = 0
+    fd = drive.files.open(record.path)
+    try:
+        for at, checksum in enumerate(stored):
+            wanted = min(BLOCK_BYTES, record.size_bytes - at * BLOCK_BYTES)
+            block = _pread(fd, wanted, record.offset + at * BLOCK_BYTES)
+            if len(block) != wanted or crc32c(block) != checksum:
+                raise CorruptObject(f"{drive.root}: the bytes do not match the stored checksum")
+            whole = crc32c(block, whole)
+            yield wanted
+        if whole != record.checksum or (not record.offset and os.fstat(fd).st_size != record.size_bytes):
+            raise CorruptObject(f"{drive.root}: the bytes do not match the stored checksum")
+    finally:
+        os.close(fd)
+
+
+def is_whole(drive: Drive, record: CatalogEntry) -> bool:
+    """Raises DriveFailed, Closed."""
+    try:
+        for _ in compare_copy(drive, record):
+            pass
+    except (CorruptObject, OSError):
+        return False
+    return True
+
+
+def _pread(fd: int, size: int, offset: int) -> bytes:
+    parts: list[bytes] = []
+    while size and (part := os.pread(fd, size, offset)):
+        parts.append(part)
+        offset, size = offset + len(part), size - len(part)
+    return b"".join(parts)

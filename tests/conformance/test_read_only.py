@@ -1,0 +1,52 @@
+"""A client connected for reading only: it reads all that is there and changes nothing. The same on every transport."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable
+
+import pytest
+from conformance_kit import contents
+
+from ais_loader import Bucket, Client, connect, errors
+from ais_loader.transport.base import Transport
+from ais_loader.transport.read_only import READS
+
+CHANGES: dict[str, Callable[[Bucket], object]] = {
+    "create_bucket": lambda bucket: bucket.client.create_bucket("another"),
+    "set_bucket": lambda bucket: bucket.set(reframe=True),
+    "delete_bucket": lambda bucket: bucket.client.delete_bucket(bucket.name, force=True),
+    "snapshots": lambda bucket: bucket.snapshot("now"),
+    "put": lambda bucket: bucket.put("a", b"2"),
+    "put_many": lambda bucket: bucket.put_many([("a", b"2")]),
+    "compose": lambda bucket: bucket.copy("a", "b"),
+    "delete": lambda bucket: bucket.delete("a"),
+    "delete_names": lambda bucket: bucket.delete_many(["a"]),
+    "promote": lambda bucket: bucket.promote("/nowhere"),
+}
+
+
+def test_every_call_of_a_transport_reads_or_is_tried_below() -> None:
+    calls = {name for name, member in inspect.getmembers(Transport) if callable(member) and not name.startswith("_")}
+    assert calls - READS == set(CHANGES)
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_a_client_that_only_reads_changes_nothing(url: str, bucket: Bucket, change: str) -> None:
+    version = bucket.put("a", b"1").version
+    with connect(url, mode="r") as reader:
+        mine = reader.bucket(bucket.name)
+        with pytest.raises(errors.StoreReadOnly, match="reading only"):
+            CHANGES[change](mine)
+        assert (mine.get("a"), mine.head("a").version) == (b"1", version)
+        assert [found.name for found in mine.objects()] == ["a"]
+        assert mine.snapshots() == []
+
+
+def test_it_reads_batches_and_stays_a_reader_when_it_is_pickled(client: Client, url: str, bucket: Bucket) -> None:
+    bucket.put("a", b"1")
+    with connect(url, mode="r") as reader, pickle.loads(pickle.dumps(reader)) as other:
+        assert contents(other.bucket(bucket.name).get_batch(["a", "a"])) == [b"1", b"1"]
+        with pytest.raises(errors.StoreReadOnly):
+            other.bucket(bucket.name).put("a", b"2")

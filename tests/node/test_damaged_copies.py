@@ -1,0 +1,100 @@
+"""Damaged copies in a cluster: mended from another holder when somebody meets them, and found when nobody does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ais_loader import connect
+from ais_loader.errors import CorruptObject
+from ais_loader.testing import eventually, seeded_bytes
+from storage_node.store.store import Store
+from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.node_kit import serving
+from tests.store.store_kit import contents, file_of, flip_a_byte
+
+pytestmark = pytest.mark.slow
+TIMEOUT_S = 40.0
+NEVER_S = 3600.0
+OBJECTS = {f"k{at:02d}": seeded_bytes(700_000 if at % 4 == 0 else 5_000, seed=at) for at in range(16)}
+
+
+def store_of(cluster: LocalCluster, number: int) -> Store:
+    return cluster.batches(number).node.store
+
+
+def harm(store: Store) -> list[str]:
+    """Every second object that has a file of its own, in different ways; their names."""
+    names = [name for name, _ in store.objects(BUCKET) if file_of(store, name, BUCKET).is_file()][::2]
+    for at, name in enumerate(names):
+        [flip_a_byte, Path.unlink, lambda path: os.truncate(path, 10)][at % 3](file_of(store, name, BUCKET))
+    return names
+
+
+def read_here(store: Store) -> dict[str, bytes]:
+    return contents(store, BUCKET)
+
+
+def test_a_copy_that_a_reader_finds_damaged_is_mended_from_another_holder(tmp_path: Path) -> None:
+    with (
+        LocalCluster(tmp_path, 3, copies=2, repair_interval_s=NEVER_S, scrub_interval_s=0) as cluster,
+        connect(",".join(node.url for node in cluster.nodes)) as client,
+    ):
+        bucket = client.bucket(BUCKET)
+        for name, data in OBJECTS.items():
+            bucket.put(name, data)
+        store = store_of(cluster, 0)
+        versions = {name: entry.version for name, entry in store.objects(BUCKET)}
+        damaged = harm(store)
+        assert len(damaged) >= 3
+        for assembly in ("direct", "target"):
+            assert bucket.get_batch(list(OBJECTS), assembly=assembly).tobytes() == list(OBJECTS.values())
+        cluster.ask(damaged, local=True)  # also those that readers ask another holder for
+        eventually(lambda: store.damaged.mended >= len(damaged) and not len(store.damaged), TIMEOUT_S)
+        assert {name: data for name, data in OBJECTS.items() if name in versions} == read_here(store)
+        assert {name: entry.version for name, entry in store.objects(BUCKET)} == versions
+        assert cluster.nodes[0].repair.progress().scrub.mended == store.damaged.mended
+
+
+def test_what_nobody_reads_is_found_by_the_scrub_and_mended(tmp_path: Path) -> None:
+    with (
+        LocalCluster(
+            tmp_path, 3, copies=2, repair_interval_s=NEVER_S, scrub_interval_s=0.5, scrub_bytes_per_s=1 << 30
+        ) as cluster,
+        connect(",".join(node.url for node in cluster.nodes)) as client,
+    ):
+        bucket = client.bucket(BUCKET)
+        bucket.put_many(OBJECTS.items())
+        store = store_of(cluster, 2)
+        damaged = harm(store)
+        assert damaged
+        mine = {name for name, _ in store.objects(BUCKET)}
+        eventually(lambda: store.damaged.found > 0 and not len(store.damaged), TIMEOUT_S)
+        eventually(lambda: cluster.nodes[2].repair.progress().scrub.finished_s > 0, TIMEOUT_S)
+
+        def whole() -> bool:
+            try:
+                return read_here(store) == {name: data for name, data in OBJECTS.items() if name in mine}
+            except CorruptObject:
+                return False
+
+        eventually(whole, TIMEOUT_S)
+
+
+def test_a_node_of_its_own_finds_and_counts_what_it_cannot_mend(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, scrub_interval_s=0.5, scrub_bytes_per_s=1 << 30) as node,
+        connect(node.url) as client,
+    ):
+        bucket = client.create_bucket(BUCKET)
+        bucket.put("a", bytes(10_000))
+        bucket.put("b", bytes(10_000))
+        assert node.batches is not None
+        store = node.batches.node.store
+        flip_a_byte(file_of(store, "a", BUCKET))
+        eventually(lambda: node.repair.progress().scrub.damaged == 1, TIMEOUT_S)
+        bucket.put("a", b"again")
+        eventually(lambda: node.repair.progress().scrub.damaged == 0, TIMEOUT_S)
+        assert node.repair.progress().scrub.found == 1 and node.repair.progress().scrub.mended == 0

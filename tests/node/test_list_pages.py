@@ -1,0 +1,102 @@
+"""Pages of lists: made on reader threads, bounded in bytes, and nothing lost between them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ais_loader import connect
+from ais_loader.client import Client
+from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from storage_node.cluster.replication import replica
+from storage_node.server import NodeServer
+from storage_node.services import objects
+from storage_node.store.listing import PAGE_BYTES
+from storage_node.store.staging import stage_object
+from tests.node.node_kit import serving
+from tests.tar_kit import packed_tar
+
+METADATA = {"note": "x" * 4000}
+COUNT = 600
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeServer]:
+    with serving(tmp_path) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node: NodeServer) -> Iterator[Client]:
+    with connect(node.url) as client:
+        yield client
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of those that build rows of pages."""
+    found: set[str] = set()
+    info_of = objects.info_of
+
+    def noted(*arguments: Any) -> pb.ObjectInfo:
+        found.add(threading.current_thread().name)
+        return info_of(*arguments)
+
+    monkeypatch.setattr(objects, "info_of", noted)
+    return found
+
+
+def test_a_page_of_objects_is_made_on_a_reader_thread_and_ends_by_bytes(
+    node: NodeServer, client: Client, threads: set[str]
+) -> None:
+    names = [f"n{at:03}" for at in range(COUNT)]
+    bucket = client.create_bucket("pages")
+    store = node.batches.node.store
+    uploads = [stage_object(store, "pages", name, [b"x"], METADATA, grouped=True) for name in names]
+    store.commit_many(uploads)
+    transport = GrpcTransport(node.url)
+    pages, after = [], ""
+    while True:
+        pages.append(page := transport.list_page("pages", "", after, 10_000))
+        if not page.more:
+            break
+        after = page.next
+    transport.close()
+    assert [info.name for page in pages for info in page.object] == names
+    assert all(page.ByteSize() < 1.1 * PAGE_BYTES for page in pages)
+    assert len(pages) == -(-COUNT * 4000 // PAGE_BYTES)
+    assert threads and all(name.startswith("ais-loader-read") for name in threads)
+    assert [info.name for info in bucket.objects(page_size=10_000)] == names
+
+
+def test_a_page_of_members_ends_by_bytes(node: NodeServer, client: Client) -> None:
+    names = [f"{at:02}/" + "m" * 60_000 for at in range(40)]
+    bucket = client.create_bucket("pages")
+    bucket.put("s.tar", packed_tar(dict.fromkeys(names, b"")))
+    transport = GrpcTransport(node.url)
+    page = transport.member_page(pb.ListMembersRequest(bucket="pages", name="s.tar", page_size=10_000))
+    transport.close()
+    assert page.next and page.ByteSize() < PAGE_BYTES + 100_000
+    assert [member.name for member in bucket.members("s.tar", page_size=10_000)] == names
+
+
+def test_a_page_of_versions_ends_by_bytes(node: NodeServer, client: Client) -> None:
+    names = [f"{at:04}" + "v" * 900 for at in range(1500)]
+    client.create_bucket("pages").put_many([(name, b"") for name in names])
+    store = node.batches.node.store
+    request = replica.wire.VersionsRequest(limit=10_000)
+    request.bucket.name, request.bucket.uuid = "pages", store.bucket("pages").uuid_bytes
+    found = []
+    while True:
+        page = replica.versions(store, request)
+        assert page.ByteSize() < 1.2 * PAGE_BYTES
+        found += [state.name for state in page.object]
+        if not page.more:
+            break
+        request.start_after = found[-1]
+    assert found == names

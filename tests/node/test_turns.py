@@ -1,0 +1,158 @@
+"""Turns at threads: those that wait come in turn, and a tenant never has all of those for long jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loop_kit import run, settle
+from node_kit import bucket_of, serving
+
+from ais_loader.testing import eventually
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2_grpc, ais_promote_pb2_grpc
+from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
+from ais_loader.wire.reserved import TENANT_KEY
+from storage_node.services.promote import PromoteService
+from storage_node.turns import Turns
+
+
+def test_one_tenant_leaves_a_thread_and_others_come_in_turn() -> None:
+    async def check() -> None:
+        turns, done = Turns(3, spare=1), list[str]()
+        ends = {name: asyncio.Event() for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1")}
+
+        async def job(name: str) -> None:
+            async with turns.turn(name[0]):
+                done.append(name)
+                await ends[name].wait()
+
+        jobs = []
+        for name in ("a1", "a2", "a3", "a4"):
+            jobs.append(asyncio.create_task(job(name)))
+            await settle()
+        assert (done, turns.running, turns.waiting) == (["a1", "a2"], 2, 2)
+        for name in ("b1", "b2", "c1"):
+            jobs.append(asyncio.create_task(job(name)))
+            await settle()
+        assert done == ["a1", "a2", "b1"]
+        for name, following in (("a1", "a3"), ("a2", "b2"), ("b1", "c1"), ("a3", "a4")):
+            ends[name].set()
+            await settle()
+            assert done[-1] == following, name
+        for end in ends.values():
+            end.set()
+        await asyncio.gather(*jobs)
+        assert (turns.running, turns.waiting) == (0, 0)
+
+    run(check())
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40),
+    st.integers(1, 4),
+    st.randoms(use_true_random=False),
+)
+def test_whatever_is_begun_ended_and_cancelled_adds_up(steps: list[tuple[str, bool]], limit: int, random: Any) -> None:
+    async def check() -> None:
+        turns = Turns(limit, spare=1)
+        inside: list[asyncio.Event] = []
+
+        async def job(tenant: str) -> None:
+            async with turns.turn(tenant):
+                end = asyncio.Event()
+                inside.append(end)
+                try:
+                    await end.wait()
+                finally:
+                    inside.remove(end)
+
+        tasks: list[asyncio.Task[None]] = []
+        for tenant, cancel in steps:
+            tasks.append(asyncio.create_task(job(tenant)))
+            if random.random() < 0.5:
+                await settle()
+            if inside and random.random() < 0.4:
+                random.choice(inside).set()
+            if cancel:
+                random.choice(tasks).cancel()
+            await settle()
+            assert turns.running == len(inside) <= limit
+            assert not turns.waiting or inside
+        while inside:
+            inside[0].set()
+            await settle()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (turns.running, turns.waiting) == (0, 0)
+
+    run(check())
+
+
+def test_calls_of_one_tenant_are_not_served_before_all_that_another_has_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HEADs through gRPC, all waiting for one reader thread: the last one comes before most of the others."""
+    with serving(tmp_path, read_threads=1) as node, bucket_of(node) as bucket, ExitStack() as closing:
+        bucket.put("a", b"1")
+        assert node.batches is not None
+        there, reading = node.batches.node, threading.Event()
+        head, order = there.store.head, list[str]()
+
+        def noted(bucket: str, name: str) -> object:
+            order.append(name)
+            assert reading.wait(30)
+            return head(bucket, "a")
+
+        monkeypatch.setattr(there.store, "head", noted)
+        channel = closing.enter_context(grpc.insecure_channel(node.url.removeprefix("grpc://")))
+        stub = ais_objects_pb2_grpc.ObjectsStub(channel)
+
+        def ask(tenant: str, name: str) -> grpc.Future:
+            request = pb.HeadRequest(bucket="b", name=name)
+            return stub.Head.future(request, metadata=((TENANT_KEY, tenant.encode()),), timeout=40)
+
+        calls = [ask("hostile", f"hostile/{at}") for at in range(40)]
+        eventually(lambda: there.metrics.pending_reads >= 40)
+        calls.append(ask("modest", "modest"))
+        eventually(lambda: there.metrics.pending_reads >= 41)
+        reading.set()
+        assert {call.result().name for call in calls} == {f"hostile/{at}" for at in range(40)} | {"modest"}
+        assert order.index("modest") <= 4
+        eventually(lambda: (there.reading.running, there.reading.waiting) == (0, 0))
+
+
+def test_folders_that_do_not_answer_hold_up_no_other_tenants_promotion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("slow", "fast"):
+        (tmp_path / "root" / name).mkdir(parents=True)
+    answering, walk, walked = threading.Event(), PromoteService._walk, list[bytes]()
+
+    def slow_walk(service: PromoteService, path: bytes, *rest: Any) -> Any:
+        walked.append(path)
+        assert not path.endswith(b"slow") or answering.wait(30)
+        return walk(service, path, *rest)
+
+    monkeypatch.setattr(PromoteService, "_walk", slow_walk)
+    with serving(tmp_path, promote_roots=(str(tmp_path / "root"),)) as node, ExitStack() as closing:
+        channel = closing.enter_context(grpc.insecure_channel(node.url.removeprefix("grpc://")))
+        stub = ais_promote_pb2_grpc.PromoteStub(channel)
+
+        def look(tenant: bytes, name: str) -> grpc.Future:
+            request = promote_pb.LookRequest(path=os.fsencode(tmp_path / "root" / name), recursive=True)
+            return stub.Look.future(request, metadata=((TENANT_KEY, tenant),), timeout=40)
+
+        calls = [look(b"hostile", "slow") for _ in range(8)]
+        eventually(lambda: len(walked) >= 3)
+        assert look(b"modest", "fast").result(timeout=20).inode
+        assert not any(call.done() for call in calls)
+        answering.set()
+        assert all(call.result().inode for call in calls)

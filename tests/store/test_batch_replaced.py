@@ -1,0 +1,179 @@
+"""Objects replaced by others of another size between a batch's look-up and its reading: every item is one version's
+bytes or says why not, and the sizes of a frame are those of its payload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader.checksum import crc32c
+from ais_loader.testing import seeded_bytes
+from ais_loader.wire.frame import Frame, decode_response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.read import frame_reader
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.staging import stage_object
+from storage_node.store.store import Store
+from tests.store.snapshot_kit import reap
+from tests.store.store_kit import BUCKET, put, store_at
+
+OLD, NEW = seeded_bytes(3000, seed=1), seeded_bytes(5011, seed=2)
+OTHER = seeded_bytes(700, seed=3)
+
+
+def put_in_segment(store: Store, name: str, data: bytes) -> None:
+    beside = stage_object(store, BUCKET, f"{name}.beside", iter([data]), {}, len(data), None, grouped=True)
+    store.commit_many([beside, stage_object(store, BUCKET, name, iter([data]), {}, len(data), None, grouped=True)])
+
+
+def put_alone(store: Store, name: str, data: bytes) -> None:
+    put(store, name, data)
+
+
+@pytest.fixture(params=[put_alone, put_in_segment], ids=["file", "segment"])
+def write(request: pytest.FixtureRequest) -> Callable[[Store, str, bytes], None]:
+    found: Callable[[Store, str, bytes], None] = request.param
+    return found
+
+
+@pytest.fixture(params=["embedded", "node"])
+def frames(request: pytest.FixtureRequest) -> Callable[[StoreBatch], Iterator[Frame]]:
+    """What a batch gives its consumer, in this process or in messages."""
+
+    def embedded(reading: StoreBatch) -> Iterator[Frame]:
+        for span in reading.spans():
+            yield reading.read(span)
+
+    def sent(reading: StoreBatch) -> Iterator[Frame]:
+        for span in reading.spans():
+            frame = decode_response(reading.read_encoded(span, 7)[0]).frame
+            assert frame is not None
+            yield frame
+
+    return embedded if request.param == "embedded" else sent
+
+
+def items(came: Iterator[Frame]) -> list[tuple[int, bytes]]:
+    """(status, bytes) of each entry in order; every frame must add up."""
+    found: list[tuple[int, bytes]] = []
+    for frame in came:
+        assert int(frame.size.sum()) == len(frame.payload)
+        at = 0
+        for status, size, checksum in zip(frame.status, frame.size, frame.checksum, strict=True):
+            data = bytes(frame.payload[at : at + int(size)])
+            assert not size or crc32c(data) == checksum
+            found.append((int(status), data))
+            at += int(size)
+    return found
+
+
+Write = Callable[[Store, str, bytes], None]
+Frames = Callable[[StoreBatch], Iterator[Frame]]
+
+
+@pytest.mark.parametrize("new", [NEW, NEW[:10]], ids=["larger", "smaller"])
+def test_an_object_that_is_named_twice_and_replaced_shifts_nothing(
+    tmp_path: Path, write: Write, frames: Frames, new: bytes
+) -> None:
+    with store_at(tmp_path) as store:
+        write(store, "x", OLD)
+        write(store, "after", OTHER)
+        reading = StoreBatch(store, pb.BatchRequest(bucket=[BUCKET], name=["x", "after", "x", "after", "x"]))
+        write(store, "x", new)
+        reap(store)
+        got = items(frames(reading))
+    for at in (1, 3):
+        assert got[at] == (pb.OK, OTHER)
+    for at in (0, 2, 4):
+        assert got[at] in ((pb.OK, OLD), (pb.OK, new))
+
+
+def test_a_duplicate_that_is_pinned_gets_its_version_or_nothing(tmp_path: Path, write: Write, frames: Frames) -> None:
+    with store_at(tmp_path) as store:
+        write(store, "x", OLD)
+        write(store, "after", OTHER)
+        pinned = str(store.head(BUCKET, "x").version)
+        reading = StoreBatch(
+            store, pb.BatchRequest(bucket=[BUCKET], name=["x", "x", "after"], version=["", pinned, ""])
+        )
+        write(store, "x", NEW)
+        reap(store)
+        whole, other, after = items(frames(reading))
+    assert whole in ((pb.OK, OLD), (pb.OK, NEW))
+    assert other in ((pb.OK, OLD), (pb.NOT_FOUND, b""))
+    assert after == (pb.OK, OTHER)
+
+
+def test_a_duplicate_that_asks_for_a_range_gets_its_range(tmp_path: Path, write: Write, frames: Frames) -> None:
+    with store_at(tmp_path) as store:
+        write(store, "x", OLD)
+        write(store, "after", OTHER)
+        reading = StoreBatch(
+            store,
+            pb.BatchRequest(bucket=[BUCKET], name=["x", "x", "after"], start=[0, 0, 0], length=[-1, len(OLD), -1]),
+        )
+        write(store, "x", NEW)
+        reap(store)
+        whole, part, after = items(frames(reading))
+    assert whole in ((pb.OK, OLD), (pb.OK, NEW))
+    assert part in ((pb.OK, OLD), (pb.OK, NEW[: len(OLD)]))
+    assert after == (pb.OK, OTHER)
+
+
+def test_a_batch_that_goes_on_in_its_first_entry_keeps_a_frame_that_begins_with_a_failure(
+    tmp_path: Path, frames: Frames
+) -> None:
+    large = seeded_bytes(3 << 20, seed=4)
+    begun = 2 << 20
+    with store_at(tmp_path) as store:
+        put(store, "large", large)
+        put(store, "after", OTHER)
+        reading = StoreBatch(
+            store,
+            pb.BatchRequest(
+                bucket=[BUCKET],
+                name=["large", "missing", "after"],
+                resume_offset=begun,
+                resume_checksum=crc32c(large[:begun]),
+                resume_version=str(store.head(BUCKET, "large").version),
+            ),
+        )
+        came = [(frame.index.tolist(), frame.status.tolist(), bytes(frame.payload)) for frame in frames(reading)]
+    assert [at for index, _, _ in came for at in index] == [0, 1, 2]
+    assert came[0][2] == large[begun:]
+    assert came[1][1:] == ([pb.NOT_FOUND, pb.OK], OTHER)
+
+
+def test_a_piece_of_an_object_that_was_replaced_names_the_version_that_it_is_of(tmp_path: Path, frames: Frames) -> None:
+    with store_at(tmp_path) as store:
+        put_in_segment(store, "x", OLD)
+        reading = StoreBatch(store, pb.BatchRequest(bucket=[BUCKET], name=["x"], resume_offset=1000))
+        new = bytes(reversed(OLD))
+        put_in_segment(store, "x", new)
+        reap(store)
+        (frame,) = frames(reading)
+        versions = {str(store.head(BUCKET, "x").version): new}
+    assert frame.piece is not None
+    assert bytes(frame.payload) == versions.get(frame.piece.version, OLD)[1000:]
+
+
+def test_a_frame_stays_within_bounds_when_its_objects_are_replaced_by_large_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write, frames: Frames
+) -> None:
+    monkeypatch.setattr(frame_reader, "MAX_GROWTH_BYTES", 3 * len(NEW))
+    names = [f"n{at}" for at in range(8)]
+    with store_at(tmp_path) as store:
+        for name in [*names, "after"]:
+            write(store, name, OTHER)
+        reading = StoreBatch(store, pb.BatchRequest(bucket=[BUCKET], name=[*names, *names, "after"]))
+        for name in names:
+            write(store, name, NEW)
+        reap(store)
+        got = items(frames(reading))
+        again = items(frames(StoreBatch(store, pb.BatchRequest(bucket=[BUCKET], name=names))))
+    assert set(got[:-1]) == {(pb.OK, NEW), (pb.UNAVAILABLE, b"")}
+    assert [status for status, _ in got].count(pb.OK) == 4
+    assert got[-1] == (pb.OK, OTHER)
+    assert again == [(pb.OK, NEW)] * len(names)

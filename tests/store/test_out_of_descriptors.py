@@ -1,0 +1,96 @@
+"""A process that has too many files open for a while: its drives take writes again as soon as it has not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader.errors import DriveFailed, LoaderError
+from storage_node.store.store import Store
+from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, put, read, store_at
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """None is left, for anybody in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 64, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
+
+
+def stop_it(store: Store) -> None:
+    """The catalog finds no descriptor for what it is about to write."""
+    with no_descriptors(), pytest.raises(DriveFailed, match="Too many open files"):
+        drive_of(store).catalog.flush()
+
+
+def test_a_drive_takes_writes_again_once_there_are_descriptors(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        put(store, "before", b"1")
+        stop_it(store)
+        assert read(store, "before") == b"1"
+        put(store, "after", b"2")
+        assert contents(store) == {"before": b"1", "after": b"2"}
+        assert drive_of(store).io_errors == 0
+    with Store.open([tmp_path / "drive"]) as store:
+        assert contents(store) == {"before": b"1", "after": b"2"}
+    assert_sound(tmp_path / "drive")
+
+
+def test_what_is_being_listed_meanwhile_is_listed_to_its_end(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        for number in range(5):
+            put(store, f"n{number}", b"1")
+        listing = store.objects(BUCKET)
+        first, _ = next(listing)
+        stop_it(store)
+        with pytest.raises(DriveFailed, match="Too many open files"):
+            put(store, "while it is listed", b"2")
+        assert [first, *(name for name, _ in listing)] == [f"n{number}" for number in range(5)]
+        put(store, "after", b"2")
+        assert read(store, "after") == b"2"
+
+
+def test_readers_and_writers_notice_nothing_of_a_catalog_that_is_opened_anew(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        put(store, "a", b"1")
+        problems: list[LoaderError] = []
+        stop = threading.Event()
+
+        def go_on(number: int) -> None:
+            while not stop.is_set():
+                try:
+                    assert read(store, "a") == b"1"
+                    drive_of(store).catalog.get(b"no such key")
+                    if number:
+                        put(store, f"w{number}", b"2")
+                except LoaderError as error:
+                    problems.append(error)
+
+        stop_it(store)
+        threads = [threading.Thread(target=go_on, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            put(store, "b", b"3")
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert drive_of(store).catalog._openings == 1
+        assert not problems and read(store, "b") == b"3"
