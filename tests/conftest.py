@@ -1,5 +1,5 @@
 """Fixtures for every folder of tests (see ais_loader/testing/fixtures.py), tests with a process of their own, and which
-cases of a test for every transport are slow.
+cases of a test for every transport are slow or exhaustive.
 
 A test that forks needs a process in which nothing else runs: gRPC's threads, which other tests leave behind, do not
 survive a fork. Marked `fresh_process`, it is run by a pytest of its own.
@@ -19,7 +19,7 @@ import pytest
 # No test is timed: machines are shared, and a run that stands still is ended by pytest-timeout.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
-pytest_plugins = ["ais_loader.testing.fixtures"]
+pytest_plugins = ["ais_loader.testing.fixtures", "tests.run_bounds"]
 # The suite starts some hundred interpreters, each of which would compile all that it imports: 0.7 s of a node's 1.1.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -47,10 +47,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)  # before the slow ones are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what the quick set leaves out of cases times transports (parameters of the fixture `url`).
+    """Mark as slow or exhaustive what the quick set leaves out of cases times transports (parameters of the fixture
+    `url`).
 
-    It has every case on the first transport, and each of the others in turn: every case meets another transport too,
-    and every test meets every transport.
+    Quick is every case on the first transport, and every test on each of the others. The slow set has each case on one
+    of the others in turn, and the exhaustive set all. Whatever is exhaustive is slow as well.
     """
     tests: dict[Hashable, list[pytest.Function]] = defaultdict(list)
     for item in items:
@@ -58,18 +59,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tests[item.path, item.cls, item.originalname].append(item)
     for cases_by_url in tests.values():
         _mark_uncovered(cases_by_url)
+    for item in items:
+        if item.get_closest_marker("exhaustive") is not None:
+            item.add_marker(pytest.mark.slow)
 
 
 def _mark_uncovered(items: list[pytest.Function]) -> None:
     places = [(item.callspec.params["url"], _case(item)) for item in items]
     first, *others = dict.fromkeys(url for url, _ in places)
     cases = list(dict.fromkeys(case for _, case in places))
-    covered = {(first, case) for case in cases}
+    quick = {(first, case) for case in cases}
+    slow = set()
     for turn in range(max(len(cases), len(others)) if others else 0):
-        covered.add((others[turn % len(others)], cases[turn % len(cases)]))
+        (quick if turn < len(others) else slow).add((others[turn % len(others)], cases[turn % len(cases)]))
     for item, place in zip(items, places, strict=True):
-        if place not in covered:
-            item.add_marker(pytest.mark.slow)
+        if place not in quick:
+            item.add_marker(pytest.mark.slow if place in slow else pytest.mark.exhaustive)
 
 
 def _case(item: pytest.Function) -> Hashable:

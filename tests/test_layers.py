@@ -25,7 +25,9 @@ ais_loader.wire.gather
 CLIENT = f"""
 {WIRE}
 ais_loader.content ais_loader.entry ais_loader.packed ais_loader.timing ais_loader.urls
-ais_loader.changes ais_loader.options ais_loader.promote ais_loader.requests ais_loader.snapshots ais_loader.summary
+ais_loader.changes ais_loader.joined_ranges ais_loader.options ais_loader.promote ais_loader.requests
+ais_loader.snapshots ais_loader.summary
+ais_loader.transport.write_tries
 ais_loader.transport.base
 ais_loader.batch
 ais_loader.transport
@@ -43,23 +45,26 @@ ais_loader.integrations
 NODE = f"""
 {WIRE}
 storage_node.store.checked_json storage_node.store.checksum storage_node.store.commit_mark storage_node.store.failpoints
-storage_node.store.names
+storage_node.store.names storage_node.store.wall_clock
 storage_node.store.format
+storage_node.store.write_memory
 storage_node.store.files
 storage_node.store.archives
 storage_node.store.store_record
 storage_node.store.drive
-storage_node.store.stale_replicas
+storage_node.store.damaged_copies storage_node.store.stale_replicas
 storage_node.store.pool
 storage_node.store.record_keeper
 storage_node.store.pool.membership
 storage_node.store
 storage_node.store.read
-storage_node.store.compose storage_node.store.member_listing storage_node.store.tar_append
+storage_node.store.compose storage_node.store.member_listing storage_node.store.scrub storage_node.store.tar_append
 storage_node.store.fsck
 storage_node.config storage_node.settings storage_node.tasks storage_node.metric_counters storage_node.metric_list
-storage_node.pressure
-storage_node.cluster.channels storage_node.cluster.errors
+storage_node.descriptors storage_node.memory_budget storage_node.places storage_node.pressure storage_node.turns
+storage_node.streams
+storage_node.cluster.caller storage_node.cluster.errors
+storage_node.cluster.peer_clocks storage_node.cluster.channels
 storage_node.cluster.consensus
 storage_node.cluster.map
 storage_node.node
@@ -84,13 +89,14 @@ FLOORS = {
 }
 ROOMS = {
     # A library, or the other wing: the only rooms that import it.
-    "ray": ("storage_node.ops", "ais_loader.testing"),
+    "ray": ("storage_node.ops", "ais_loader.testing", "ais_loader.integrations.ray_data"),
     "storage_node": ("storage_node", "ais_loader.transport.embedded"),
     "rocksdict": ("storage_node.store",),
     "prometheus_client": ("storage_node.metrics",),
     "torch": ("ais_loader.datasets", "ais_loader.loader", "ais_loader.plan", "ais_loader.packed"),
     "fsspec": ("ais_loader.integrations.fsspec",),
-    "click": ("ais_loader.cli", "storage_node.cli"),
+    "webdataset": ("ais_loader.integrations.webdataset",),
+    "click": ("ais_loader.cli", "ais_loader.integrations.nemo", "storage_node.cli"),
     "grpc": ("ais_loader.transport", "ais_loader.wire.generated", "ais_loader.testing", "storage_node"),
 }
 

@@ -126,7 +126,7 @@ def test_serve_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     (tmp_path / "full" / "thesis.doc").write_bytes(b"")
     cases: list[tuple[list[str | Path], str]] = [
         (["--drive", tmp_path / "full", "--port", "0"], "is not a store, and not empty either (thesis.doc)"),
-        (["--drive", tmp_path / "s", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+        (["--drive", tmp_path / "s", "--host", "no.such.invalid", "--insecure"], "cannot listen on no.such.invalid"),
     ]
     for arguments, reason in cases:
         result = run_process("serve", *arguments)
@@ -141,9 +141,14 @@ def test_serve_finds_wrong_options_before_it_touches_a_drive(tmp_path: Path) -> 
         (["--drive", tmp_path / "s", "--port", "99999"], "99999 is not in the range"),
         (["--drive", tmp_path / "s", "--read-threads", "0"], "0 is not in the range"),
         ([], "Missing option '--drive'"),
+        (["--drive", tmp_path / "s", "--host", "0.0.0.0"], "0.0.0.0 is more than loopback, and there is no"),
+        (["--drive", tmp_path / "s", "--host", "::"], "Give --insecure to listen on a network all the same"),
+        (["--drive", tmp_path / "s", "--peer-host", "10.0.0.5"], "10.0.0.5 is more than loopback"),
+        (["--drive", tmp_path / "s", "--set", "host=box.example.org"], "box.example.org is more than loopback"),
+        (["--drive", tmp_path / "s", "--host", "localhost.example.org"], "is more than loopback"),
     ]:
         result = CliRunner().invoke(main, ["serve", *map(str, arguments)])
-        assert result.exit_code == 2 and reason in result.stderr
+        assert result.exit_code == 2 and reason in " ".join(result.stderr.split())
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -102,10 +102,18 @@ OF_PACKAGE = {
         "a batch as an archive": f"{READ[:-1]}, archive='tar.zst').write_to(folder / 'packed')",
     },
     "fsspec": {"AISFileSystem": "from ais_loader.integrations.fsspec import AISFileSystem"},
-    "ray": {},
+    "webdataset": {
+        "install": "from ais_loader.integrations.webdataset import install",
+        "ShardSamples": "import ais_loader.integrations.webdataset.shard_samples",
+    },
+    "ray": {"read_ais": "from ais_loader.integrations.ray_data import read_ais"},
+    "pyarrow": {"read_ais": "from ais_loader.integrations.ray_data import read_ais"},
     "matplotlib": {
         "the speech example": "import examples.speech.train",
         "a picture": "from benchmarks.plots import new_figure; new_figure(1)",
+    },
+    "braceexpand": {
+        "a manifest": "from ais_loader.integrations.nemo.manifests import expanded; expanded(['a'])",
     },
     "soundfile": {"the speech example": "import examples.speech.train"},
 }
@@ -178,7 +186,7 @@ def test_every_package_of_an_extra_is_known_by_it() -> None:
     }
     for package, wanted in EXTRAS.items():
         assert any(package in extras[extra] for extra in wanted.split(",")), package
-    of_users = {package for extra, packages in extras.items() if extra != "dev" for package in packages}
+    of_users = {package for extra, packages in extras.items() if extra not in ("dev", "test") for package in packages}
     assert of_users - {"ais_loader"} == set(EXTRAS)
 
 

@@ -1,0 +1,151 @@
+"""Bounds of a run: a test that stands still shows where, and nothing that tests started outlives them.
+
+A test that is not over in time is interrupted in its main thread, so that fixtures still stop what they started; each
+try of one that is tried again has its time, which pytest-timeout alone gives to all tries together. A test that does
+not come back to the interpreter is ended with its process a little later, and pytest-xdist goes on in another one. What
+the process that was ended had started is ended here.
+
+Processes are known by a variable that they inherit. Those that are left at the end, of whatever kind, are named and
+ended, and the run fails.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+import pytest
+import pytest_timeout
+
+_RUN = "PYTEST_RUN_OF_AIS_LOADER"
+_WORKER = "PYTEST_XDIST_WORKER"
+_GRACE_S = 15.0
+"""For what ends by itself when the process that has started it ends."""
+_INTERRUPTED_S = 90.0
+"""What an interrupted test has to stop its nodes in, before its process is ended."""
+_TEARDOWN_S = 120.0
+
+_own_run = _RUN not in os.environ
+_run = os.environ.setdefault(_RUN, uuid.uuid4().hex)
+_limit_s = pytest.StashKey[float]()
+_stderr = pytest.StashKey[int]()
+
+
+# -- of one test
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        config.stash[_stderr] = os.dup(2)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    os.close(config.stash[_stderr])
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    item.stash[_limit_s] = settings.timeout
+    return True
+
+
+def pytest_timeout_cancel_timer(item: pytest.Item) -> bool:
+    return True
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    if _limit_s in item.stash:
+        _watch(item, item.stash[_limit_s])
+    yield
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """With a time of its own: what failed is not watched any more."""
+    if _limit_s in item.stash:
+        _watch(item, min(item.stash[_limit_s], _TEARDOWN_S))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _watch(item: pytest.Item, limit_s: float) -> None:
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        if not pytest_timeout.is_debugging():
+            pytest.fail(f"not over after {limit_s:g} s\n{_stacks()}")
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    faulthandler.dump_traceback_later(limit_s + _INTERRUPTED_S, file=item.config.stash[_stderr], exit=True)
+
+
+def _stacks() -> str:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
+
+
+# -- of all
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A process of pytest-xdist is gone; with `error` when that was no orderly end."""
+    if error is None:
+        return
+    _end(_left(worker=node.gateway.id))
+    pid = getattr(node, "workerinfo", {}).get("pid")
+    for parent in {Path("/dev/shm"), Path(tempfile.gettempdir())}:
+        for folder in parent.glob(f"ais-loader-{pid}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.hookimpl(trylast=True)  # the processes of pytest-xdist have ended
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not _own_run:
+        return
+    deadline_s = time.monotonic() + _GRACE_S
+    while (left := _left()) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    if left:
+        lines = [f"  {process.pid}: {' '.join(process.info['cmdline'])[:200]}" for process in left]
+        _end(left)
+        print("\nProcesses were left behind by the tests, and have been ended:", *lines, sep="\n")
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _left(worker: str | None = None) -> list[psutil.Process]:
+    """Processes that this run has started, or one process of pytest-xdist, and that still are there."""
+    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    found = []
+    for process in psutil.process_iter(["environ", "cmdline", "status"]):
+        environment = process.info["environ"] or {}
+        if environment.get(_RUN) != _run or process.pid in mine or process.info["status"] == psutil.STATUS_ZOMBIE:
+            continue
+        if worker is None or environment.get(_WORKER) == worker:
+            found.append(process)
+    return found
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(processes, timeout=_GRACE_S)
