@@ -1,0 +1,1 @@
+"""Soak: mixed operations while processes and nodes are killed, frozen and cut off, judged by their history alone."""

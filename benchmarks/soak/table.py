@@ -1,0 +1,52 @@
+"""Table of a soak's outcomes, with the machine that they were made on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness import load, machine
+from benchmarks.soak.outcome import Outcome
+
+TABLE = Path(__file__).parents[1] / "soak.md"
+_WHAT = {
+    "embedded": "an embedded store, its writers killed at any moment, readers in other processes beside them",
+    "node": "one node at four times what it can do",
+    "cluster": "storage nodes as processes, two copies or three",
+    "fuzz": "random and mutated messages to every method of a node, as clients, strangers and insiders",
+}
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    lines = [
+        "# Soak",
+        "",
+        "Clients of every kind while processes and nodes are killed, frozen, cut off, filled up, added and removed.",
+        "What they asked and were told is judged by a checker that knows nothing of the product; the promises that it",
+        "holds them to stand in [docs/guarantees.md](../docs/guarantees.md). `python -m benchmarks.soak --write` makes",
+        "this page of what it runs, `python -m benchmarks.soak page` of the outcomes of several runs.",
+        "",
+        f"Machine: {machine()}; {load()}.",
+        "",
+        "| store | seed | tree | minutes | operations | faults | slowest call | undecided | violations |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for one in outcomes:
+        kinds = Counter(wrong.kind for wrong in one.violations)
+        said = ", ".join(f"{kind} ({times})" for kind, times in kinds.items()) or "none"
+        lines.append(
+            f"| {one.name} | {one.seed} | {one.tree} | {one.duration_s / 60:.1f} | {one.operations:,} "
+            f"| {one.events.total():,} | {one.slowest_s:.1f} s | {one.undecided} | {said} |"
+        )
+    for one in outcomes:
+        lines += ["", f"## {one.name}, seed {one.seed}: {_WHAT[one.name]}", ""]
+        lines += [one.note, ""] if one.note else []
+        lines += ["| what | times |", "|---|---:|"]
+        lines += [f"| {name} | {count:,} |" for name, count in sorted(one.events.items())]
+        lines += [f"| {name} | {count:,} |" for name, count in sorted(one.counts.items()) if "fault" not in name]
+        lines += [f"| error `{name}` | {count:,} |" for name, count in sorted(one.errors.items())]
+        lines += [f"| {name} | {value:,.4g} |" for name, value in one.figures.items()]
+        for name, found in one.series.items():
+            lines += ["", f"{name}, by the minute: {', '.join(f'{value:g}' for _, value in found)}."]
+    return "\n".join(lines) + "\n"

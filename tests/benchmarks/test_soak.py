@@ -1,0 +1,57 @@
+"""The soak itself, for a few seconds: writers that are killed over an embedded store, and nodes that are."""
+
+from __future__ import annotations
+
+import pytest
+
+from ais_loader.testing import throwaway_folder
+from benchmarks.soak.cluster import ClusterSoak
+from benchmarks.soak.embedded import EmbeddedSoak
+from benchmarks.soak.fuzz import fuzz
+from benchmarks.soak.history import Operation, read_history
+from benchmarks.soak.outcome import Outcome, judge_again
+
+pytestmark = pytest.mark.slow
+
+
+def assert_clean(outcome: Outcome) -> None:
+    assert [f"{wrong.kind}: {wrong.key}: {wrong.text}" for wrong in outcome.violations[:5]] == []
+    assert outcome.undecided == 0
+
+
+def test_an_embedded_store_keeps_its_promises_over_lives_that_are_killed() -> None:
+    with throwaway_folder() as folder:
+        outcome = EmbeddedSoak(folder, seed=1, say=print).run(lives=20, duration_s=200)
+        assert_clean(outcome)
+        assert outcome.events["kill -9"] >= 10 and outcome.counts["put ok"] > 20 and outcome.counts["read ok"] > 20
+
+
+def test_a_cluster_keeps_its_promises_while_nodes_are_killed() -> None:
+    with throwaway_folder() as folder, ClusterSoak(folder, seed=2, say=print, only={"kill": 1}) as soak:
+        outcome = soak.run(events=2, duration_s=100)
+        assert_clean(outcome)
+        assert outcome.events["kill"] == 2 and outcome.counts["put ok"] > 3 and outcome.counts["list ok"] > 3
+
+
+def test_what_is_found_is_kept_and_found_again_in_what_was_kept() -> None:
+    with throwaway_folder() as folder:
+        assert_clean(EmbeddedSoak(folder, seed=2, say=print).run(lives=2, duration_s=100))
+        kept = folder / "round-000"
+        # As if what is there in the end had never been put.
+        value = next(item[1] for one in read_history([kept / "end0.jsonl"]) for item in found_by(one) if item[1])
+        for history in kept.glob("w*.jsonl"):
+            history.write_text(history.read_text().replace(f'"{value}"', '"w-0:2000"'))
+        verdict = judge_again(kept)
+        assert {wrong.kind for wrong in verdict.violations} >= {"bytes of nobody"}
+        assert any(value in path.read_text() for path in kept.glob("violation-*.txt"))
+
+
+def found_by(one: Operation) -> list[list[str | None]]:
+    return list(one.result["items"]) if one.kind == "read" else []
+
+
+def test_a_node_stands_messages_of_every_kind() -> None:
+    with throwaway_folder() as folder:
+        outcome = fuzz(folder, seed=1, duration_s=8, say=print)
+        assert_clean(outcome)
+        assert outcome.counts["call of a client failed"] > 20 and outcome.errors["stranger: unauthenticated"] > 5
