@@ -3,7 +3,7 @@
 Found by fsspec through its entry point, so `fsspec.open("ais://bucket/name")` and `pandas.read_parquet("ais://…")` need
 nothing but the installed package, and the store: `storage_options={"store": …}` or AIS_LOADER_URL. Many files, or many
 ranges, are one GetBatch. Folders are what names have in common: they come and go with their objects. Reading locks
-nothing; see shared_store for what writing does to an embedded store.
+nothing; see integrations/shared_store.py for what writing does to an embedded store.
 
 Interface: https://filesystem-spec.readthedocs.io/en/latest/api.html#fsspec.spec.AbstractFileSystem
 """
@@ -22,18 +22,28 @@ from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
 from ais_loader.extras import needs
 from ais_loader.object_file import READ_AHEAD_BYTES
 
+from ..file_errors import as_files
+from ..object_writer import ObjectWriter
+from ..shared_store import named_url, shared_store
 from .listing import Row, file_row, folder_row, rows_below
-from .naming import as_files, no_writing, split
-from .shared_store import shared_store
-from .writing import ObjectWriter
+from .naming import no_writing, split
 
 with needs("fsspec", "ais:// in other libraries"):
     from fsspec.spec import AbstractFileSystem
 
 
-class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no annotations
+class _ByStore(type(AbstractFileSystem)):  # type: ignore[misc]  # fsspec has no annotations
+    """fsspec keeps file systems by their arguments: one without a store is the one that AIS_LOADER_URL names now."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if not args and not kwargs.get("store"):
+            kwargs["store"] = named_url()
+        return super().__call__(*args, **kwargs)
+
+
+class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[misc]  # fsspec has no annotations
     """Args:
-    store: its URL, as `ais_loader.connect` takes it; None: AIS_LOADER_URL.
+    store: its URL, as `ais_loader.connect` takes it; None: what AIS_LOADER_URL says when the file system is asked for.
     connect_options: further arguments of `connect`: mode, options. With mode="a" an embedded store is held for writing
         as long as the process lives, with mode="r" it is never written to.
 
@@ -58,8 +68,8 @@ class AISFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         **storage_options: Any,
     ) -> None:
         super().__init__(**storage_options)
-        self._url = os.fspath(store) if store else os.environ.get("AIS_LOADER_URL")
-        self._store = shared_store(self._url, connect_options or {})
+        self._url = named_url(store)
+        self._store = shared_store(self._url, connect_options)
 
     @property
     def _client(self) -> Client:

@@ -176,8 +176,7 @@ def test_quickstart_prints_the_objects_in_the_order_asked_for() -> None:
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.exhaustive
 def test_a_full_run_learns_to_write_what_is_said_in_every_language(tmp_path: Path) -> None:
     output = tmp_path / "speech.png"
     finished = start("examples.speech.train", "--json", "--output", str(output), timeout_s=360.0)

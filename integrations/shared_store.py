@@ -1,11 +1,11 @@
-"""Shared store: one for all file systems of this process that mean it; the reader of all, and the lock while one
-writes.
+"""Shared store: one for all integrations of this process that mean it, reader of all, and lock while one writes.
 
-fsspec makes a file system for each thread that asks for one, and libraries ask from many. An embedded store has one
-writer at a time, and whoever only reads must not be that one: reading never locks, the first write opens the store for
-writing, and IDLE_S after the end of the last write the store is closed again and others may write to it. It is let go
-of at once by `release`, before a fork (a child could not write to it otherwise), at the end of the process, and when a
-client of this process wants to write to it. If such a client holds it already, fsspec's writes are done by that one.
+fsspec makes a file system for each thread that asks for one, a training script has a loader, an I/O backend and an
+opener, and libraries ask from many threads. An embedded store has one writer at a time, and whoever only reads must not
+be that one: reading never locks, the first write opens the store for writing, and IDLE_S after the end of the last
+write the store is closed again and others may write to it. It is let go of at once by `release`, before a fork (a child
+could not write to it otherwise), at the end of the process, and when a client of this process wants to write to it. If
+such a client holds it already, writes are done by that one.
 
 What is written is read at once by this process: its readers follow the commits of its writers. A storage node has no
 lock, and one client does both.
@@ -24,6 +24,7 @@ from weakref import WeakValueDictionary
 
 import ais_loader
 from ais_loader import Client, errors
+from ais_loader.client import URL_VARIABLE
 
 if TYPE_CHECKING:
     from ais_loader.transport.embedded import EmbeddedTransport
@@ -36,17 +37,66 @@ _stores: WeakValueDictionary[str, SharedStore] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def shared_store(url: str | None, connect_options: Mapping[str, Any]) -> SharedStore:
-    """The store at this URL with these options, the same for everybody in this process.
+def named_url(url: str | os.PathLike[str] | None = None) -> str | None:
+    """The store's URL, or the one that AIS_LOADER_URL names now; None where neither says."""
+    return (os.fspath(url) if url else os.environ.get(URL_VARIABLE)) or None
 
-    Raises what `connect` raises, but where there is no store yet: the first write makes it.
+
+def shared_store(
+    url: str | os.PathLike[str] | None = None, connect_options: Mapping[str, Any] | None = None
+) -> SharedStore:
+    """The store at this URL, or at the one in AIS_LOADER_URL, the same for everybody in this process.
+
+    It lasts as long as somebody refers to it. Raises what `connect` raises, but where there is no store yet: the first
+    write makes it.
     """
-    key = f"{_normal(url)!r} {sorted(connect_options.items())!r}"
+    named, options = named_url(url), connect_options or {}
+    key = f"{_normal(named)!r} {sorted(options.items())!r}"
     with _lock:
         store = _stores.get(key)
         if store is None:
-            store = _stores[key] = SharedStore(url, connect_options)
+            store = _stores[key] = SharedStore(named, options)
         return store
+
+
+class StoreReference:
+    """A store by its URL, found when it is used; pickles as that. Thread-safe.
+
+    Without a URL it is the store that AIS_LOADER_URL names at each use, also where it is changed in between.
+    """
+
+    def __init__(
+        self, url: str | os.PathLike[str] | None = None, connect_options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Nothing is opened here. Arguments as for `ais_loader.connect`."""
+        self.url = os.fspath(url) if url else None
+        self._options = dict(connect_options or {})
+        self._store: SharedStore | None = None  # keeps it
+
+    def store(self) -> SharedStore:
+        """Raises what `connect` raises."""
+        self._store = shared_store(self.url, self._options)
+        return self._store
+
+    def reader(self) -> Client:
+        """A client for reading, which is not to be closed. Raises what `connect` raises."""
+        return self.store().reader()
+
+    @contextmanager
+    def writer(self) -> Iterator[Client]:
+        """A client for writing until the end of the block. Raises StoreLocked, and what `connect` raises."""
+        with self.store().writer() as client:
+            yield client
+
+    def __getstate__(self) -> tuple[str | None, dict[str, Any]]:
+        return self.url, self._options
+
+    def __setstate__(self, state: tuple[str | None, dict[str, Any]]) -> None:
+        self.url, self._options = state
+        self._store = None
+
+    def __repr__(self) -> str:
+        return f"StoreReference({self.url!r})"
 
 
 def _normal(url: str | None) -> str | None:

@@ -18,7 +18,8 @@ MEMORY_BYTES = 64 << 20
 
 
 class ObjectWriter(io.BufferedIOBase):
-    """Sequential. Leaving its `with` block by an exception writes nothing."""
+    """Sequential. Nothing is written when its `with` block is left by an exception, when a `write` failed, after
+    `give_up`, or when it is dropped without being closed."""
 
     def __init__(
         self,
@@ -59,10 +60,18 @@ class ObjectWriter(io.BufferedIOBase):
     def write(self, data: Buffer, /) -> int:
         if self.closed:
             raise ValueError("I/O operation on closed file")
-        return self._spool.write(data)
+        try:
+            return self._spool.write(data)
+        except (OSError, MemoryError):  # some of it may be there
+            self.give_up()
+            raise
+
+    def give_up(self) -> None:
+        """Have `close` write nothing: for what writes through this and failed."""
+        self._failed = True
 
     def close(self) -> None:
-        """Stores the object, unless the `with` block failed. Raises what `Bucket.put` raises, or an error of files."""
+        """Stores the object, unless writing it failed. Raises what `Bucket.put` raises, or an error of files."""
         if self.closed:
             return
         super().close()

@@ -1,0 +1,95 @@
+"""Ray Data reads of small objects: `read_ais` against `read_binary_files` through fsspec, of the same store.
+
+    python -m benchmarks.ray_data       # writes the table beside this file
+
+Objects of 10 KiB over gRPC; each contestant reads all of them once in a round, with the same two blocks on one Ray of
+two CPUs, and drops the rows. Its list of names is part of the time of both: both are given the URLs. Workers and
+connections are warm from a pass before the first round.
+
+Prediction, written before the first run: 5 times, since each file of `read_binary_files` is opened (a HEAD) and read by
+itself through pyarrow and fsspec, some 2 ms, and 128 of ours come in some ms together; Ray's own second or so for a
+dataset brings that down.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import fsspec
+import ray
+import ray.data
+
+from ais_loader import connect
+from ais_loader.integrations.ray_data import read_ais
+from ais_loader.testing import NodeProcess, seeded_bytes
+from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+
+OBJECT_BYTES = 10 << 10
+BLOCKS = 2
+TABLE = Path(__file__).with_suffix(".md")
+OURS, THEIRS = "read_ais", "read_binary_files, fsspec"
+CLAIMS = [Claim(OURS, THEIRS, 1.5)]
+
+
+def timed(make: Callable[[], Any], expected: int) -> Callable[[], float]:
+    def rate() -> float:
+        started_s = time.perf_counter()
+        rows = size_bytes = 0
+        for batch in make().iter_batches(batch_size=None, batch_format="pyarrow"):
+            rows += batch.num_rows
+            size_bytes += sum(chunk.nbytes for chunk in batch["bytes"].chunks)
+        if rows != expected or size_bytes < expected * OBJECT_BYTES:
+            raise SystemExit(f"{rows} rows of {size_bytes} bytes came, not {expected}")
+        return rows / (time.perf_counter() - started_s)
+
+    return rate
+
+
+@click.command()
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--objects", default=10_000, show_default=True)
+@click.option("--ray-address", help="A Ray that runs; without it one is started.")
+@click.option("--write/--no-write", default=True, show_default=True, help="Keep the table.")
+def main(rounds: int, objects: int, ray_address: str | None, write: bool) -> None:
+    started = {} if ray_address else {"num_cpus": BLOCKS, "include_dashboard": False}
+    ray.init(ray_address, log_to_driver=False, **started)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    with tempfile.TemporaryDirectory() as folder, NodeProcess(Path(folder) / "drive") as node:
+        ring = seeded_bytes(OBJECT_BYTES + objects)
+        with connect(node.url) as client:
+            pairs = ((f"{at:06d}", ring[at : at + OBJECT_BYTES]) for at in range(objects))
+            client.create_bucket("b").put_many(pairs)
+        urls = [f"ais://b/{at:06d}" for at in range(objects)]
+        files = fsspec.filesystem("ais", store=node.url)
+        passes = {
+            OURS: lambda: read_ais(urls, store=node.url, include_paths=False, override_num_blocks=BLOCKS),
+            THEIRS: lambda: ray.data.read_binary_files(
+                [url.removeprefix("ais://") for url in urls], filesystem=files, override_num_blocks=BLOCKS
+            ),
+        }
+        contestants = {name: timed(make, objects) for name, make in passes.items()}
+        for warm in contestants.values():
+            warm()
+        rates = run_rounds(contestants, rounds)
+    ray.shutdown()
+    outcomes = judge(rates, CLAIMS)
+    report = "\n\n".join(
+        [
+            "# Ray Data",
+            (__doc__ or "").strip(),
+            f"Machine: {machine()}, ray {ray.__version__}; {load()}. {rounds} rounds of {objects:,} objects.",
+            rates_table(rates, "objects/s", OBJECT_BYTES),
+            claims_table(outcomes),
+        ]
+    )
+    print(report)
+    conclude(report + "\n", TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()

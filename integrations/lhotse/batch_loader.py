@@ -1,0 +1,308 @@
+"""Batch loader: the data of a set of cuts by one GetBatch, in the place of Lhotse's own AISBatchLoader."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from lhotse import CutSet
+from lhotse.ais.batch_loader import AISBatchLoader as LhotseBatchLoader
+
+from ais_loader import Batch, Client, Entry, LoaderError, Status, errors
+
+from ..shared_store import StoreReference
+from .failures import AISBatchLoaderError, reason
+from .layouts import HEADER_BYTES, Layout, layout_of
+from .needs import Fetched, Need, asked_entry, filled, needs_of, without_wide_windows
+from .shar_pointers import SharPointer, SharPointerError
+
+logger = logging.getLogger(__name__)
+MAX_LAYOUTS = 100_000
+"""Of the recordings and arrays whose headers were read last, they are known."""
+Answers = dict[Entry, "bytes | LoaderError"]
+_UNREACHABLE = (errors.NodeUnavailable, errors.SilenceTimeout, errors.Overloaded)
+"""What fails a whole request: the fate of each of its entries."""
+
+
+class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not type-checked here
+    """`loader(cuts)`: the same cuts with their remote data in memory, by one GetBatch.
+
+    Fetched is what `ais://` URLs of the cuts name: all sources of recordings, in all tracks of mixed cuts, features,
+    arrays and images, custom fields among them; an entry that several of them name once. Of a large PCM WAV file and of
+    a large `.npy`, in a tar too, it is the cut's part of it, which takes another request for the header, once. What is
+    elsewhere stays as it is, and so do the cuts that were passed: data goes into shallow copies.
+
+    Without arguments an entry that fails does not raise here: the cut keeps a source whose loading raises
+    AudioLoadingError with the URL, the status and the reason, so that a fault-tolerant caller drops that cut, and any
+    other one raises. A set of which no cut is whole raises at once.
+
+    Nothing is opened before the first remote entry. Pickles without its connection; safe in workers of every kind.
+    """
+
+    store = StoreReference()
+    """Of loaders that are made without one; `install` says which."""
+
+    def __init__(
+        self,
+        force_individual: bool = False,
+        skip_failed_fetches: bool = False,
+        *,
+        store: str | os.PathLike[str] | None = None,
+        strict: bool = False,
+        windows: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """
+        Args:
+            force_individual: a request for each entry instead of one for all.
+            skip_failed_fetches: leave out the cuts of which something failed, with a warning.
+            store: its URL; None: the one that `install` was given, or else what AIS_LOADER_URL says at each call.
+            strict: raise one AISBatchLoaderError that names all entries which failed.
+            windows: False fetches recordings and arrays whole, for those who read more of them than their cuts.
+            timeout_s: longest silence of the store.
+        """
+        self.force_individual = force_individual
+        self.skip_failed_fetches = skip_failed_fetches
+        self.strict = strict
+        self._windows = windows
+        self._timeout_s = timeout_s
+        self._store = self.store if store is None else StoreReference(store)
+        self._layouts: OrderedDict[Entry, Layout | None] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_layouts": OrderedDict()}
+
+    @property
+    def client(self) -> Client:
+        """Of the store, shared with all that reads it in this process. Raises what `ais_loader.connect` raises."""
+        return self._store.reader()
+
+    def __call__(self, cuts: Iterable[Any]) -> Any:
+        """The cuts, in order, with their data; a CutSet for a CutSet, otherwise a list.
+
+        Raises ValueError for a lazy set; AISBatchLoaderError, see the class; InvalidRequest where no store is named.
+        """
+        if getattr(cuts, "is_lazy", False) or isinstance(cuts, Iterator):
+            raise ValueError(
+                "Lazy CutSets cannot be used with AISBatchLoader. "
+                "Convert to eager via `cuts.to_eager()` before loading."
+            )
+        pending = self.begin(cuts)
+        if not pending.needs:
+            return cuts
+        done = pending.finish()
+        return CutSet.from_cuts(done) if isinstance(cuts, CutSet) else done
+
+    def begin(self, cuts: Iterable[Any]) -> PendingCuts:
+        """Ask for the data of these cuts, and let it come while others are asked for. Raises as a call does.
+
+        Only the headers that windows take are waited for, where they are not known yet.
+        """
+        listed = list(cuts)
+        needs = needs_of(listed, windows=self._windows)
+        if not needs:
+            return PendingCuts(self, listed, needs, {}, [], None)
+        without_wide_windows(needs)
+        client = self.client
+        self._learn_layouts(client, needs)
+        # Of this batch: another one, in another thread, may find out that one of them is not valid any more.
+        layouts = {need.entry: self._layouts.get(need.entry) for need in needs}
+        asked = [asked_entry(need, layouts) for need in needs]
+        return PendingCuts(self, listed, needs, layouts, asked, Answering(self, client, asked))
+
+    def _judge(
+        self, cuts: Sequence[Any], needs: Sequence[Need], fetched: Sequence[Fetched], bad: Mapping[int, str]
+    ) -> None:
+        """Raises AISBatchLoaderError if it is to be raised here."""
+        reasons = list(dict.fromkeys(one.why for one in fetched if one.data is None))
+        if self.strict or len(bad) == len(cuts):
+            all_of_them = "no cut of the batch is whole: " if len(bad) == len(cuts) else ""
+            raise AISBatchLoaderError(
+                f"{all_of_them}{len(reasons):,} of {len({need.url for need in needs}):,} entries failed: "
+                + "; ".join(reasons)
+            )
+        logger.warning(
+            "%s of %s cuts are not whole%s: %s",
+            f"{len(bad):,}",
+            f"{len(cuts):,}",
+            " and left out" if self.skip_failed_fetches else "",
+            "; ".join(reasons[:5]) + ("; …" if len(reasons) > 5 else ""),
+        )
+
+    # -- I/O
+
+    def _again(self, needs: Sequence[Need], asked: Sequence[Entry], answers: Answers) -> dict[int, Entry]:
+        """By position: the whole of what has been replaced since its header was read, or is shorter than that says; and
+        members by their names which are not where a pointer says."""
+        again: dict[int, Entry] = {}
+        for at, (need, entry) in enumerate(zip(needs, asked, strict=True)):
+            answer = answers[entry]
+            if entry.version is not None and isinstance(answer, (errors.NotFound, errors.RangeError)):
+                self._layouts.pop(need.entry, None)
+                again[at] = need.entry
+            elif need.pointer is not None and _is_elsewhere(need.pointer, answer):
+                again[at] = need.pointer.member_entry()
+        return again
+
+    def _learn_layouts(self, client: Client, needs: Sequence[Need]) -> None:
+        """Read the headers of what is not known yet, where a window will do: in the version that it has now."""
+        unknown = list(
+            dict.fromkeys(
+                need.entry
+                for need in needs
+                if (need.seconds is not None or need.rows is not None) and need.entry not in self._layouts
+            )
+        )
+        if not unknown:
+            return
+        by_bucket: dict[str, dict[str, Any]] = {}
+        for entry in unknown:
+            by_bucket.setdefault(entry.bucket, {})[entry.name] = None
+        try:
+            for bucket, names in by_bucket.items():
+                for name, info in zip(names, client.bucket(bucket).head_many(names), strict=True):
+                    names[name] = info
+        except LoaderError:
+            return  # the entries themselves say why
+        headers: dict[Entry, Entry] = {}
+        for entry in unknown:
+            info = by_bucket[entry.bucket][entry.name]
+            if info is not None and info.size_bytes >= HEADER_BYTES:
+                headers[entry] = Entry(entry.bucket, entry.name, entry.member, 0, HEADER_BYTES, info.version)
+        answers = Answering(self, client, list(headers.values())).answers()
+        for entry, header in headers.items():
+            answer = answers[header]
+            if isinstance(answer, (bytes, errors.RangeError)):  # a member may be shorter than that
+                found = layout_of(answer, header.version or "") if isinstance(answer, bytes) else None
+                self._layouts[entry] = found
+        while len(self._layouts) > MAX_LAYOUTS:
+            self._layouts.popitem(last=False)
+
+
+class Answering:
+    """Entries that have been asked for, those that differ, and what they are."""
+
+    def __init__(self, loader: AISBatchLoader, client: Client, entries: Sequence[Entry]) -> None:
+        """One request for all, at once; with `force_individual` one for each, when the last one has come."""
+        self._client, self._timeout_s = client, loader._timeout_s
+        self._distinct = list(dict.fromkeys(entries))
+        self._individually = loader.force_individual
+        self._batch: Batch | LoaderError | None = None if self._individually else self._asked(self._distinct)
+
+    def _asked(self, entries: Sequence[Entry]) -> Batch | LoaderError:
+        try:
+            return self._client.get_batch(entries, on_error="placeholder", timeout_s=self._timeout_s)
+        except _UNREACHABLE as error:
+            return error
+
+    def answers(self) -> Answers:
+        """By entry; an error in the place of what failed."""
+        found: Answers = {}
+        for some in [[entry] for entry in self._distinct] if self._individually else [self._distinct]:
+            batch = self._asked(some) if self._batch is None else self._batch
+            try:
+                if isinstance(batch, LoaderError):
+                    raise batch
+                data = batch.tobytes()
+            except _UNREACHABLE as error:
+                found |= dict.fromkeys(some, error)
+                continue
+            for at, (entry, one) in enumerate(zip(some, data, strict=True)):
+                found[entry] = batch.failures[at] if one is None else one
+        return found
+
+    def close(self) -> None:
+        """Give up what has not come."""
+        if isinstance(self._batch, Batch):
+            self._batch.close()
+
+
+class PendingCuts:
+    """Cuts whose data is on its way. Belongs to one thread at a time, which need not be the one that began it."""
+
+    def __init__(
+        self,
+        loader: AISBatchLoader,
+        cuts: list[Any],
+        needs: list[Need],
+        layouts: Mapping[Entry, Layout | None],
+        asked: list[Entry],
+        answering: Answering | None,
+    ) -> None:
+        self.needs = needs
+        self._loader = loader
+        self._cuts = cuts
+        self._layouts = layouts
+        self._asked = asked
+        self._answering = answering
+
+    def finish(self) -> list[Any]:
+        """Copies of the cuts with their data, in order; to be called once. Raises AISBatchLoaderError."""
+        if self._answering is None:
+            return self._cuts
+        fetched = self._fetched(self._answering)
+        loader, needs = self._loader, self.needs
+        bad = {need.cut_index: one.why for need, one in zip(needs, fetched, strict=True) if one.data is None}
+        if bad:
+            loader._judge(self._cuts, needs, fetched, bad)
+        left_needs, left = iter(needs), iter(fetched)
+        done = [filled(cut, left_needs, left) for cut in self._cuts]
+        return [cut for at, cut in enumerate(done) if at not in bad] if loader.skip_failed_fetches else done
+
+    def _fetched(self, answering: Answering) -> list[Fetched]:
+        """One for each need."""
+        answers = answering.answers()
+        again = self._loader._again(self.needs, self._asked, answers)
+        if again:
+            answers |= Answering(self._loader, self._loader.client, list(again.values())).answers()
+        return [
+            _judged(need, again.get(at, entry), answers, self._layouts)
+            for at, (need, entry) in enumerate(zip(self.needs, self._asked, strict=True))
+        ]
+
+    def close(self) -> None:
+        """Give up what has not come."""
+        if self._answering is not None:
+            self._answering.close()
+
+
+def _is_elsewhere(pointer: SharPointer, answer: bytes | LoaderError) -> bool:
+    """Whether another member lies there, and the one that is meant may be found by its name."""
+    if pointer.name is None or pointer.strict or isinstance(answer, LoaderError):
+        return pointer.name is not None and not pointer.strict and isinstance(answer, errors.RangeError)
+    try:
+        return pointer.payload(answer) is None
+    except SharPointerError:
+        return True
+
+
+def _judged(need: Need, entry: Entry, answers: Answers, layouts: Mapping[Entry, Layout | None]) -> Fetched:
+    answer = answers[entry]
+    if isinstance(answer, LoaderError):
+        return Fetched(None, reason(need.url, _status(answer), answer))
+    if need.pointer is not None and entry.member is None:
+        try:
+            answer = need.pointer.payload(answer) or b""
+        except SharPointerError as error:
+            return Fetched(None, f"{need.url}: {error}")
+    if not answer:
+        return Fetched(None, reason(need.url, Status.OK, None))
+    return Fetched(answer, layout=layouts[need.entry] if entry.version is not None else None)
+
+
+def _status(error: LoaderError) -> Status:
+    """The status that an entry with this error has."""
+    for status, kind in (
+        (Status.MEMBER_NOT_FOUND, errors.MemberNotFound),
+        (Status.NOT_FOUND, errors.NotFound),
+        (Status.RANGE, errors.RangeError),
+        (Status.CORRUPT, errors.CorruptObject),
+        (Status.TIMEOUT, errors.SilenceTimeout),
+        (Status.UNAVAILABLE, errors.NodeUnavailable),
+    ):
+        if isinstance(error, kind):
+            return status
+    return Status.FAILED

@@ -1,0 +1,270 @@
+"""Cut batches: what a Lhotse sampler draws, fetched and decoded by threads of the trainer's process, batches ahead.
+
+Without worker processes nothing is copied between processes, one connection serves all, and the sampler is where the
+trainer is, so that its state is exact: a batch counts when it is handed out, not when it is drawn.
+
+    sampler  ->  begin (one GetBatch, under way)  ->  finish, dataset[cuts] (threads)  ->  trainer, in order
+
+One thread draws and asks, `threads` of them take what comes and decode it. All that is drawn and not handed out yet is
+at most `in_flight` batches. What fails, in whatever thread, is raised in its place among the batches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from lhotse import CutSet
+
+from ais_loader.errors import InvalidRequest
+
+from .batch_loader import AISBatchLoader
+from .sampler_state import Place, Places, beginning, draw_again, epoch_of, own_state, restore
+
+if TYPE_CHECKING:
+    import os
+
+    from .batch_loader import PendingCuts
+
+_IDS_NAMED = 3
+"""Of a batch that failed."""
+
+
+class CutBatches:
+    """Iterable of batches, one epoch of the sampler each time; `set_epoch` as for the sampler.
+
+    Yields what `dataset[cuts]` makes of the cuts with their data in memory, or without a dataset these cuts: a CutSet,
+    or a tuple of them where the sampler draws several.
+
+    An iteration ends with its threads: when it is exhausted, broken off, closed, or raises. A new one ends the last.
+    Belongs to one thread at a time.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        dataset: Any = None,
+        *,
+        in_flight: int = 4,
+        threads: int = 2,
+        store: str | os.PathLike[str] | None = None,
+        strict: bool = False,
+        windows: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """
+        Args:
+            sampler: any sampler of Lhotse; it is used by a thread of ours while an iteration lasts.
+            dataset: one of Lhotse's map-style datasets, or any object with `__getitem__(CutSet)`; it is called by
+                several threads at once. What it draws at random is the same in each run only with `threads=1`.
+            in_flight: most batches that are drawn and not handed out: asked for, being decoded, or ready.
+            threads: that decode.
+            store, strict, windows, timeout_s: as for AISBatchLoader. Without `strict` a cut that could not be fetched
+                raises when it is loaded, or is left out by a fault-tolerant dataset.
+
+        Raises InvalidRequest.
+        """
+        for name, value in (("in_flight", in_flight), ("threads", threads)):
+            if value < 1:
+                raise InvalidRequest(f"{name}={value}: need at least 1")
+        self.sampler = sampler
+        self.dataset = dataset
+        self._loader = AISBatchLoader(store=store, strict=strict, windows=windows, timeout_s=timeout_s)
+        self._in_flight = in_flight
+        self._threads = threads
+        self._run: _Run | None = None
+        self._place: Place | None = None
+        """After the batch handed out last; None where the sampler is there too."""
+        self._restored: tuple[dict[str, Any], int | None] | None = None
+        """A state that no iteration has begun from yet, and the epoch that it has set."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._hand_out()
+
+    def _hand_out(self) -> Iterator[Any]:
+        self.close()
+        restored = self._not_yet_resumed()
+        self._restored = None
+        drawn = iter(self.sampler)
+        places = Places(self.sampler, restored)
+        self._place = places.now()
+        run = self._run = _Run(self, drawn, places, restored or {})
+        try:
+            while (handed := run.take()) is not None:
+                batch, self._place = handed
+                yield batch
+            if run.exhausted and own_state(self.sampler) is not None:
+                self._place = None
+        finally:
+            run.close()
+
+    def _not_yet_resumed(self) -> dict[str, Any] | None:
+        if self._restored is None:
+            return None
+        state, epoch = self._restored
+        return state if epoch == epoch_of(self.sampler) else None  # set_epoch has been called since
+
+    @property
+    def epoch(self) -> int | None:
+        """The sampler's."""
+        return epoch_of(self.sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Of the sampler. Another than the one that a loaded state was in begins from its beginning."""
+        self.sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's state after the batch that was handed out last, whatever has been drawn since.
+
+        Where the sampler cannot say, or it would take too long after each batch, it is an earlier state, or the
+        beginning of the epoch, and how many batches were handed out after it.
+        """
+        restored = self._not_yet_resumed()
+        if restored is not None:
+            return dict(restored)
+        if self._place is not None and self._place.epoch == epoch_of(self.sampler):
+            return self._place.state()
+        state = own_state(self.sampler)
+        return beginning(self.sampler) if state is None else state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on after the batch that was handed out last before `state` was taken.
+
+        Fetches nothing: what has to be drawn again is drawn by its metadata alone, then or here. A state that the
+        sampler itself saved will do too. Raises InvalidRequest, and what the sampler's own raises, for another one's.
+        """
+        self.close()
+        restore(self.sampler, state)
+        self._place = None
+        self._restored = dict(state), epoch_of(self.sampler)
+
+    def close(self) -> None:
+        """End the iteration under way, if any, with its threads; it has no more batches. May be called again.
+
+        Waits for what they are doing: one draw, one decode each, or at most `timeout_s` for a silent store.
+        """
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+
+    def __enter__(self) -> CutBatches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Run:
+    """One iteration: the thread that draws, those that decode, and what is between them."""
+
+    def __init__(self, batches: CutBatches, drawn: Iterator[Any], places: Places, restored: Mapping[str, Any]) -> None:
+        self._loader, self._dataset = batches._loader, batches.dataset
+        self._drawn, self._places, self._restored = drawn, places, restored
+        self._free = threading.Semaphore(batches._in_flight)
+        self._coming: SimpleQueue[tuple[_Batch, Future[Any]] | BaseException | None] = SimpleQueue()
+        """In order; an error or None is the last one."""
+        self._closed = False
+        self.exhausted = False
+        self._decoders = ThreadPoolExecutor(batches._threads, "ais-loader-decode")
+        self._drawer = threading.Thread(target=self._draw, name="ais-loader-draw", daemon=True)
+        self._drawer.start()
+
+    def take(self) -> tuple[Any, Place] | None:
+        """The next batch, and the place after it; None at the end. Raises what happened in its place."""
+        if self._closed:
+            return None
+        coming = self._coming.get()
+        if isinstance(coming, BaseException):
+            raise coming
+        if coming is None:
+            self.exhausted = True
+            return None
+        batch, decoded = coming
+        result = decoded.result()
+        self._free.release()
+        return result, batch.place
+
+    def _draw(self) -> None:
+        end: BaseException | None = None
+        try:
+            draw_again(self._drawn, self._restored)
+            number = 0
+            while self._free.acquire() and not self._closed:
+                cuts = next(self._drawn, None)  # not `for`: a sampler begins anew at each iter()
+                if cuts is None:
+                    break
+                batch = _Batch(number, cuts, self._places.drawn())
+                batch.begin(self._loader)
+                self._coming.put((batch, self._decoders.submit(batch.finish, self._dataset)))
+                number += 1
+        except BaseException as error:  # noqa: BLE001 - it is raised where the batch is taken
+            end = error
+        self._coming.put(end)
+
+    def close(self) -> None:
+        """Stop, and wait until all threads have ended. May be called again."""
+        self._closed = True
+        self._free.release()
+        self._drawer.join()
+        self._decoders.shutdown(cancel_futures=True)
+        while not self._coming.empty():
+            coming = self._coming.get()
+            if isinstance(coming, tuple):
+                coming[0].close()
+
+
+class _Batch:
+    """One batch on its way."""
+
+    def __init__(self, number: int, cuts: Any, place: Place) -> None:
+        """`number`: in its iteration."""
+        self.place = place
+        self._number = number
+        self._cuts = cuts
+        self._pending: PendingCuts | None = None
+
+    def begin(self, loader: AISBatchLoader) -> None:
+        """Ask for it."""
+        sets = self._cuts if isinstance(self._cuts, tuple) else (self._cuts,)
+        with self._named():
+            self._pending = loader.begin([cut for one in sets for cut in one])
+
+    def finish(self, dataset: Any) -> Any:
+        """Take what comes, and decode it."""
+        assert self._pending is not None
+        with self._named():
+            cuts = self._like_drawn(self._pending.finish())
+            self._pending = None
+            return cuts if dataset is None else dataset[cuts]
+
+    def _like_drawn(self, filled: list[Any]) -> Any:
+        if not isinstance(self._cuts, tuple):
+            return _set_of(filled, self._cuts)
+        left = iter(filled)
+        return tuple(_set_of([next(left) for _ in one], one) for one in self._cuts)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What is raised here says of which batch it is."""
+        try:
+            yield
+        except Exception as error:
+            first = self._cuts[0] if isinstance(self._cuts, tuple) else self._cuts
+            ids = [str(getattr(cut, "id", "?")) for cut in islice(first, _IDS_NAMED)]
+            more = ", …" if len(first) > len(ids) else ""
+            error.add_note(f"raised for batch {self._number} of this iteration, of cuts {', '.join(ids)}{more}")
+            raise
+
+    def close(self) -> None:
+        """Give up what is on its way."""
+        if self._pending is not None:
+            self._pending.close()
+
+
+def _set_of(cuts: list[Any], like: Any) -> Any:
+    return CutSet.from_cuts(cuts) if isinstance(like, CutSet) else cuts

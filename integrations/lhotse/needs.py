@@ -1,0 +1,320 @@
+"""Needs of cuts: what a set of cuts has in the store, found without I/O, and the same cuts filled with it.
+
+One walk does both, so that what is filled is what was found: `walked` shows each manifest of a cut to a visitor and
+copies what the visitor replaces, and nothing else. Visited are all tracks of a mixed cut, the recording with all of its
+sources, features, and custom fields, inner arrays and images among them.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lhotse.array import Array, TemporalArray
+from lhotse.audio.recording import Recording
+from lhotse.cut import MixedCut, PaddingCut
+from lhotse.features.base import Features
+from lhotse.image import Image
+from lhotse.utils import compute_num_samples
+
+from ais_loader import Entry
+from ais_loader.urls import SCHEME
+
+from .failures import AISBatchLoaderError, FailedArrayReader, FailedSource
+from .layouts import HEADER_BYTES, Layout, NpyLayout, WavLayout
+from .shar_pointers import SharPointer, SharPointerError
+from .windows import WindowReader, WindowSource, asked_rows, asked_seconds, shallow
+
+MEMORY_TYPES = {
+    "lilcom_files": "memory_lilcom",
+    "lilcom_url": "memory_lilcom",
+    "numpy_files": "memory_npy",
+    "pillow_files": "pillow_memory",
+}
+"""What Lhotse calls bytes in memory of the same format, by what it calls them in files. `memory_raw` unpickles."""
+SHAR_POINTER, SHAR_POINTER_ARRAY = "shar_ptr", "shar_ptr_array"
+MIN_WINDOWED_BYTES = 8 * HEADER_BYTES
+"""A file that may be smaller is fetched whole."""
+MAX_WINDOW_SHARE = 0.5
+"""Of a file: what a batch needs more of is fetched whole, once."""
+
+Visit = Callable[[Any, Any, str], Any]
+
+
+def walked(cut: Any, visit: Visit) -> Any:
+    """The cut with what `visit(manifest, cut, field)` gives in place of its manifests; itself if that is the same."""
+    if isinstance(cut, MixedCut):
+        return _walked_tracks(cut, visit)
+    if isinstance(cut, PaddingCut):
+        return cut
+    changed: dict[str, Any] = {}
+    for field in ("recording", "features"):
+        manifest = getattr(cut, field)
+        if manifest is not None and (new := visit(manifest, cut, field)) is not manifest:
+            changed[field] = new
+    custom: dict[str, Any] = {}
+    for field, value in (cut.custom or {}).items():
+        if isinstance(value, (Recording, Features, Array, TemporalArray, Image)):
+            new = visit(value, cut, field)
+            if new is not value:
+                custom[field] = new
+    if custom:
+        changed["custom"] = {**cut.custom, **custom}
+    return _with(cut, changed) if changed else cut
+
+
+def _walked_tracks(cut: Any, visit: Visit) -> Any:
+    cuts = [walked(track.cut, visit) for track in cut.tracks]
+    if all(new is track.cut for new, track in zip(cuts, cut.tracks, strict=True)):
+        return cut
+    return _with(cut, {"tracks": [_with(track, {"cut": new}) for new, track in zip(cuts, cut.tracks, strict=True)]})
+
+
+def _with(value: Any, changes: dict[str, Any]) -> Any:
+    copy = shallow(value)
+    copy.__dict__.update(changes)
+    return copy
+
+
+@dataclass(slots=True)
+class Need:
+    """One thing that a cut has in the store."""
+
+    url: str
+    entry: Entry
+    """The whole of it."""
+    cut_index: int
+    pointer: SharPointer | None = None
+    seconds: tuple[float, float] | None = None
+    """Offset and duration of what is needed of a recording, where that is less than half of a large one."""
+    rows: tuple[int, int] | None = None
+    """First row and stop of what is needed of an array; likewise."""
+    share: float = 1.0
+    """How much of the whole is needed."""
+
+
+def needs_of(cuts: Sequence[Any], *, windows: bool = True) -> list[Need]:
+    """What these cuts have in the store, in the order of the walk.
+
+    Raises AISBatchLoaderError for what is there in a form that cannot be fetched, InvalidRequest for a wrong URL.
+    """
+    found: list[Need] = []
+    at = 0
+
+    def note(manifest: Any, cut: Any, field: str) -> Any:
+        if isinstance(manifest, Recording):
+            found.extend(_of_recording(manifest, cut, field, at, windows))
+        else:
+            need = _of_array(manifest, cut, at, windows)
+            if need is not None:
+                found.append(need)
+        return manifest
+
+    for at, cut in enumerate(cuts):  # noqa: B007 - `note` reads it
+        walked(cut, note)
+    return found
+
+
+def _is_ours(text: Any) -> bool:
+    return isinstance(text, str) and text.startswith(SCHEME)
+
+
+def _is_remote(source: Any) -> bool:
+    return source.type in ("url", SHAR_POINTER) and _is_ours(source.source)
+
+
+def _pointed(text: str, at: int) -> Need:
+    """Raises AISBatchLoaderError."""
+    try:
+        pointer = SharPointer.parse(text)
+    except SharPointerError as error:
+        raise AISBatchLoaderError(str(error)) from error
+    return Need(text, pointer.entry(), at, pointer)
+
+
+def _of_recording(recording: Any, cut: Any, field: str, at: int, windows: bool) -> Iterator[Need]:
+    span: tuple[float, float] | None = None
+    looked = False
+    for source in recording.sources:
+        if not _is_remote(source):
+            continue
+        url = source.source
+        if source.type == SHAR_POINTER:
+            yield _pointed(url, at)
+            continue
+        need = Need(url, Entry.from_url(url), at)
+        if windows and url[-4:].lower() == ".wav" and source.video is None:
+            if not looked:
+                looked, span = True, _span(recording, cut, field)
+            # Of 16 bits; narrower ones are rare, and of those an eighth of a second of silence is as large.
+            if span is not None and 2 * recording.num_samples * len(source.channels) >= MIN_WINDOWED_BYTES:
+                need.seconds, need.share = span, span[1] / recording.duration
+        yield need
+
+
+def _span(recording: Any, cut: Any, field: str) -> tuple[float, float] | None:
+    """The part of the recording that the cut reads, unless that is most of it."""
+    if cut.duration > MAX_WINDOW_SHARE * recording.duration or (cut.custom or {}).get(f"{field}_unaligned"):
+        return None
+    asked = asked_seconds(recording, cut.start, cut.duration)
+    return None if asked is None or asked[1] is None else (asked[0], asked[1])
+
+
+def _of_array(manifest: Any, cut: Any, at: int, windows: bool) -> Need | None:
+    inner = manifest.array if isinstance(manifest, TemporalArray) else manifest
+    if inner.storage_type == SHAR_POINTER_ARRAY:
+        return _pointed(inner.storage_key, at) if _is_ours(inner.storage_key) else None
+    path = inner.storage_path
+    if not _is_ours(path):
+        return None
+    if inner.storage_type not in MEMORY_TYPES:
+        raise AISBatchLoaderError(
+            f"cut {cut.id}: {path} is in the store as {inner.storage_type!r}, which cannot be fetched as one object; "
+            f"{', '.join(sorted(MEMORY_TYPES))} can"
+        )
+    url = f"{path.removesuffix('/')}/{inner.storage_key}"
+    need = Need(url, Entry.from_url(url), at)
+    if windows and inner.storage_type == "numpy_files" and isinstance(manifest, (Features, TemporalArray)):
+        need.rows, need.share = _rows(manifest, cut)
+    return need
+
+
+def _rows(manifest: Any, cut: Any) -> tuple[tuple[int, int] | None, float]:
+    """What of a large array the cut reads, and how much of the whole that is."""
+    shape = (manifest.num_frames, manifest.num_features) if isinstance(manifest, Features) else manifest.shape
+    if math.prod(shape) < MIN_WINDOWED_BYTES or cut.duration > MAX_WINDOW_SHARE * manifest.duration:
+        return None, 1.0
+    asked = asked_rows(manifest, cut.start, cut.duration)
+    if asked is None or asked[1] is None:
+        return None, 1.0
+    first, stop, _ = slice(*asked).indices(shape[0])
+    return ((first, stop), (stop - first) / shape[0]) if stop > first else (None, 1.0)
+
+
+# -- windows
+
+
+def without_wide_windows(needs: Sequence[Need]) -> None:
+    """Has what a batch needs most of fetched whole, once: by what all windows of it come to."""
+    shares: dict[Entry, float] = {}
+    for need in needs:
+        shares[need.entry] = shares.get(need.entry, 0.0) + need.share
+    for need in needs:
+        if shares[need.entry] > MAX_WINDOW_SHARE:
+            need.seconds = need.rows = None
+
+
+def asked_entry(need: Need, layouts: Mapping[Entry, Layout | None]) -> Entry:
+    """What is fetched for it: the whole, or its window, in the version of its layout."""
+    layout = layouts.get(need.entry)
+    span = _byte_span(need, layout)
+    if span is None:
+        return need.entry
+    assert layout is not None
+    whole = need.entry
+    return Entry(whole.bucket, whole.name, whole.member, span[0], span[1] - span[0], layout.version)
+
+
+def _byte_span(need: Need, layout: Layout | None) -> tuple[int, int] | None:
+    window = _window(need, layout)
+    if window is None or layout is None:
+        return None
+    unit = layout.frame_bytes if isinstance(layout, WavLayout) else layout.row_bytes
+    return layout.data_start + window[0] * unit, layout.data_start + window[1] * unit
+
+
+def _window(need: Need, layout: Layout | None) -> tuple[int, int] | None:
+    """Frames or rows, first and stop."""
+    if isinstance(layout, WavLayout) and need.seconds is not None:
+        offset, duration = need.seconds
+        first = compute_num_samples(offset, layout.sampling_rate)
+        stop = min(first + compute_num_samples(duration, layout.sampling_rate), layout.frames)
+        return (first, stop) if first < stop else None
+    if isinstance(layout, NpyLayout) and need.rows is not None:
+        first, stop = need.rows[0], min(need.rows[1], layout.shape[0])
+        return (first, stop) if first < stop else None
+    return None
+
+
+# -- filling
+
+
+@dataclass(slots=True)
+class Fetched:
+    """What came for one need."""
+
+    data: bytes | None
+    """None: it failed."""
+    why: str = ""
+    layout: Layout | None = None
+    """Of the whole, where this is a window."""
+
+
+def filled(cut: Any, needs: Iterator[Need], fetched: Iterator[Fetched]) -> Any:
+    """A shallow copy of the cut with what was fetched in its places; the iterators are those of all cuts in order."""
+
+    def fill(manifest: Any, cut: Any, field: str) -> Any:
+        if isinstance(manifest, Recording):
+            if not any(map(_is_remote, manifest.sources)):
+                return manifest
+            sources = [
+                _filled_source(source, next(needs), next(fetched)) if _is_remote(source) else source
+                for source in manifest.sources
+            ]
+            return _with(manifest, {"sources": sources})
+        inner = manifest.array if isinstance(manifest, TemporalArray) else manifest
+        if not _is_remote_array(inner):
+            return manifest
+        new = _filled_array(inner, next(needs), next(fetched))
+        return _with(manifest, {"array": new}) if isinstance(manifest, TemporalArray) else new
+
+    return walked(cut, fill)
+
+
+def _is_remote_array(inner: Any) -> bool:
+    return _is_ours(inner.storage_key if inner.storage_type == SHAR_POINTER_ARRAY else inner.storage_path)
+
+
+def _filled_source(source: Any, need: Need, fetched: Fetched) -> Any:
+    if fetched.data is None:
+        return FailedSource("memory", source.channels, b"", source.video, why=fetched.why)
+    layout = fetched.layout
+    if isinstance(layout, WavLayout):
+        window = _window(need, layout)
+        assert window is not None
+        return WindowSource(
+            "memory",
+            source.channels,
+            layout.file(fetched.data),
+            source.video,
+            first_frame=window[0],
+            frames=window[1] - window[0],
+            sampling_rate=layout.sampling_rate,
+            to_end=window[1] == layout.frames,
+        )
+    return _with(source, {"type": "memory", "source": fetched.data})
+
+
+def _filled_array(inner: Any, need: Need, fetched: Fetched) -> Any:
+    if fetched.data is None:
+        return _with(inner, {"storage_type": FailedArrayReader.name, "storage_path": "", "storage_key": fetched.why})
+    layout = fetched.layout
+    if isinstance(layout, NpyLayout):
+        window = _window(need, layout)
+        assert window is not None
+        path = WindowReader.path(*window, layout.shape[0])
+        return _with(
+            inner,
+            {"storage_type": WindowReader.name, "storage_path": path, "storage_key": layout.file(fetched.data)},
+        )
+    data = fetched.data
+    if inner.storage_type == SHAR_POINTER_ARRAY:
+        kind = "memory_npy" if data[:6] == b"\x93NUMPY" else "memory_lilcom"
+    else:
+        kind = MEMORY_TYPES[inner.storage_type]
+    if kind == "pillow_memory":
+        data = pickle.dumps(data)  # which is how Lhotse keeps them: made here, of bytes, and loaded here
+    return _with(inner, {"storage_type": kind, "storage_path": "", "storage_key": data})

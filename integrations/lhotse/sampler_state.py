@@ -1,0 +1,135 @@
+"""Sampler state: where a Lhotse sampler is, in a form that can be saved, and the way back there.
+
+It is the sampler's own `state_dict()` wherever that is to be had after every batch. Where it is not (Lhotse 1.33
+refuses samplers with a `constraint=`), or costs too much (Lhotse 2 writes down a whole shuffle buffer of an indexed
+manifest), the state is an earlier one, or the beginning of the epoch, and how many batches were drawn since. The way
+back draws these again: cuts are read, nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ais_loader.errors import InvalidRequest
+
+SINCE = "ais_loader_batches_since"
+"""Key of a state: how many batches were drawn after the rest of it was taken."""
+BEGINNING = "ais_loader_beginning"
+"""Key of a state in place of the sampler's own: what tells the beginning of its epoch from others."""
+CHEAP_S = 0.001
+"""A state that takes less is taken after every batch."""
+MAX_COST = 0.01
+"""Of the time between two states that take more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """After how many batches a sampler is."""
+
+    base: bytes
+    """A state of the sampler, or the beginning of its epoch; pickled, as what samplers return may change later."""
+    since: int
+    epoch: int | None
+
+    def state(self) -> dict[str, Any]:
+        """A copy of its own."""
+        state: dict[str, Any] = pickle.loads(self.base)
+        if self.since or BEGINNING in state:
+            state[SINCE] = self.since
+        return state
+
+
+class Places:
+    """The places of one iteration of a sampler, from the one where it is now."""
+
+    def __init__(self, sampler: Any, restored: Mapping[str, Any] | None = None) -> None:
+        """`restored`: the state that the sampler has been brought to, and goes on from."""
+        self._sampler = sampler
+        self._next_s = 0.0
+        self._says = True
+        """Whether the sampler says where it is."""
+        if restored is None:
+            self._base, self._since = pickle.dumps(beginning(sampler)), 0
+            self._take()
+        else:
+            self._base = pickle.dumps({key: value for key, value in restored.items() if key != SINCE})
+            self._since = int(restored.get(SINCE, 0))
+
+    def now(self) -> Place:
+        return Place(self._base, self._since, epoch_of(self._sampler))
+
+    def drawn(self) -> Place:
+        """The place after one more batch."""
+        self._since += 1
+        if self._says and time.monotonic() >= self._next_s:
+            self._take()
+        return self.now()
+
+    def _take(self) -> None:
+        began_s = time.thread_time()
+        state = own_state(self._sampler)
+        if state is None:
+            self._says = False
+            return
+        self._base, self._since = pickle.dumps(state), 0
+        took_s = time.thread_time() - began_s
+        self._next_s = 0.0 if took_s < CHEAP_S else time.monotonic() + took_s / MAX_COST
+
+
+def own_state(sampler: Any) -> dict[str, Any] | None:
+    """What the sampler says of where it is; None if it cannot."""
+    if not hasattr(sampler, "state_dict"):
+        return None
+    try:
+        state: dict[str, Any] = sampler.state_dict()
+    except (AssertionError, NotImplementedError, RuntimeError):  # a constraint; a source that is not restorable
+        return None
+    return state or None  # a stateless sampler's is empty
+
+
+def epoch_of(sampler: Any) -> int | None:
+    return getattr(sampler, "epoch", None)
+
+
+def beginning(sampler: Any) -> dict[str, Any]:
+    """The beginning of the epoch that the sampler is in, as a state."""
+    named = {name: getattr(sampler, name, None) for name in ("epoch", "seed", "world_size")}
+    return {BEGINNING: {"sampler": type(sampler).__name__, **named}}
+
+
+def restore(sampler: Any, state: Mapping[str, Any]) -> None:
+    """Bring the sampler to a state, but for the batches that were drawn SINCE: see `draw_again`.
+
+    Raises InvalidRequest for the beginning of another sampler; what `load_state_dict` of the sampler raises.
+    """
+    own = pickle.loads(pickle.dumps(dict(state)))  # samplers take apart what they load
+    own.pop(SINCE, None)
+    begun = own.pop(BEGINNING, None)
+    if begun is None:
+        sampler.load_state_dict(own)
+        return
+    here = beginning(sampler)[BEGINNING]
+    other = {name: value for name, value in begun.items() if name != "epoch" and value != here.get(name)}
+    if other:
+        there = ", ".join(f"{name}={value!r}, here {here.get(name)!r}" for name, value in other.items())
+        raise InvalidRequest(f"the state is of another sampler: {there}")
+    if hasattr(sampler, "allow_iter_to_reset_state"):
+        sampler.allow_iter_to_reset_state()
+    if begun["epoch"] is not None:
+        sampler.set_epoch(begun["epoch"])
+
+
+def draw_again(batches: Iterator[Any], state: Mapping[str, Any]) -> None:
+    """Draw what a restored state says was drawn since. Raises InvalidRequest if there is less."""
+    count = int(state.get(SINCE, 0))
+    for number in range(count):
+        try:
+            next(batches)
+        except StopIteration:
+            raise InvalidRequest(
+                f"the sampler ends after {number:,} of the {count:,} batches that were drawn: is it of the same cuts?"
+            ) from None

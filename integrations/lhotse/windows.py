@@ -1,0 +1,129 @@
+"""Windows of recordings and arrays in memory: they answer as the whole would, for what lies inside of them."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from lhotse.array import TemporalArray
+from lhotse.audio.recording import Recording
+from lhotse.audio.source import AudioSource
+from lhotse.features.base import Features
+from lhotse.features.io import FeaturesReader, register_reader
+from lhotse.utils import compute_num_samples
+
+from .failures import FetchFailed
+
+_TO_ASK_FOR_MORE = "AISBatchLoader(windows=False) fetches recordings and arrays whole"
+
+
+@dataclass
+class WindowSource(AudioSource):  # type: ignore[misc]  # Lhotse is not type-checked here
+    """A WAV file in memory with the frames from `first_frame` on of another one."""
+
+    first_frame: int = 0
+    frames: int = 0
+    sampling_rate: int = 0
+    to_end: bool = False
+    """Whether the other file ends here: what is beyond it is then missing there too."""
+
+    def load_audio(
+        self, offset: float = 0.0, duration: float | None = None, force_opus_sampling_rate: int | None = None
+    ) -> Any:
+        start = compute_num_samples(offset, self.sampling_rate)
+        count = None if duration is None else compute_num_samples(duration, self.sampling_rate)
+        last = self.first_frame + self.frames
+        if start < self.first_frame or (not self.to_end and (count is None or start + count > last)):
+            raise FetchFailed(
+                f"frames {start:,} to {'the end' if count is None else f'{start + count:,}'} are wanted of a recording "
+                f"of which {self.first_frame:,} to {last:,}, the cut's, were fetched; {_TO_ASK_FOR_MORE}"
+            )
+        # Whole frames, so that nothing is rounded in another way than in the whole file.
+        return super().load_audio(
+            (start - self.first_frame) / self.sampling_rate, duration, force_opus_sampling_rate=force_opus_sampling_rate
+        )
+
+
+@register_reader
+class WindowReader(FeaturesReader):  # type: ignore[misc]
+    """Of .npy files in memory that have some rows of another one; the storage path says which."""
+
+    name = "memory_npy_rows"
+
+    def __init__(self, storage_path: str, *args: object, **kwargs: object) -> None:
+        self._first, self._stop, self._rows = map(int, storage_path.split())
+
+    @staticmethod
+    def path(first: int, stop: int, rows: int) -> str:
+        """`stop` is exclusive; `rows` has the whole array."""
+        return f"{first} {stop} {rows}"
+
+    def read(self, key: bytes, left_offset_frames: int = 0, right_offset_frames: int | None = None) -> Any:
+        first, stop, _ = slice(left_offset_frames, right_offset_frames).indices(self._rows)
+        if first < self._first or stop > self._stop:
+            raise FetchFailed(
+                f"rows {first:,} to {stop:,} are wanted of an array of which {self._first:,} to {self._stop:,}, the "
+                f"cut's, were fetched; {_TO_ASK_FOR_MORE}"
+            )
+        return np.load(io.BytesIO(key), allow_pickle=False)[first - self._first : stop - self._first]
+
+
+class _Asked(Exception):
+    """Ends a load where its bytes would be read."""
+
+
+@dataclass
+class _AskedSource(AudioSource):  # type: ignore[misc]
+    asked: tuple[float, float | None] | None = None
+
+    def load_audio(self, offset: float = 0.0, duration: float | None = None, **kwargs: object) -> Any:
+        self.asked = offset, duration
+        raise _Asked("")
+
+
+@register_reader
+class _AskedReader(FeaturesReader):  # type: ignore[misc]
+    name = "memory_asked"
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def read(self, key: list[Any], left_offset_frames: int = 0, right_offset_frames: int | None = None) -> Any:
+        key.append((left_offset_frames, right_offset_frames))
+        raise _Asked("")
+
+
+def asked_seconds(recording: Recording, start: float, duration: float) -> tuple[float, float | None] | None:
+    """Offset and duration that are read of each source for a cut: Lhotse is asked, whose transforms stretch them."""
+    source = _AskedSource("memory", recording.channel_ids, b"")
+    whole = shallow(recording)
+    whole.sources = [source]
+    try:
+        whole.load_audio(offset=start, duration=duration)
+    except Exception:  # noqa: BLE001 - _Asked, or what the cut's own loading will raise
+        return source.asked
+    return None
+
+
+def asked_rows(manifest: Features | TemporalArray, start: float, duration: float) -> tuple[int, int | None] | None:
+    """First row and stop that are read for a cut."""
+    probe = shallow(manifest)
+    inner = probe
+    if isinstance(manifest, TemporalArray):
+        inner = probe.array = shallow(manifest.array)
+    asked: list[tuple[int, int | None]] = []
+    inner.storage_type, inner.storage_key = _AskedReader.name, asked
+    try:
+        probe.load(start=start, duration=duration)
+    except Exception:  # noqa: BLE001 - as above
+        return asked[0] if asked else None
+    return None
+
+
+def shallow(value: Any) -> Any:
+    """A copy that shares all fields."""
+    copy = object.__new__(type(value))
+    copy.__dict__.update(value.__dict__)
+    return copy

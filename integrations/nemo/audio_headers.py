@@ -1,0 +1,114 @@
+"""Audio headers: sampling rate and length of recordings from the first bytes of each, many with one GetBatch.
+
+A container whose first bytes do not say how long it is (Ogg, MP3) is fetched whole, with those of its kind.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ais_loader import Client, Entry, LoaderError
+from ais_loader.extras import needs
+
+HEADER_BYTES = 16 << 10
+"""libsndfile reads 8 KiB of FLAC at once."""
+_WHOLE_BATCH_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AudioHeader:
+    rate_hz: int
+    samples: int
+    """In each channel."""
+
+    @property
+    def duration_s(self) -> float:
+        return self.samples / self.rate_hz
+
+
+class NoAudio(Exception):
+    """Bytes that libsndfile makes nothing of; the text is its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """What to fetch, and how large it is."""
+
+    entry: Entry
+    size_bytes: int
+
+
+HeaderAnswer = AudioHeader | NoAudio | LoaderError
+
+
+def audio_headers(client: Client, wanted: Sequence[Sized]) -> list[HeaderAnswer]:
+    """Of each, in order, its header or why there is none. Raises what `Client.get_batch` raises of a whole batch."""
+    heads = [replace(one.entry, length=min(one.size_bytes, HEADER_BYTES)) for one in wanted]
+    answers: list[HeaderAnswer | None] = []
+    for one, item in zip(wanted, client.get_batch(heads, on_error="placeholder"), strict=True):
+        answers.append(item.error or _header(item.tobytes(), one.size_bytes))
+    rest = [n for n, answer in enumerate(answers) if answer is None]
+    for part in _bounded(rest, [wanted[n].size_bytes for n in rest]):
+        whole = client.get_batch([wanted[n].entry for n in part], on_error="placeholder")
+        for n, item in zip(part, whole, strict=True):
+            answers[n] = item.error or _header(item.tobytes(), wanted[n].size_bytes)
+    return [answer if answer is not None else NoAudio("its length cannot be told") for answer in answers]
+
+
+def _bounded(numbers: list[int], sizes: list[int]) -> list[list[int]]:
+    """In groups of at most _WHOLE_BATCH_BYTES, or of one."""
+    groups: list[list[int]] = []
+    held = math.inf
+    for number, size in zip(numbers, sizes, strict=True):
+        if held + size > _WHOLE_BATCH_BYTES:
+            groups.append([])
+            held = 0
+        groups[-1].append(number)
+        held += size
+    return groups
+
+
+def _header(data: bytes, size_bytes: int) -> HeaderAnswer | None:
+    """None if more than `data`, the first bytes of all, must be seen."""
+    with needs("soundfile", "reading audio headers"):
+        import soundfile
+    begun = _Begun(data, size_bytes)
+    try:
+        info = soundfile.info(begun)
+    except soundfile.LibsndfileError as error:
+        return None if begun.missed else NoAudio(str(error.error_string))
+    return None if begun.missed else AudioHeader(info.samplerate, info.frames)
+
+
+class _Begun(io.RawIOBase):
+    """A file of `size_bytes` of which only the beginning is here. Remembers whether more was asked for."""
+
+    def __init__(self, data: bytes, size_bytes: int) -> None:
+        self._data = data
+        self._size_bytes = size_bytes
+        self._at = 0
+        self.missed = False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        part = self._data[self._at : self._at + len(buffer)]
+        if self._at + len(part) < min(self._at + len(buffer), self._size_bytes):
+            self.missed = True
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)

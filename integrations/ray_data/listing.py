@@ -1,0 +1,101 @@
+"""List of what is read: entries with their sizes and versions, as they are when the list is made, and its shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+from ais_loader import Client, Entry, ObjectInfo, errors
+from ais_loader.entry import EntryLike, to_entry
+from ais_loader.urls import SCHEME
+
+_LISTED_TOGETHER = 8
+
+
+class Listed(NamedTuple):
+    entry: Entry
+    """In a version, unless there was no such object."""
+    size_bytes: int
+    """0 where it is not known: there is no such object, or it is a range to the end."""
+
+
+def listed(client: Client, source: str | Iterable[EntryLike], *, members: bool) -> list[Listed]:
+    """All that is to be read, in order.
+
+    Args:
+        source: a prefix, `ais://bucket/prefix`, of which all objects are read in the order of their names; or a list of
+            entries and URLs.
+        members: each object is an archive, and what is read are its members, in its order.
+
+    Raises InvalidRequest, TypeError, BucketNotFound; ObjectNotFound and ArchiveError for a shard.
+    """
+    if isinstance(source, str):
+        bucket, prefix = _bucket_and_prefix(source)
+        found = [_whole(info) for info in client.bucket(bucket).objects(prefix)]
+    else:
+        found = _pinned(client, [to_entry(entry) for entry in source])
+    return _members(client, [one.entry for one in found]) if members else found
+
+
+def url_of(entry: Entry) -> str:
+    return f"{SCHEME}{entry.bucket}/{entry.name}" + ("" if entry.member is None else f"/{entry.member}")
+
+
+def shares(found: Sequence[Listed], count: int, most_bytes: int, most_entries: int) -> Iterator[list[Listed]]:
+    """Neighbours together, in about `count` shares of equal bytes, none above the limits unless it is one entry."""
+    total = sum(one.size_bytes for one in found)
+    target_bytes = min(most_bytes, max(1, -(-total // max(1, count))))
+    target_entries = min(most_entries, max(1, -(-len(found) // max(1, count)))) if not total else most_entries
+    share: list[Listed] = []
+    share_bytes = 0
+    for one in found:
+        if share and (share_bytes + one.size_bytes > target_bytes or len(share) >= target_entries):
+            yield share
+            share, share_bytes = [], 0
+        share.append(one)
+        share_bytes += one.size_bytes
+    if share:
+        yield share
+
+
+def _bucket_and_prefix(url: str) -> tuple[str, str]:
+    bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
+    if not url.startswith(SCHEME) or not bucket:
+        raise errors.InvalidRequest(f"{url!r}: need a prefix like ais://bucket/folder/, or a list of entries")
+    return bucket, prefix
+
+
+def _whole(info: ObjectInfo) -> Listed:
+    return Listed(Entry(info.bucket, info.name, version=info.version), info.size_bytes)
+
+
+def _pinned(client: Client, entries: Sequence[Entry]) -> list[Listed]:
+    """Of an entry that has a version already, that one stays."""
+    names: dict[str, dict[str, ObjectInfo | None]] = {}
+    for entry in entries:
+        names.setdefault(entry.bucket, {})[entry.name] = None
+    for bucket, wanted in names.items():
+        wanted.update(zip(list(wanted), client.bucket(bucket).head_many(list(wanted)), strict=True))
+    return [_pin(entry, names[entry.bucket][entry.name]) for entry in entries]
+
+
+def _pin(entry: Entry, info: ObjectInfo | None) -> Listed:
+    if info is None:
+        return Listed(entry, 0)
+    known_bytes = info.size_bytes - entry.start if entry.member is None else 0
+    size_bytes = known_bytes if entry.length is None else entry.length
+    return Listed(entry if entry.version else replace(entry, version=info.version), max(0, size_bytes))
+
+
+def _members(client: Client, shards: Sequence[Entry]) -> list[Listed]:
+    def of(shard: Entry) -> list[Listed]:
+        if shard.member is not None:
+            raise errors.InvalidRequest(f"{url_of(shard)} is a member: with members=True give shards")
+        bucket = client.bucket(shard.bucket)
+        version = shard.version or bucket.head(shard.name).version  # which says what is missing
+        return [Listed(member.entry(), member.size_bytes) for member in bucket.members(shard.name, version=version)]
+
+    with ThreadPoolExecutor(_LISTED_TOGETHER, "ais-loader index") as pool:
+        return [member for shard in pool.map(of, shards) for member in shard]
