@@ -134,6 +134,25 @@ def test_objects_of_a_bulk_put_go_by_another_owner_where_the_first_cannot_give_a
     assert all(written(cluster, name).get(0) == NEW for name in names)
 
 
+def test_names_of_a_bulk_deletion_go_by_another_node_where_the_asked_one_cannot_give_a_version(
+    cluster: LocalCluster, full: FullDrives, bucket: Bucket
+) -> None:
+    names = [f"many-{number}" for number in range(12)]
+    bucket.put_many((name, OLD) for name in names)
+    full.nodes = {0, 1, 2}
+    clocks = [cluster.batches(number).node.store.replicas._clock for number in range(3)]
+    for clock in clocks:
+        clock._limit = 0
+    failed = bucket.delete_many(names, on_error="return")
+    assert [type(failure.error) for failure in failed.failures] == [errors.DriveFull] * len(names)
+    full.nodes = {2}
+    for first in range(0, len(names), 2):  # whichever node is asked first
+        for clock in clocks:
+            clock._limit = 0
+        assert bucket.delete_many(names[first : first + 2]).deleted == 2
+    assert all(written(cluster, name) == {0: None, 1: None, 2: OLD} for name in names)
+
+
 # -- tries of one write, by hand
 
 ID = os.urandom(16)

@@ -329,11 +329,31 @@ class RoutedTransport(Failover, NoLongBatches):
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
         """By whichever node answers: it has the owners of all names leave tombstones.
 
+        Names that it has no room to give a version for, with nothing changed, go by another one.
+
         Raises BucketNotFound, NodeUnavailable, SilenceTimeout.
         """
         tries = WriteTries()
-        with tries.told():
-            return self._any(lambda node: node.delete_names(bucket, names, tries=tries))
+        results: list[errors.LoaderError | None] = [None] * len(names)
+        left = list(range(len(names)))
+
+        def delete_left(node: GrpcTransport) -> None:
+            done = node.delete_names(bucket, [names[at] for at in left], tries=tries)
+            for at, result in zip(left, done, strict=True):
+                results[at] = result
+            left[:] = [at for at in left if isinstance(results[at], errors.DriveFull)]
+            for at in left:
+                raise results[at]  # type: ignore[misc]
+
+        try:
+            with tries.told():
+                self._any(delete_left)
+        except errors.LoaderError as error:
+            if isinstance(error, errors.Closed) or not any(isinstance(results[at], errors.DriveFull) for at in left):
+                raise  # nobody has said anything yet
+            for at in left:
+                results[at] = error
+        return results
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         return self._any(lambda node: node.summary(bucket, prefix=prefix, depth=depth))
