@@ -28,6 +28,17 @@ class Patience:
     def progress(self) -> None:
         self._failures = 0
 
+    def failed(self) -> None:
+        """A failure that no try of the same follows: the clock runs from the first of them."""
+        if not self._failures:
+            self._failing_since = time.monotonic()
+        self._failures += 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether failures have gone on for too long."""
+        return bool(self._failures) and time.monotonic() - self._failing_since > self._retry_s
+
     def pause(self, error: LoaderError, at_least_s: float = 0.0) -> None:
         """Wait before the next try; raise `error` when it cannot help to retry, or when patience is over."""
         if not error.retryable:

@@ -275,3 +275,32 @@ def test_a_deletion_waits_for_a_node_that_restarts(tmp_path: Path, many: bool) -
     finally:
         node.stop()
         again.stop()
+
+
+def test_a_bulk_put_that_nobody_acknowledges_waits_as_long_as_one_object_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losing, names = LosingAnswers(monkeypatch), NAMES[:300]
+    with cluster_of(tmp_path, 3, copies=2, clients_linked=True) as cluster:
+        losing.links += cluster.client_links
+
+        def refuse_all() -> None:
+            for link in cluster.client_links:
+                link.refuse()
+
+        url = ",".join(link.url for link in cluster.client_links)
+        with connect(url, options=ClusterOptions(retry_s=1.0)) as client:
+            with losing_the_answer_to(losing, "put_many", refuse_all):
+                began_s = time.monotonic()
+                summary = client.bucket(BUCKET).put_many([(name, b"W1") for name in names], on_error="return")
+                took_s = time.monotonic() - began_s
+            assert took_s < 30, "one wait for each node's objects together, rather than 300"
+        kinds = {failure.name: type(failure.error) for failure in summary.failures}
+        assert set(kinds.values()) <= {errors.OutcomeUnknown, errors.NodeUnavailable}
+        assert errors.OutcomeUnknown in kinds.values()
+        for link in cluster.client_links:
+            link.accept()
+        with connect(cluster.nodes[0].url) as client:
+            stored = {info.name for info in client.bucket(BUCKET).objects()}
+        assert set(names) - set(kinds) <= stored
+        assert not stored & {name for name, kind in kinds.items() if kind is errors.NodeUnavailable}

@@ -96,22 +96,39 @@ class Failover:
 
         return known
 
-    def _write(self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool) -> T:
-        """The answer of the first owner that has one; `again` says whether the call can be made twice."""
-        return self._first(lambda: self._owners(bucket, name), call, again=again, consumes=True)
+    def _write(
+        self,
+        bucket: str,
+        name: str,
+        call: Callable[[GrpcTransport], T],
+        *,
+        again: bool,
+        patience: Patience | None = None,
+    ) -> T:
+        """The answer of the first owner that has one; `again` says whether the call can be made twice, and `patience`
+        is that of several writes together."""
+        return self._first(lambda: self._owners(bucket, name), call, again=again, consumes=True, patience=patience)
 
     def _write_first(
-        self, bucket: str, name: str, call: Callable[[GrpcTransport], T], *, again: bool, replay: bool | None = None
+        self,
+        bucket: str,
+        name: str,
+        call: Callable[[GrpcTransport], T],
+        *,
+        again: bool,
+        replay: bool | None = None,
+        patience: Patience | None = None,
     ) -> T:
         """The first owner's answer; a node that is not the first owner any more sends one to look at the map again.
 
         Args:
             again: whether the call can be made twice, although the first may have been done.
             replay: whether it can be made twice where the first was refused; as `again` unless told.
+            patience: as of `_write`.
 
         Raises NodeUnavailable, StaleMap when `retry_s` is over.
         """
-        members, patience = self.members, Patience(self._retry_s)
+        members, patience = self.members, patience or Patience(self._retry_s)
         while True:
             failure: errors.LoaderError
             node = self._ranked_owners(bucket, name)[0]
@@ -153,11 +170,17 @@ class Failover:
         return self._first(self.members.anybody, call, again=again, consumes=False)
 
     def _first(
-        self, nodes: Callable[[], list[bytes]], call: Callable[[GrpcTransport], T], *, again: bool, consumes: bool
+        self,
+        nodes: Callable[[], list[bytes]],
+        call: Callable[[GrpcTransport], T],
+        *,
+        again: bool,
+        consumes: bool,
+        patience: Patience | None = None,
     ) -> T:
         """The answer of the first of these nodes that has one; `again` as in `_write`, and `consumes` where the call
         takes what cannot be had a second time before it is known whether a node is there."""
-        members, patience = self.members, Patience(self._retry_s)
+        members, patience = self.members, patience or Patience(self._retry_s)
         while True:
             failure: errors.LoaderError = errors.NodeUnavailable(f"{self.url}: the map has no node for this")
             full: errors.DriveFull | None = None

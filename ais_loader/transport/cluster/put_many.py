@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Protocol
 
 from ais_loader import errors
 from ais_loader.content import Source
@@ -18,18 +19,28 @@ from ais_loader.transport.grpc.put_stream import (
     OpenStream,
     Result,
 )
+from ais_loader.transport.retry import Patience
+from ais_loader.transport.write_tries import unknown
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 MAX_UNDELIVERED = 4096
 """Results that wait for an earlier one; then all groups are sent, full or not."""
 
 
+class PutOne(Protocol):
+    """A put by itself, to whichever owner takes it."""
+
+    def __call__(self, spec: PutSpec, source: Source, *, patience: Patience) -> ObjectInfo: ...
+
+
 def put_many(
     objects: Iterable[tuple[PutSpec, Source]],
     node_of: Callable[[PutSpec], bytes],
     open_stream_of: Callable[[bytes], OpenStream],
-    put_one: Callable[[PutSpec, Source], ObjectInfo],
+    put_one: PutOne,
     has: Callable[[str], bool],
+    *,
+    retry_s: float,
 ) -> Generator[Result, None, None]:
     """One result per object, in order; a failed object does not stop the others.
 
@@ -38,8 +49,9 @@ def put_many(
         open_stream_of: a stream of groups to a node.
         put_one: for large objects, for what a node did not acknowledge before it was gone, and where its map is behind.
         has: whether there is a bucket of this name, as far as is known here.
+        retry_s: for how long objects of one node may fail, one after the other, before all that is left for it does.
     """
-    puts = _Puts(node_of, open_stream_of, put_one, has)
+    puts = _Puts(node_of, open_stream_of, put_one, has, retry_s)
     try:
         for spec, source in objects:
             puts.take(spec, source)
@@ -56,14 +68,15 @@ def put_many(
 class _Node:
     """What goes to one node."""
 
-    def __init__(self, open_stream: OpenStream) -> None:
+    def __init__(self, open_stream: OpenStream, retry_s: float) -> None:
         self.sender = GroupSender(open_stream, 0.0)
+        self.patience = Patience(retry_s)
+        """Of what goes on its own: hundreds of objects that nobody takes wait as long as one does."""
         self.group: list[pb.SmallObject] = []
         self.group_bytes = 0
         self.sent: deque[tuple[int, pb.SmallObject]] = deque()
         """Objects of groups that have been sent and not acknowledged, with their places in the caller's order."""
         self.places: list[int] = []
-        self.gone: errors.LoaderError | None = None
 
 
 class _Puts:
@@ -71,10 +84,12 @@ class _Puts:
         self,
         node_of: Callable[[PutSpec], bytes],
         open_stream_of: Callable[[bytes], OpenStream],
-        put_one: Callable[[PutSpec, Source], ObjectInfo],
+        put_one: PutOne,
         has: Callable[[str], bool],
+        retry_s: float,
     ) -> None:
         self._node_of = node_of
+        self._retry_s = retry_s
         self._has = has
         self._open_stream_of = open_stream_of
         self._put_one = put_one
@@ -93,10 +108,10 @@ class _Puts:
             return
         node = self._nodes.get(key)
         if node is None:
-            node = self._nodes[key] = _Node(self._open_stream_of(key))
+            node = self._nodes[key] = _Node(self._open_stream_of(key), self._retry_s)
         if small is None:
             self._flush(node)  # it may replace one of them
-            self._alone(place, spec, source)
+            self._alone(node, place, spec, source)
             return
         if node.group and node.group_bytes + len(small.data) > GROUP_BYTES:
             self._send(node)
@@ -144,8 +159,8 @@ class _Puts:
                 if behind or is_full or isinstance(result, errors.StaleMap | errors.WriteTooLate):
                     # To its first owner by a newer map, to an owner that has room at least for giving a version, or to
                     # one that looks again.
-                    self._alone(place, spec_of(small, node.sender.doubtful_since_s), Source(small.data))
-                    everybody_is_full = is_full and isinstance(self.results[place], errors.DriveFull)
+                    alone = self._alone(node, place, spec_of(small, node.sender.doubtful_since_s), Source(small.data))
+                    everybody_is_full = is_full and isinstance(alone, errors.DriveFull)
                 else:
                     self.results[place] = result
         except errors.Closed:
@@ -161,22 +176,29 @@ class _Puts:
         sent = list(node.sender.doubts())
         not_sent: list[float | None] = [None] * (len(node.sent) - len(sent))
         node.sender = GroupSender(node.sender.open_stream, 0.0)
-        gone: errors.LoaderError | None = None
+        gone: BaseException | None = None
         for doubtful_since_s in not_sent + sent:
             place, small = node.sent.popleft()
             if gone is not None:
-                # One that nobody took has shown that waiting does not help.
-                self.results[place] = errors.NodeUnavailable(str(gone)) if doubtful_since_s is None else gone
+                left = errors.NodeUnavailable(str(gone))
+                self.results[place] = left if doubtful_since_s is None else unknown(left)
                 continue
-            gone = self._alone(place, spec_of(small, doubtful_since_s), Source(small.data))
+            result = self._alone(node, place, spec_of(small, doubtful_since_s), Source(small.data))
+            if isinstance(result, errors.LoaderError) and node.patience.is_over:
+                gone = result.__cause__ or result  # why its outcome is unknown, which says nothing of the others'
 
-    def _alone(self, place: int, spec: PutSpec, source: Source) -> errors.LoaderError | None:
-        """Returns the error of an object that nobody took."""
+    def _alone(self, node: _Node, place: int, spec: PutSpec, source: Source) -> Result:
+        """An object that cannot go by this node's stream."""
+        result: Result
         try:
-            self.results[place] = self._put_one(spec, source)
+            result = self._put_one(spec, source, patience=node.patience)
         except errors.Closed:
             raise
         except errors.LoaderError as error:
-            self.results[place] = error
-            return error if error.retryable else None
-        return None
+            result = error
+            if error.retryable or isinstance(error, errors.OutcomeUnknown):
+                node.patience.failed()
+        else:
+            node.patience.progress()
+        self.results[place] = result
+        return result

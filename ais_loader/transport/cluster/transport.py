@@ -32,6 +32,7 @@ from ais_loader.transport.grpc.download import Call, download
 from ais_loader.transport.grpc.member_pages import listed_members
 from ais_loader.transport.grpc.put_stream import object_info
 from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.transport.retry import Patience
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.validation import require_bucket, require_object, require_text
 from ais_loader.transport.write_tries import WriteTries
@@ -94,19 +95,25 @@ class RoutedTransport(Failover, NoLongBatches):
 
     # -- objects
 
-    def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
+    def put(self, spec: PutSpec, source: Source, *, patience: Patience | None = None) -> ObjectInfo:
+        """`patience`: that of several puts together; one of its own unless told."""
         require_bucket(spec.bucket)
         require_text(spec.name, errors.InvalidName, "object name")
         write = self._write_first if spec.is_conditional else self._write
         put = self._heard_of(spec.bucket, lambda node: node.put(spec, source))
         with spec.tries.told():
-            return write(spec.bucket, spec.name, put, again=source.replayable)
+            return write(spec.bucket, spec.name, put, again=source.replayable, patience=patience)
 
     def put_many(
         self, objects: Iterable[tuple[PutSpec, Source]]
     ) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
         return put_many(
-            objects, self._owner_of, lambda node: self.members.transport(node).open_puts, self.put, self._has
+            objects,
+            self._owner_of,
+            lambda node: self.members.transport(node).open_puts,
+            self.put,
+            self._has,
+            retry_s=self._retry_s,
         )
 
     def compose(
