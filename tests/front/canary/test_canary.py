@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from canary_kit import SPEECH, cuts_and_losses, finished, killed_at_the_end
 from click.testing import CliRunner, Result
 from lhotse import CutSet
 
 import ais_loader
-from ais_loader.testing import eventually, throwaway_folder, throwaway_node
+from ais_loader.testing import throwaway_folder, throwaway_node
 from examples.canary.batch import Collate, cut_of
 from examples.canary.checkpoint import read_lines
 from examples.canary.corpus import BUCKET, put_corpus, read_tasks, split, stored_tasks
@@ -24,10 +21,6 @@ from examples.canary.prompts import Tokenizer
 from examples.canary.sources import Buckets, SequentialShards, SingleGets
 from examples.canary.train import main
 from examples.speech.corpus import CorpusError
-
-ROOT = Path(__file__).resolve().parents[3]
-SPEECH = ROOT / "tests" / "data" / "speech"
-RUN_S = 400.0
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +43,6 @@ def node() -> Iterator[str]:
 
 def run(*options: object) -> Result:
     return CliRunner().invoke(main, [str(option) for option in options])
-
-
-def command(*options: object) -> list[str]:
-    return [sys.executable, "-m", "examples.canary.train", *map(str, options)]
-
-
-def cuts_and_losses(output: Path, rank: int) -> list[tuple[int, list[str], float]]:
-    rows = read_lines(output / "getbatch" / f"batches-{rank}.jsonl")
-    return [(row["step"], row["cuts"], row["loss"]) for row in rows]
 
 
 def test_the_corpus_has_every_utterance_to_transcribe_and_every_pair_with_english_to_translate() -> None:
@@ -158,24 +142,11 @@ def test_killed_at_any_moment_it_goes_on_with_the_same_batches(
     url = store if processes == 1 else node
     options = ("--stored", "--url", url, "--steps", 14, "--checkpoint-every", 3, "--processes", processes)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(command(*options, "--output", whole), cwd=ROOT, capture_output=True, timeout=RUN_S, check=False)
-    assert len(cuts_and_losses(whole, 0)) == 14
-    first = subprocess.Popen(
-        command(*options, "--output", killed),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        log = killed / "getbatch" / "batches-0.jsonl"
-        eventually(lambda: len(read_lines(log)) >= 8, timeout_s=RUN_S)
-    finally:
-        os.killpg(first.pid, signal.SIGKILL)
-        first.wait(timeout=30)
-    again = subprocess.run(
-        command(*options, "--output", killed), cwd=ROOT, capture_output=True, text=True, timeout=RUN_S, check=False
-    )
+    finished(*options, "--output", whole)
+    assert len(cuts_and_losses(whole)) == 14
+    with killed_at_the_end(killed, *options) as until:
+        until(8)
+    again = finished(*options, "--output", killed)
     assert "goes on after step 6" in again.stdout, again.stdout + again.stderr
     for rank in range(processes):
         assert cuts_and_losses(killed, rank) == cuts_and_losses(whole, rank)
