@@ -49,6 +49,15 @@ any size and number of entries (`benchmarks/cluster.md`), for a session with eac
 DIRECT_FROM_ENTRIES_PER_OWNER = 8
 """Of a larger one, those that have at least as many entries for each owner: for a few entries each it is not worth a
 session with every node that there is."""
+_OF_ONE_COPY = (
+    errors.NotFound,
+    errors.CorruptObject,
+    errors.ArchiveDamaged,
+    errors.ArchiveIndexError,
+    errors.DriveFailed,
+)
+"""What one holder may say of an object while another one has it whole."""
+_OF_ALL_COPIES = (errors.ObjectDeleted, errors.MemberNotFound)
 
 
 class RoutedTransport(Failover, NoLongBatches):
@@ -209,15 +218,16 @@ class RoutedTransport(Failover, NoLongBatches):
         return data
 
     def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
-        """The object's holders in turn, from the last byte that has come."""
+        """The object's holders in turn, from the last byte that has come: what one has damaged, or has not got yet,
+        another may have."""
         node = b""
-        broken: set[bytes] = set()
+        refusals: dict[bytes, errors.LoaderError] = {}
         translate: Callable[[Exception], errors.LoaderError] = _as_unavailable
 
         def open_call(request: pb.GetRequest) -> Call:
             nonlocal node, translate
             nodes = self._nodes(request.bucket, request.name)
-            node = next((one for one in nodes if one not in broken), nodes[0])
+            node = next((one for one in nodes if one not in refusals), nodes[0])
             call, translate = self.members.transport(node).open_download(request)
             return call
 
@@ -226,10 +236,18 @@ class RoutedTransport(Failover, NoLongBatches):
             if isinstance(translated, errors.NodeUnavailable):
                 self.members.suspect(node)
                 self.members.refresh()
-            if isinstance(translated, errors.DriveFailed) and node not in broken:
-                broken.add(node)
-                return errors.NodeUnavailable(str(translated))
-            return translated
+            if not isinstance(translated, _OF_ONE_COPY) or isinstance(translated, _OF_ALL_COPIES):
+                return translated
+            lacks = isinstance(translated, errors.NotFound) and not request.version
+            if lacks:
+                self.head(request.bucket, request.name)  # raises it if that is what all say
+            refusals[node] = translated
+            if all(one in refusals for one in self._nodes(request.bucket, request.name)):
+                worst = min(refusals.values(), key=lambda refusal: isinstance(refusal, errors.NotFound))
+                if not lacks or worst is not translated:
+                    return worst
+                refusals.clear()  # it has gone from one to another between the questions
+            return errors.NodeUnavailable(str(translated))
 
         return download(request, open_call, failed, timeout_s=timeout_s, retry_s=self._retry_s)
 
