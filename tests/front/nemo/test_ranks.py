@@ -1,4 +1,4 @@
-"""Two ranks of one training, as `torchrun` starts them: each reads its own part from the store, and both step together."""
+"""Two ranks of one training, as `torchrun` starts them: each reads a part of its own, and both step together."""
 
 from __future__ import annotations
 
