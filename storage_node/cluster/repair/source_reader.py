@@ -7,6 +7,7 @@ a node fails, or its copy is damaged, the next holder goes on from the last byte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -27,7 +28,9 @@ from ais_loader.wire.generated import ais_objects_pb2_grpc
 from ais_loader.wire.object_info import info_of
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.errors import TooFewCopies
+from storage_node.cluster.map.sync import newer_map
 from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.node import Node
 from storage_node.store.checksum import crc32c
@@ -206,7 +209,18 @@ class SourceReader:
 
     async def open(self, wanted: wire.ComposeRange) -> Source:
         """Raises LoaderError."""
-        source = Source(wanted, self._streams(wanted))
+        replica_set = self._writes.replica_set_to_read(wanted.bucket)
+        try:
+            return await self._opened(wanted, replica_set)
+        except ObjectDeleted:
+            raise
+        except (ObjectNotFound, BucketNotFound):
+            if replica_set is None or not await self._may_be_elsewhere(replica_set):
+                raise
+        return await self._opened(wanted, self._writes.replica_set_to_read(wanted.bucket))
+
+    async def _opened(self, wanted: wire.ComposeRange, replica_set: ReplicaSet | None) -> Source:
+        source = Source(wanted, self._streams(wanted, replica_set))
         try:
             await source.open()
         except BaseException:
@@ -214,9 +228,23 @@ class SourceReader:
             raise
         return source
 
-    def _streams(self, wanted: wire.ComposeRange) -> Iterator[Stream]:
+    async def _may_be_elsewhere(self, replica_set: ReplicaSet) -> bool:
+        """Whether what all holders lacked may be found when they are asked once more: it went from one to another
+        between the questions, or was handed over by a map that this node has not heard of until now."""
+        view, channels = replica_set.view, self._writes.channels
+        asked = (
+            newer_map(channels.to(node.peer_endpoint), view.version, self._node.config.reach_timeout_s)
+            for at, node in enumerate(view.nodes)
+            if at != replica_set.position
+        )
+        for map_ in await asyncio.gather(*asked):
+            if map_ is not None:
+                with contextlib.suppress(LoaderError, ValueError):
+                    await self._node.learn(map_)
+        return view.objects_go([replica_set.bucket.name]) or self._node.map_version > view.version
+
+    def _streams(self, wanted: wire.ComposeRange, replica_set: ReplicaSet | None) -> Iterator[Stream]:
         """One for each node that may have it, best first: this one, then those that have answered lately."""
-        replica_set = self._writes.replica_set_to_read(wanted.bucket)
         if replica_set is None:
             yield LocalStream(self._node)
             return
