@@ -12,11 +12,7 @@ import pytest
 
 from ais_loader import Bucket, ClusterOptions, Status, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
-from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
-from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.cluster.map import sync
 from storage_node.store.format import CatalogEntry
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.store.snapshot_kit import reap
@@ -149,31 +145,3 @@ def test_what_was_handed_over_while_a_batch_went_on_is_found_where_it_is(tmp_pat
                     store.delete(BUCKET, name)
             reap(store)
             assert [item.tobytes() for item in items] == [content(name) for name in names[1:]]
-
-
-def test_what_was_handed_over_by_a_map_that_a_coordinator_has_not_heard_of_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the newer map node 2 has all objects; node 0, which is to copy one, goes by the one before."""
-    monkeypatch.setattr(sync, "BACKOFF", Backoff(600.0, 600.0))  # it does not hear of it by itself
-    with LocalCluster(tmp_path, 3, repair_interval_s=600.0) as cluster:
-        for number, weight in ((0, 1e-12), (1, 1.0), (2, 1e-12)):
-            cluster.map.node[number].weight = weight
-        cluster.learn()
-        assert cluster.owners("x") == [1]
-        cluster.map.version += 1
-        cluster.map.node[1].weight, cluster.map.node[2].weight = 1e-12, 1.0
-        newer = cluster_pb.ClusterMap()
-        newer.CopyFrom(cluster.map)
-        for number in (1, 2):
-            cluster.nodes[number].membership.learn(newer)
-        cluster.put_on(2, {"x": b"handed over"})
-        source = compose_pb.ComposeRange(bucket=BUCKET, name="x")
-        made = pb.PutHeader(bucket=BUCKET, name="y")
-        request = compose_pb.ComposeRequest(object=made, part=[compose_pb.ComposePart(range=source)])
-        assert cluster.transport.compose(request).size_bytes == len(b"handed over")
-        with connect(cluster.nodes[1].url) as client:
-            assert client.bucket(BUCKET).get("y") == b"handed over"
-        request.part[0].range.name = "never put"
-        with pytest.raises(errors.ObjectNotFound):
-            cluster.transport.compose(request)

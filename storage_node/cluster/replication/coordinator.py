@@ -64,7 +64,7 @@ class WriteCoordinator:
         self.channels = self._channels = Channels(node.caller)
         self._nodes = ReplicaClient(node, self._channels)
         self._commits = CommitProtocol(self._nodes)
-        self._deletions = Deletions(self._nodes, self._commits)
+        self._deletions = Deletions(self._nodes, self._commits, self.replica_set)
 
     @property
     def leases(self) -> ReadLeases:
@@ -397,6 +397,8 @@ class WriteCoordinator:
             not_above is not None or (newest is not None and not newest.is_tombstone) or done_by(write_id, entries)
         )
         absent = not existed and replica_set.nobody_has(name, found)
+        if absent and await self._nodes.has_changed(replica_set):
+            raise replica_set.left_behind(name)
         # A node that could not be asked may have the object: it finds the tombstone when it comes back.
         if not absent or not all(node in found for node in asked.owners):
             having = [node for node, state in found.items() if node in asked.taking or state.HasField("version")]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNotFound
+from ais_loader.errors import BucketNotFound, DriveFailed, InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.replication.commit import CommitProtocol
 from storage_node.cluster.replication.nonparticipants import (
     invalidate_after_commits,
@@ -44,6 +45,8 @@ from storage_node.store.write_memory import after, checked, memory_of
 
 AT_ONCE = 1000
 """Names that nodes are asked about with one message."""
+_MOST_MAPS = 5
+"""That may follow each other while it is asked what there is."""
 
 
 @dataclass(slots=True)
@@ -93,10 +96,18 @@ class _Deletion(ReplicaSelection):
         return [node for node in self.found if node not in self.having]
 
 
+class _LeftBehind(Exception):
+    """There is a newer map than the one that names were asked about by. Nothing has been changed."""
+
+
 class Deletions:
-    def __init__(self, nodes: ReplicaClient, commits: CommitProtocol) -> None:
+    def __init__(
+        self, nodes: ReplicaClient, commits: CommitProtocol, newest: Callable[[str], ReplicaSet | None]
+    ) -> None:
+        """`newest`: of a bucket, by the newest map here; raises TooFewCopies."""
         self._nodes = nodes
         self._commits = commits
+        self._newest = newest
 
     async def delete(
         self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition
@@ -110,17 +121,37 @@ class Deletions:
         for first in range(0, len(different), AT_ONCE):
             group = different[first : first + AT_ONCE]
             async with self._commits.names.hold((replica_set.bucket.uuid, name) for name in group):
-                done.update(zip(group, await self._delete(replica_set, group, condition), strict=True))
+                done.update(zip(group, await self._delete_by_newest(replica_set, group, condition), strict=True))
         missing = {name: ObjectNotFound(not_found_message(replica_set.bucket.name, name)) for name in set(names)}
         return [done.pop(name, missing[name]) for name in names]
+
+    async def _delete_by_newest(
+        self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition
+    ) -> list[LoaderError | None]:
+        for _ in range(_MOST_MAPS):
+            try:
+                return await self._delete(replica_set, names, condition)
+            except _LeftBehind:
+                try:
+                    newest = self._newest(replica_set.bucket.name)
+                except TooFewCopies as error:
+                    return [error] * len(names)
+                if newest is None or newest.bucket.uuid != replica_set.bucket.uuid:
+                    gone = BucketNotFound(f"bucket {replica_set.bucket.name!r} has been deleted meanwhile")
+                    return [gone] * len(names)
+                replica_set = newest
+        return [replica_set.left_behind(name) for name in names]
 
     async def _delete(
         self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition
     ) -> list[LoaderError | None]:
+        """Raises _LeftBehind."""
         settled: dict[str, LoaderError | None] = {}
         before: dict[str, tuple[CatalogEntry, ...]] = {}
         if condition.began_ns:
             earlier = await resolve(self._nodes, replica_set, [(name, condition) for name in names])
+            if await self._nodes.has_changed(replica_set):
+                raise _LeftBehind
             for name, found in zip(names, earlier, strict=True):
                 if isinstance(found, Repeat):
                     before[name] = found.before
@@ -153,6 +184,8 @@ class Deletions:
             for entry in going
             if not entry.existed(condition.write_id) and replica_set.nobody_has(entry.name, entry.found)
         }
+        if absent and await self._nodes.has_changed(replica_set):
+            raise _LeftBehind
         # A node that could not be asked may have the object: it finds the tombstone when it comes back.
         to_delete = [
             entry

@@ -89,6 +89,8 @@ async def resolve(
     answers = await asyncio.gather(
         *(outcome(nodes.newest(replica_set, node, names, allow_unknown=True)) for node in everybody)
     )
+    if await nodes.has_changed(replica_set):
+        return [replica_set.left_behind(name) for name in names]
     results: list[CatalogEntry | LoaderError | Repeat] = []
     for at, (name, condition) in enumerate(wanted):
         found: dict[int, CatalogEntry | None] = {}

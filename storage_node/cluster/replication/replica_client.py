@@ -100,6 +100,17 @@ class ReplicaClient:
                 return True
         return False
 
+    async def has_changed(self, replica_set: ReplicaSet) -> bool:
+        """Whether somebody is known to act by a newer map, which this node has learned then if it could.
+
+        What nodes of this one lack may have been handed over by that one, to a node that this one does not have.
+        """
+        membership, version = self.node.membership, replica_set.view.version
+        if membership is None or (self._newest_map[1] <= version and membership.view is replica_set.view):
+            return False
+        await self.keep_up()
+        return True
+
     def copy(self, replica_set: ReplicaSet, node: int, held: HeldWrite | None = None) -> ReplicaStream:
         """`held`: what takes the copy in where it is this node's own."""
         if node == replica_set.position:
@@ -131,6 +142,7 @@ class ReplicaClient:
         with reporting(self.channels, endpoint):
             found: wire.NewestResponse = await stub.Newest(request, timeout=timeout_s)
         self.note_clock(replica_set, node, found.wall_ms)
+        self.heard_of_map(endpoint, found.map_version)
         self.channels.answered(endpoint)
         return found
 

@@ -59,6 +59,13 @@ class ReplicaSet:
     def endpoint(self, node: int) -> str:
         return self.view.nodes[node].peer_endpoint
 
+    def left_behind(self, name: str) -> LoaderError:
+        """What is wrong with saying by this map what there is of a name, or is not, when there is a newer one."""
+        return TooFewCopies(
+            f"{self.bucket.name}/{name}: there is a newer map than {self.view.version}, by which other nodes may have "
+            "it; try again, nothing was changed"
+        )
+
 
 @dataclass(slots=True)
 class ReplicaSelection:
