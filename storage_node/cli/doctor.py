@@ -202,9 +202,10 @@ def _verdict(report: Report) -> str:
 
 
 def _ask_node(url: str, *, as_json: bool) -> bool:
-    """Show what a node says of itself; whether all its drives work."""
+    """Show what a node says of itself, or those of its cluster; whether all of them answer, and all drives work."""
     with connect(url) as client:
         described: dict[str, Any] = client.describe()
+    silent = [node for node in described.get("nodes", ()) if "error" in node]
     with Lines() as lines:
         if as_json:
             lines.add(json.dumps(described))
@@ -216,4 +217,6 @@ def _ask_node(url: str, *, as_json: bool) -> bool:
                 free = f"{size_text(drive['free_bytes'])} free of {size_text(drive['size_bytes'])}"
                 about = f"about {count_text(drive['objects_estimate'], 'object')}, {free}"
                 lines.add(f"{printable(drive['path'] or drive['uuid'])}: {printable(drive['state'])}, {about}")
-    return all(drive["state"] == "ok" for drive in described["drives"])
+            for node in silent:
+                lines.add(f"error: node {node['uuid']} at {node['endpoint']}: {printable(node['error'])}")
+    return not silent and all(drive["state"] == "ok" for drive in described["drives"])

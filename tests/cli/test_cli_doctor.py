@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from ais_loader.cli import main
 from ais_loader.client import connect
 from ais_loader.testing import NodeProcess
+from tests.node.cluster_kit import LocalCluster
 
 OBJECTS = {f"o{number}": bytes([number]) * 500 for number in range(30)}
 
@@ -149,6 +150,16 @@ def test_a_node_is_asked_how_it_is(node: NodeProcess) -> None:
     assert f"{node.drives[0]}: ok, about " in shown.stdout
     described = json.loads(doctor("--json", env={"AIS_LOADER_URL": node.url}).stdout)
     assert [drive["path"] for drive in described["drives"]] == list(map(str, node.drives))
+
+
+def test_a_node_of_a_cluster_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 2) as cluster:
+        assert doctor(cluster.nodes[0].url).exit_code == 0
+        cluster.nodes[1].stop(grace_s=0.1)
+        for how in ([], ["--json"]):
+            shown = doctor(cluster.nodes[0].url, *how)
+            assert shown.exit_code == 1, shown.output
+            assert cluster.nodes[1].endpoint in shown.stdout
 
 
 def test_options_that_do_not_go_together_change_nothing(drives: list[Path], node: NodeProcess) -> None:

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -24,7 +25,7 @@ from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
-from storage_node.services.access import TABLE, Role
+from storage_node.services.access import ANYONE, TABLE, Methods, Role
 from tests.cluster.agreement_kit import member, node_at, nodes_at
 from tests.node.cluster_kit import LocalCluster
 from tests.node.write_kit import Writer
@@ -75,6 +76,21 @@ def bare(node: NodeServer) -> grpc.Channel:
 
 def test_every_method_stands_in_the_table_and_no_other() -> None:
     assert sorted(methods()) == sorted(TABLE)
+
+
+def test_a_method_that_is_not_in_the_table_is_served_to_nobody() -> None:
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+    methods = Methods()
+    methods.add_registered_method_handlers("ais_loader.v1.Objects", {"Get": handler, "Forge": handler})
+    methods.add_registered_method_handlers("elsewhere.Objects", {"Get": handler})
+
+    def served(path: str, role: Role) -> bool:
+        return methods.served_to(role).service(SimpleNamespace(method=path)) is not None
+
+    for role in (*Role, ANYONE):
+        assert served("/ais_loader.v1.Objects/Get", role)
+        assert not served("/ais_loader.v1.Objects/Forge", role)
+        assert not served("/elsewhere.Objects/Get", role)
 
 
 @pytest.fixture(scope="module")
