@@ -119,6 +119,24 @@ def test_a_name_of_which_all_who_have_it_are_in_doubt_is_not_left_out() -> None:
     assert [name for name, _ in merged(nodes, 2)] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("silent", [False, True])
+def test_names_that_come_into_doubt_while_others_are_waited_for_are_not_left_out(silent: bool) -> None:
+    third = [NodeUnavailable("gone")] if silent else []
+    nodes = Nodes([info("b"), info("d", "1.2.1")], [info("b"), info("d")], third)
+    nodes.in_doubt = {0: ["a", "c"], 1: ["a", "c"]}
+
+    def page(map_: ListedMap, at: int, after: str) -> ListedPage:
+        answer = nodes.page(map_, at, after)
+        if at == 1:  # looked at for the first time: "b", "d" and "e" are being written now, and what "a" is is settled
+            nodes.in_doubt = {0: ["b", "d", "e"], 1: ["b", "d", "e"]}
+            nodes.listings = [info("a")], [info("a")], third
+        return answer
+
+    map_ = map_of(["x", "y", "z"], copies=2)
+    listed = [(one.name, one.version) for one in MergedListing(page, lambda _: map_, map_=map_, retry_s=5.0)]
+    assert listed == [("a", "1.1.1"), ("b", "1.1.1"), ("d", "1.2.1")]
+
+
 def test_a_newer_map_that_nobody_tells_is_an_error_and_no_short_list() -> None:
     def page(map_: ListedMap, at: int, after: str) -> ListedPage:
         return ListedPage([], None, (), 2, 2)

@@ -93,6 +93,22 @@ class _Feed:
         return taken
 
 
+@dataclass(slots=True)
+class _Looks:
+    """What has been seen of one stretch so far, and did not suffice. What was known of a name once is true of a moment
+    within the call, also where it is being written now."""
+
+    end: str | None
+    """Up to this name, None: all, something is known of every name that is not in doubt."""
+    found: dict[str, ObjectInfo]
+    in_doubt: set[str]
+    """Names of which nothing has been known in any look."""
+
+    def tell(self, name: str) -> bool:
+        """Whether it is, or was, known whether there is such an object."""
+        return name not in self.in_doubt and (self.end is None or name <= self.end)
+
+
 class _NewerMap(Exception):
     """A node acts by a newer map than this listing."""
 
@@ -131,8 +147,8 @@ class MergedListing:
         self._patience = Patience(retry_s)
         self._after = ""
         """Everything up to here has been listed."""
-        self._unknown: frozenset[str] | None = None
-        """Names that nobody who answers can say anything of, since the last stretch."""
+        self._looks: _Looks | None = None
+        """Since the last stretch."""
         self._begin(map_)
 
     def _begin(self, map_: ListedMap) -> None:
@@ -156,7 +172,7 @@ class MergedListing:
                 self._begin(self._newest(self._map.nodes[0] if self._map.nodes else b""))
                 continue
             self._patience.progress()
-            self._unknown = None
+            self._looks = None
             yield from found
             if end is None:
                 return
@@ -180,7 +196,7 @@ class MergedListing:
                 known = newest.get(info.name)
                 if known is None or _newer(info.version, known.version):
                     newest[info.name] = info
-        self._require_known(self._unsaid(said) - newest.keys())
+        self._settle(newest, self._unsaid(said) - newest.keys(), end)
         return [newest[name] for name in sorted(newest)], end
 
     def _again(self, end: str | None) -> list[tuple[list[ObjectInfo], list[str]]]:
@@ -205,16 +221,22 @@ class MergedListing:
         having = min(max(1, self._map.copies), len(set(self._map.hosts)))
         return {name for name, doubting in times.items() if doubting >= having > 1 and not self._map.moving}
 
-    def _require_known(self, unknown: set[str]) -> None:
-        """Of a name that is being written a node is in doubt for a moment; of one whose only sure copy is silent for as
-        long as that is."""
-        before, self._unknown = self._unknown, frozenset(unknown)
-        still = unknown if before is None else unknown & before
-        if still:
-            self._unknown = frozenset(still)
+    def _settle(self, newest: dict[str, ObjectInfo], in_doubt: set[str], end: str | None) -> None:
+        """Add to `newest` what earlier looks at this stretch have told of names that are in doubt in this one.
+
+        Of a name that is being written a node is in doubt for a moment, and of other names a moment later; of one whose
+        only sure copy is silent for as long as that is.
+        """
+        before = self._looks
+        left = in_doubt if before is None else {name for name in in_doubt if not before.tell(name)}
+        found = newest if before is None else before.found | newest
+        if left:
+            ends = [end] if before is None else [end, before.end]
+            self._looks = _Looks(None if None in ends else max(filter(None, ends)), found, left)
             error = next(iter(self._silent.values()), None)
             why = "all nodes that have them compare them" if error is None else f"who knows is silent: {error}"
-            raise _TooFewAnswer(NodeUnavailable(f"{len(still):,} names are in doubt, and {why}"))
+            raise _TooFewAnswer(NodeUnavailable(f"{len(left):,} names are in doubt, and {why}"))
+        newest.update((name, found[name]) for name in in_doubt if name in found)
 
     def _ask(self, feed: _Feed, after: str) -> None:
         map_ = self._map
