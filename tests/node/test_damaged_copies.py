@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from ais_loader import connect
-from ais_loader.errors import CorruptObject
+from ais_loader.errors import CorruptObject, LoaderError
 from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
-from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.cluster_kit import BUCKET, Answer, LocalCluster
 from tests.node.node_kit import serving
 from tests.store.store_kit import contents, file_of, flip_a_byte
+from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 40.0
@@ -98,3 +106,63 @@ def test_a_node_of_its_own_finds_and_counts_what_it_cannot_mend(tmp_path: Path) 
         bucket.put("a", b"again")
         eventually(lambda: node.repair.progress().scrub.damaged == 0, TIMEOUT_S)
         assert node.repair.progress().scrub.found == 1 and node.repair.progress().scrub.mended == 0
+
+
+@pytest.mark.parametrize("shard", ["s.tar", "s.tar.gz", "deflated.zip"])
+@pytest.mark.parametrize("way", ["batch", "get"])
+def test_a_copy_of_an_archive_in_which_a_member_is_damaged_is_mended(tmp_path: Path, shard: str, way: str) -> None:
+    members = {f"m{at}": seeded_bytes(300_000, seed=at) for at in range(4)}
+    archive = archive_of(shard, members)
+    with (
+        LocalCluster(tmp_path, 2, copies=2, repair_interval_s=NEVER_S, scrub_interval_s=0) as cluster,
+        connect(",".join(node.url for node in cluster.nodes)) as client,
+    ):
+        bucket = client.bucket(BUCKET)
+        bucket.put(shard, archive)
+        assert bucket.get(shard, member="m0") == members["m0"]
+        for number in range(2):
+            store = store_of(cluster, number)
+            flip_a_byte(file_of(store, shard, BUCKET), len(archive) // 2)
+            if way == "batch":
+                found = cluster_read(cluster, number, shard, list(members))
+                assert [data for data in found if data in members.values()] != list(members.values())
+            else:
+                with pytest.raises(LoaderError):
+                    for member in members:
+                        b"".join(open_member(store, BUCKET, shard, member))
+            eventually(lambda store=store: store.damaged.mended == 1 and not len(store.damaged), TIMEOUT_S)  # type: ignore[misc]
+            assert read_here(store) == {shard: archive}
+            assert cluster_read(cluster, number, shard, list(members)) == list(members.values())
+
+
+def test_an_archive_that_was_damaged_when_it_was_put_is_compared_once(tmp_path: Path) -> None:
+    archive = bytearray(archive_of("deflated.zip", {"m": seeded_bytes(50_000, seed=1)}))
+    archive[25_000] ^= 1
+    with serving(tmp_path, scrub_interval_s=0) as node, connect(node.url) as client:
+        bucket = client.create_bucket(BUCKET)
+        bucket.put("deflated.zip", bytes(archive))
+        assert node.batches is not None
+        damaged = node.batches.node.store.damaged
+        for _ in range(2):
+            with pytest.raises(LoaderError):
+                bucket.get("deflated.zip", member="m")
+            eventually(lambda: damaged.found == 1 and not len(damaged), TIMEOUT_S)
+        assert bucket.get("deflated.zip") == archive
+
+
+def archive_of(shard: str, members: Mapping[str, bytes]) -> bytes:
+    if ".tar" in shard:
+        return packed_tar(members, "w:gz" if shard.endswith("gz") else "w:")
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    return out.getvalue()
+
+
+def cluster_read(cluster: LocalCluster, number: int, shard: str, members: Sequence[str]) -> list[bytes]:
+    """What one node delivers from its own drives."""
+    request = pb.BatchRequest(bucket=[BUCKET], name=[shard] * len(members), member=members, local=True)
+    with closing(GrpcTransport(cluster.nodes[number].url)) as transport:
+        answer = Answer.of(transport.open_batch(request, timeout_s=TIMEOUT_S))
+    return [answer.data[at] for at in range(len(members))]

@@ -123,8 +123,10 @@ class DamageRepair:
                 continue
             found = self._store.drive_set.newest(bucket_uuid, name)
             record = found.record
-            if record is None or record.version != version or is_whole(self._store.drive_set.at(found.slot), record):
+            if record is None or record.version != version:
                 self._damaged.drop(bucket_uuid, name)
+            elif is_whole(self._store.drive_set.at(found.slot), record):
+                self._damaged.drop_whole(bucket_uuid, name, version)
             else:
                 left.append(name)
         return left

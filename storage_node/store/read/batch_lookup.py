@@ -292,7 +292,7 @@ class BatchLookup:
             self.fail_read(position, FailureCode.OPEN, error.errno or 0)
             return
         except LoaderError as error:
-            table.fail(position, status_of(error), str(error), error.kind)
+            self.fail_member(position, error, str(error))
             return
         table.shards[part.shard.fd] = part.shard
         table.members[position] = part
@@ -379,14 +379,21 @@ class BatchLookup:
         _fail_reading(self._table, position, code, number)
         self._note_damage(position)
 
-    def _note_damage(self, position: int) -> None:
-        """Of an entry that cannot be read, if that is because its bytes are not what was put."""
+    def fail_member(self, position: int, error: LoaderError, message: str) -> None:
+        """Of a member of an archive that cannot be delivered."""
+        self._table.fail(position, status_of(error), message, error.kind)
+        self._note_damage(position, surely=False)
+
+    def _note_damage(self, position: int, *, surely: bool = True) -> None:
+        """Of an entry that cannot be read, if that is because its bytes are not what was put; or may not be."""
         record = self._table.records[position]
         if self._table.status[position] == pb.CORRUPT and record is not None:
             at = self._request.bucket_index[position] if self._request.bucket_index else 0
             with contextlib.suppress(LoaderError):  # the bucket has gone meanwhile
                 bucket_uuid = self._store.bucket(self._request.bucket[at]).uuid_bytes
-                self._store.damaged.note(bucket_uuid, self._table.names[position], record.version)
+                damaged = self._store.damaged
+                noted = damaged.note if surely else damaged.suspect
+                noted(bucket_uuid, self._table.names[position], record.version)
 
     def _fail_missing(self, position: int, bucket: str, bucket_uuid: bytes | None) -> None:
         table = self._table

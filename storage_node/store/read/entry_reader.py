@@ -21,7 +21,7 @@ from storage_node.store.checksum import combine, crc32c
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry
 from storage_node.store.read.batch_lookup import BatchLookup
-from storage_node.store.read.batch_members import MemberPart, status_of
+from storage_node.store.read.batch_members import MemberPart
 from storage_node.store.read.batch_reader import FailureCode, read_frame
 from storage_node.store.read.batch_table import BatchTable
 from storage_node.store.read.frame_plan import FrameSpan
@@ -122,7 +122,7 @@ class EntryReader:
                 return whole[part.start : part.start + part.size_bytes]
             return b"".join(part.pieces())
         except LoaderError as error:
-            table.fail(position, status_of(error), f"{table.names[position]!r}: {error}", error.kind)
+            self._lookup.fail_member(position, error, f"{table.names[position]!r}: {error}")
         except OSError as error:
             self._lookup.fail_read(position, FailureCode.READ, error.errno or 0)
         return b""
@@ -272,7 +272,7 @@ class EntryReader:
                 parts.append(next(opened.unpacked))
                 got += len(parts[-1])
         except LoaderError as error:
-            table.fail(position, status_of(error), f"{table.names[position]!r}: {error}", error.kind)
+            self._lookup.fail_member(position, error, f"{table.names[position]!r}: {error}")
             return b""
         except OSError as error:
             self._lookup.fail_read(position, FailureCode.READ, error.errno or 0)
@@ -307,7 +307,7 @@ class EntryReader:
                 self._lookup.fail_read(position, FailureCode.OPEN, error.errno or 0)
                 return None
             except LoaderError as error:
-                table.fail(position, status_of(error), f"{table.names[position]!r}: {error}", error.kind)
+                self._lookup.fail_member(position, error, f"{table.names[position]!r}: {error}")
                 return None
         table.fail_replaced(position)
         return None

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, ObjectNotFound, RangeError
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Version
-from storage_node.store.read.batch_members import MemberPart, find_member
+from storage_node.store.read.batch_members import MemberPart, find_member, status_of
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.store import Store
 
@@ -159,14 +160,29 @@ class ObjectReader(Iterator[bytes]):
 class MemberReader(Iterator[bytes]):
     """A member of an archive, or `length` bytes of it, in chunks of at most a few MiB; as ObjectReader."""
 
-    def __init__(self, record: CatalogEntry, part: MemberPart, *, verify: bool) -> None:
-        """`record`: of the archive. With `verify` a range is read as a part of the whole member, which is verified."""
+    def __init__(
+        self,
+        record: CatalogEntry,
+        part: MemberPart,
+        *,
+        verify: bool,
+        unreadable: Callable[[LoaderError], None] = lambda error: None,
+    ) -> None:
+        """`record`: of the archive. With `verify` a range is read as a part of the whole member, which is verified.
+
+        `unreadable`: told why the member cannot be delivered.
+        """
         self.record = record
+        self._unreadable = unreadable
         self.length = part.size_bytes
         self._pieces = _within(part) if verify and not part.is_whole else part.pieces()
 
     def __next__(self) -> bytes:
-        return next(self._pieces)
+        try:
+            return next(self._pieces)
+        except LoaderError as error:
+            self._unreadable(error)
+            raise
 
     def close(self) -> None:
         self._pieces = iter(())
@@ -213,6 +229,13 @@ def _note_damage(store: Store, bucket: str, name: str, version: Version) -> None
         store.damaged.note(store.bucket(bucket).uuid_bytes, name, version)
 
 
+def _note_suspicion(store: Store, bucket: str, name: str, version: Version, error: LoaderError) -> None:
+    """Of an archive of which a member cannot be delivered."""
+    if status_of(error) == pb.CORRUPT:
+        with contextlib.suppress(LoaderError):  # the bucket has gone meanwhile
+            store.damaged.suspect(store.bucket(bucket).uuid_bytes, name, version)
+
+
 def open_member(
     store: Store,
     bucket: str,
@@ -229,8 +252,13 @@ def open_member(
         raise RangeError(f"{bucket}/{name}, member {member!r}: negative range: start={start}, length={length}")
 
     def opened(drive: Drive, record: CatalogEntry) -> MemberReader:
-        part = find_member(drive, record, name, member, start, -1 if length is None else length)
-        return MemberReader(record, part, verify=verify)
+        unreadable = partial(_note_suspicion, store, bucket, name, record.version)
+        try:
+            part = find_member(drive, record, name, member, start, -1 if length is None else length)
+        except LoaderError as error:
+            unreadable(error)
+            raise
+        return MemberReader(record, part, verify=verify, unreadable=unreadable)
 
     return open_current(store, bucket, name, version, opened)
 
