@@ -83,8 +83,10 @@ def _node(
         problem += f"; it said: {said.problem}" if said is not None and said.problem else ""
         drives = [_unknown(str(path)) for path in (here.drives if here is not None else ())]
     progress = answer.progress if answer is not None else None
-    if described is not None and progress is not None:
-        problem = "; ".join(filter(None, [problem, *_shortages(progress)]))
+    if described is not None and answer is not None:
+        unsaid = f"nothing is known of its copies: no answer to an operator at {answer.peer_endpoint}"
+        told_of = _shortages(progress) if progress is not None else [unsaid]
+        problem = "; ".join(filter(None, [problem, *told_of]))
     limits = dict(described.limits) if described is not None else {}
     return {
         "id": uuid,
