@@ -9,14 +9,15 @@ from __future__ import annotations
 import copy
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader import Client, Entry, errors
+from ais_loader import Batch, Client, Entry, WithOpaque, errors
 from ais_loader.extras import needs
 
 from ..shared_store import StoreReference, named_url
@@ -27,6 +28,14 @@ with needs("webdataset", "samples of shards"):
     from webdataset.handlers import reraise_exception
 
 Handler = Callable[[Exception], bool]
+
+
+class _Wanted(NamedTuple):
+    """A batch of samples, by number, with the members of each and what fetches all of them."""
+
+    samples: Sequence[int]
+    members: Sequence[Sequence[str]]
+    entries: Sequence[Entry]
 
 
 class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no annotations
@@ -123,10 +132,32 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
         Raises IndexError, and what `Client.get_batch` raises. ObjectNotFound for a shard that was replaced or deleted
         since the list was made.
         """
-        wanted = [self._number(index) for index in indices]
-        samples: Iterator[Any] = iter(self._fetched(wanted))
+        wanted = self._wanted(indices)
+        return self._staged(self._taken(wanted, self._client().get_batch(wanted.entries, **self._options())))
+
+    def batches(
+        self, batch_sampler: Iterable[Iterable[int]], *, in_flight: int = 3
+    ) -> Generator[list[Any], None, None]:
+        """What `__getitems__` makes of each list of numbers that a batch sampler draws, the next ones being under way.
+
+        A DataLoader names the numbers of a batch when it wants the batch; here `in_flight` of them are drawn and asked
+        for before their turn, over one session and without worker processes. An epoch of the sampler; closing the
+        generator gives up what is under way. Raises what `__getitems__` does; IndexError when the number is drawn.
+        """
+        if in_flight < 1:
+            raise errors.InvalidRequest(f"in_flight={in_flight}: need at least 1")
+        return self._batches(batch_sampler, in_flight)
+
+    def _batches(self, batch_sampler: Iterable[Iterable[int]], in_flight: int) -> Generator[list[Any], None, None]:
+        drawn = map(self._wanted, batch_sampler)
+        requests = (WithOpaque(wanted.entries, wanted) for wanted in drawn)
+        with closing(self._client().get_batches(requests, in_flight=in_flight, **self._options())) as batches:
+            for batch in batches:
+                yield self._staged(self._taken(batch.opaque, batch))
+
+    def _staged(self, samples: Iterable[Any]) -> list[Any]:
         for stage in self._stages:
-            samples = iter(stage(samples))
+            samples = stage(iter(samples))
         return list(samples)
 
     def _client(self) -> Client:
@@ -138,22 +169,30 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
             raise IndexError(f"sample {index} of {len(self):,}")
         return number % len(self)
 
-    def _fetched(self, wanted: Sequence[int]) -> Iterable[dict[str, Any]]:
+    def _options(self) -> dict[str, Any]:
+        tolerant = self._handler is not reraise_exception
+        return {"on_error": "placeholder" if tolerant else "raise", "timeout_s": self._timeout_s}
+
+    def _wanted(self, indices: Iterable[int]) -> _Wanted:
         table = self._table
-        members = [table.members(sample) for sample in wanted]
+        samples = [self._number(index) for index in indices]
+        members = [table.members(sample) for sample in samples]
         entries = [
             Entry(shard.bucket, shard.name, member, version=shard.version)
-            for sample, names in zip(wanted, members, strict=True)
+            for sample, names in zip(samples, members, strict=True)
             for shard in (table.shard(sample),)
             for member in names
         ]
-        if self._handler is reraise_exception:
-            return self._samples(wanted, members, self._contents(wanted, entries))
-        return self._surviving(wanted, members, entries)
+        return _Wanted(samples, members, entries)
 
-    def _contents(self, wanted: Sequence[int], entries: Sequence[Entry]) -> Iterator[Any]:
+    def _taken(self, wanted: _Wanted, batch: Batch) -> Iterable[dict[str, Any]]:
+        if self._handler is reraise_exception:
+            return self._samples(wanted.samples, wanted.members, self._contents(wanted.samples, batch))
+        return self._surviving(wanted.samples, wanted.members, batch)
+
+    def _contents(self, wanted: Sequence[int], batch: Batch) -> Iterator[Any]:
         try:
-            with self._client().get_batch(entries, timeout_s=self._timeout_s) as batch:
+            with batch:
                 return iter(batch.tobytes())
         except errors.ObjectNotFound as error:
             raise self._changed(wanted, error) from error
@@ -168,9 +207,8 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
             yield found
 
     def _surviving(
-        self, wanted: Sequence[int], members: Sequence[Sequence[str]], entries: Sequence[Entry]
+        self, wanted: Sequence[int], members: Sequence[Sequence[str]], batch: Batch
     ) -> Iterator[dict[str, Any]]:
-        batch = self._client().get_batch(entries, on_error="placeholder", timeout_s=self._timeout_s)
         with batch:
             for sample, names in zip(wanted, members, strict=True):
                 items = list(islice(batch, len(names)))

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,52 @@ def test_workers_and_any_sampler_get_each_sample_once(how: str, shards: list[str
     came = [sample for batch in loader for sample in batch]
     assert len(came) == 40 and came != list(in_order(shards))
     assert sorted(came, key=str) == sorted(in_order(shards), key=str)
+
+
+def test_batches_are_asked_for_ahead_and_are_those_of_the_sampler(
+    shards: list[str], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = ShardSamples(shards, store=bucket.client).map(same)
+    order = random.Random(2).sample(range(40), 40)
+    wanted = [order[at : at + 6] for at in range(0, 40, 6)]
+    drawn: list[list[int]] = []
+
+    def sampler() -> Iterator[list[int]]:
+        for numbers in wanted:
+            drawn.append(numbers)
+            yield numbers
+
+    requests: list[int] = []
+    get_batch = bucket.client.get_batch
+    monkeypatch.setattr(
+        bucket.client, "get_batch", lambda entries, **options: requests.append(1) or get_batch(entries, **options)
+    )
+    came = []
+    for batch in samples.batches(sampler(), in_flight=3):
+        came.append(batch)
+        assert len(drawn) == len(requests) == min(len(wanted), len(came) + 2)
+    monkeypatch.undo()
+    assert came == [samples.__getitems__(numbers) for numbers in wanted]
+
+
+def test_a_batch_that_fails_ahead_fails_in_its_turn_or_goes_on_without_its_sample(
+    shards: list[str], bucket: Bucket
+) -> None:
+    strict = ShardSamples(shards, store=bucket.client)
+    passed_over: list[Exception] = []
+    tolerant = ShardSamples(shards, store=bucket.client, handler=lambda error: passed_over.append(error) or True)
+    bucket.delete("s-3.tar")
+    wanted = [[0, 1], [2, 30], [3, 4]]
+    reader = strict.batches(wanted)
+    assert [sample["__key__"] for sample in next(reader)] == [strict.keys()[0], strict.keys()[1]]
+    with pytest.raises(errors.ObjectNotFound, match="was deleted after its samples were listed"):
+        next(reader)
+    keys = strict.keys()
+    found = [[sample["__key__"] for sample in batch] for batch in tolerant.batches(wanted)]
+    assert found == [[keys[0], keys[1]], [keys[2]], [keys[3], keys[4]]]
+    assert [type(error) for error in passed_over] == [errors.ObjectNotFound]
+    with pytest.raises(errors.InvalidRequest, match="in_flight=0"):
+        strict.batches(wanted, in_flight=0)
 
 
 def test_a_shard_that_was_replaced_or_deleted_says_so(shards: list[str], bucket: Bucket) -> None:
