@@ -1,7 +1,7 @@
 """CutBatches: how long a trainer waits for its batches, against a loop of AISBatchLoader and decoding.
 
     make .venv-front/.ais-loader-ready
-    .venv-front/bin/python -m benchmarks.cut_batches      # writes the table beside this file
+    .venv-front/bin/python -m benchmarks.cut_batches      # writes the table and the plot beside this file
 
 Isolates what is done beside the trainer's step. Batches of 32 FLAC recordings of 3 s (about 80 KiB each) from a storage
 node, drawn by Lhotse's DynamicCutSampler and decoded to one array each. A step takes three times what a batch takes to
@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,14 @@ from ais_loader.integrations.lhotse import AISBatchLoader
 from ais_loader.integrations.lhotse.cut_batches import CutBatches
 from ais_loader.testing import NodeProcess
 from benchmarks.harness import conclude, load, machine, run_rounds
+from benchmarks.plots import new_figure, save
 
 RATE, SECONDS, BATCH = 16_000, 3, 32
 STEP_TO_LOAD = 3
 LOOP_AT_LEAST, CUT_BATCHES_AT_MOST = 20.0, 5.0
 LOOP, CUT_BATCHES = "loop of AISBatchLoader and decoding", "CutBatches"
 TABLE = Path(__file__).with_name("cut_batches.md")
+PLOT = Path(__file__).with_suffix(".png")
 
 
 def flac(seed: int) -> bytes:
@@ -124,6 +126,8 @@ def main(recordings: int, rounds: int, threads: int, folder: Path | None, write:
         shares = run_rounds(contestants, rounds)
     text, reached = report(shares, took[-1], recordings, rounds, threads)
     print(text)
+    if write:
+        draw(shares, PLOT)
     conclude(text, TABLE if write else None, reached=reached)
 
 
@@ -156,7 +160,19 @@ threads that decode. Each round runs both; the median of the rounds counts.
 | share of time waiting for data | wanted | median | range | |
 |---|---:|---:|---:|---|
 """
-    return text + "\n".join(lines) + "\n", all_reached
+    return text + "\n".join(lines) + f"\n\n![Share of time waiting, by round]({PLOT.name})\n", all_reached
+
+
+def draw(shares: Mapping[str, Sequence[float]], path: Path) -> None:
+    """Share of time waiting in each round, and the limits that are wanted."""
+    figure, axes = new_figure(1, width=5.2)
+    panel = axes[0][0]
+    for at, (name, limit) in enumerate(((LOOP, LOOP_AT_LEAST), (CUT_BATCHES, CUT_BATCHES_AT_MOST))):
+        panel.plot(shares[name], [at] * len(shares[name]), "o", color="#2166ac", alpha=0.6)
+        panel.plot([limit] * 2, [at - 0.3, at + 0.3], color="#c0392b", linestyle=":", linewidth=2)
+    panel.set_yticks([0, 1], [LOOP.replace(" of ", "\nof "), CUT_BATCHES])
+    panel.set(xlabel="% of time waiting for data; dotted: wanted", ylim=(-0.6, 1.6), xlim=(0, None))
+    save(figure, path)
 
 
 if __name__ == "__main__":

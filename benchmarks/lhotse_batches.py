@@ -1,7 +1,7 @@
 """AISBatchLoader: the data of 32 cuts by one GetBatch, against single GETs, the bare GetBatch, and Lhotse over files.
 
     make .venv-front/.ais-loader-ready
-    .venv-front/bin/python -m benchmarks.lhotse_batches      # writes the table beside this file
+    .venv-front/bin/python -m benchmarks.lhotse_batches      # writes the table and the plot beside this file
 
 32 of the recordings in tests/data/speech (FLAC), others each time; and 32 windows of 2 s of one WAV of 600 s. Loading
 is decoding too where it says so. Prediction, written before the first run:
@@ -31,12 +31,14 @@ from ais_loader.integrations.lhotse.needs import asked_entry, needs_of
 from ais_loader.requests import requests_for_entries
 from ais_loader.testing import NodeProcess
 from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+from benchmarks.plots import draw_rounds
+from benchmarks.processor_time import ProcessorTime
 
 RATE, BATCH = 16_000, 32
 SPEECH = Path(__file__).resolve().parent.parent / "tests" / "data" / "speech"
 LONG_SECONDS, WINDOW_SECONDS = 600, 2
 HALF_A_MILLISECOND = "0.5 ms each"
-TABLE = Path(__file__).with_name("lhotse_batches.md")
+TABLE, PLOT = Path(__file__).with_suffix(".md"), Path(__file__).with_suffix(".png")
 
 
 def long_wav() -> bytes:
@@ -115,19 +117,26 @@ def main(batches: int, rounds: int, folder: Path | None, write: bool) -> None:
         local = [make_cut(path, "file", str(path)) for path in paths]
         here_loader, node_loader = AISBatchLoader(store=embedded.url), AISBatchLoader(store=node.url)
         whole_loader = AISBatchLoader(store=node.url, windows=False)
+        spent, few = ProcessorTime(node.pid), max(batches // 5, 1)
         contestants = {
             "request of 32 cuts": per_second(build_request, remote, 20 * batches),
             HALF_A_MILLISECOND: lambda: 2000.0,
-            "loader, gRPC": per_second(node_loader, remote, batches),
-            "bare get_batch, gRPC": per_second(bare_batch(over_grpc), remote, batches),
-            "single GETs, gRPC": per_second(single_gets(over_grpc), remote, max(batches // 5, 1)),
+            **{
+                name: spent.of(name, per_second(work, remote, count), count)
+                for name, work, count in (
+                    ("loader, gRPC", node_loader, batches),
+                    ("bare get_batch, gRPC", bare_batch(over_grpc), batches),
+                    ("single GETs, gRPC", single_gets(over_grpc), few),
+                )
+            },
             "loader, embedded, decoded": per_second(lambda cuts: decoded(here_loader(cuts)), remote, batches),
             "Lhotse over files, decoded": per_second(decoded, local, batches),
             "32 windows, gRPC": per_second(node_loader, windows(), batches),
-            "32 windows, of the whole, gRPC": per_second(whole_loader, windows(), max(batches // 5, 1)),
+            "32 windows, of the whole, gRPC": per_second(whole_loader, windows(), few),
         }
         for work in contestants.values():
             work()  # caches of entries, headers and pages
+        spent.forget()
         rates = run_rounds(contestants, rounds)
         window_bytes = sum(len(cut.recording.sources[0].source) for cut in node_loader(windows()))
     outcomes = judge(
@@ -145,9 +154,13 @@ def main(batches: int, rounds: int, folder: Path | None, write: bool) -> None:
         f"{load()}. {rounds} rounds of {batches} batches; {len(paths):,} recordings of {size_bytes / 1024:.0f} KiB. "
         f"Client and node share the cores. "
         f"The windows have {window_bytes / 1024:,.0f} KiB of {len(long) / 1024:,.0f}.\n\n"
-        f"{rates_table(rates, 'batches/s')}\n\n{claims_table(outcomes)}\n"
+        f"{rates_table(rates, 'batches/s')}\n\n{claims_table(outcomes)}\n\n{spent.table('a batch of 32')}\n\n"
+        f"![Rates, and the ratios of the rounds]({PLOT.name})\n"
     )
     click.echo(text)
+    if write:
+        shown = {name: values for name, values in rates.items() if name != HALF_A_MILLISECOND}
+        draw_rounds(shown, outcomes, "batches/s", PLOT)
     conclude(text, TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
 
 

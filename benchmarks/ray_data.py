@@ -1,6 +1,6 @@
 """Ray Data reads of small objects: `read_ais` against `read_binary_files` through fsspec, of the same store.
 
-    python -m benchmarks.ray_data       # writes the table beside this file
+    .venv-front/bin/python -m benchmarks.ray_data       # writes the table and the plot beside this file
 
 Objects of 10 KiB over gRPC; each contestant reads all of them once in a round, with the same two blocks on one Ray of
 two CPUs, and drops the rows. Its list of names is part of the time of both: both are given the URLs. Workers and
@@ -13,6 +13,7 @@ dataset brings that down.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,10 +29,12 @@ from ais_loader import connect
 from ais_loader.integrations.ray_data import read_ais
 from ais_loader.testing import NodeProcess, seeded_bytes
 from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+from benchmarks.plots import draw_rounds
 
 OBJECT_BYTES = 10 << 10
 BLOCKS = 2
 TABLE = Path(__file__).with_suffix(".md")
+PLOT = Path(__file__).with_suffix(".png")
 OURS, THEIRS = "read_ais", "read_binary_files, fsspec"
 CLAIMS = [Claim(OURS, THEIRS, 1.5)]
 
@@ -57,6 +60,8 @@ def timed(make: Callable[[], Any], expected: int) -> Callable[[], float]:
 @click.option("--write/--no-write", default=True, show_default=True, help="Keep the table.")
 def main(rounds: int, objects: int, ray_address: str | None, write: bool) -> None:
     started = {} if ray_address else {"num_cpus": BLOCKS, "include_dashboard": False}
+    if not ray_address:
+        os.environ["RAY_AUTH_MODE"] = "disabled"  # it would keep a token in the home folder
     ray.init(ray_address, log_to_driver=False, **started)
     ray.data.DataContext.get_current().enable_progress_bars = False
     with tempfile.TemporaryDirectory() as folder, NodeProcess(Path(folder) / "drive") as node:
@@ -85,9 +90,12 @@ def main(rounds: int, objects: int, ray_address: str | None, write: bool) -> Non
             f"Machine: {machine()}, ray {ray.__version__}; {load()}. {rounds} rounds of {objects:,} objects.",
             rates_table(rates, "objects/s", OBJECT_BYTES),
             claims_table(outcomes),
+            f"![Rates, and the ratios of the rounds]({PLOT.name})",
         ]
     )
     print(report)
+    if write:
+        draw_rounds(rates, outcomes, "objects/s", PLOT)
     conclude(report + "\n", TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
 
 

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from ais_loader import Bucket, connect
 from ais_loader.integrations.lhotse import AISBatchLoader, AISBatchLoaderError
 from ais_loader.integrations.nemo.__main__ import main
+from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from tests.data import EMPTY_WAV, Utterance
 from tests.front.nemo.kit import RATE_HZ, Speech, line, loader_config, member, put_lines, put_shards, tar_of, tarred
@@ -233,3 +234,19 @@ def test_a_worker_killed_in_mid_batch_is_told_at_once_and_the_next_epoch_is_whol
         node.resume()
         del reader
         assert set(delivered(tokenizer, **options)) == {member(one) for one in spoken}
+
+
+def test_a_node_of_a_cluster_killed_in_mid_epoch_costs_nothing_where_others_have_copies(
+    tmp_path: Path, spoken: list[Utterance], tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ClusterProcesses(tmp_path, 3, buckets={"b": 2}) as nodes:
+        monkeypatch.setenv("AIS_LOADER_URL", nodes.url)
+        with connect(nodes.url) as client:
+            put_shards(client.bucket("b"), "asr", [spoken[n::4] for n in range(4)])
+            reader = iter(batches(tokenizer, batch_size=4, **tarred(client.bucket("b"), "asr", 4)))
+            came = dict(_rows(next(reader)))
+            nodes.kill([1])
+            for batch in reader:
+                came |= dict(_rows(batch))
+    assert set(came) == {member(one) for one in spoken}
+    assert all(torch.equal(came[member(one)], _samples(one)) for one in spoken)

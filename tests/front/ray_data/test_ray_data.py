@@ -20,6 +20,7 @@ from ais_loader.integrations.ray_data.listing import Listed, shares
 from ais_loader.integrations.ray_data.stores import portable_url
 from ais_loader.integrations.ray_data.write import AISSink
 from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
+from ais_loader.testing.cluster import ClusterProcesses
 from tests.tar_kit import packed_tar
 
 NAMES = ["a/0", "a/1 #?%20", "a/2.bin", "b/empty", "b/large"]
@@ -200,5 +201,20 @@ def test_a_node_that_is_killed_while_tasks_read_and_returns_loses_no_row() -> No
             if not came:
                 node.kill()
                 node.start()
+            came[row["path"][-4:]] = row["bytes"]
+        assert came == data
+
+
+@pytest.mark.slow
+def test_a_cluster_is_written_to_and_read_while_one_of_its_nodes_is_dead() -> None:
+    data = {f"{at:04d}": seeded_bytes(100_000, seed=at) for at in range(300)}
+    with throwaway_folder() as folder, ClusterProcesses(folder, 3, buckets={"b": 2}) as nodes:
+        made = ray.data.from_arrow(pa.table({"name": list(data), "bytes": list(data.values())})).repartition(4)
+        assert write_ais(made, "ais://b/", store=nodes.url, name_column="name").objects == len(data)
+        dataset = read_ais("ais://b/", store=nodes.url, override_num_blocks=6)
+        came = {}
+        for row in dataset.iter_rows():
+            if not came:
+                nodes.kill([1])  # where others have a copy of all that it has
             came[row["path"][-4:]] = row["bytes"]
         assert came == data
