@@ -328,6 +328,9 @@ class Bucket(BucketComposing):
     def delete(self, name: str, *, if_version: str | None = None) -> None:
         """`if_version`: delete it only if it has this version.
 
+        While a node of a cluster that may have it is away, deleting what is not there succeeds: the node learns of it
+        when it comes back.
+
         Raises ObjectNotFound, BucketNotFound, StoreReadOnly, VersionConflict, NodeUnavailable, OutcomeUnknown.
         """
         if if_version is not None:

@@ -16,6 +16,7 @@ from ais_loader.wire.generated import ais_contents_pb2_grpc as rpc
 from storage_node.services.contents import ContentsReplicaService
 from storage_node.services.replica import ReplicaService
 from storage_node.store.format import Version
+from storage_node.store.replica_state import ReplicaState
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import CALL_TIMEOUT_S, Writer, cluster_of, copies_of, held, name_with
 
@@ -74,15 +75,41 @@ def test_without_one_owner_the_next_host_keeps_the_tombstone(cluster: LocalClust
     names = [f"n{at}" for at in range(80)]
     put(cluster, names)
     cluster.nodes[2].stop()
-    assert delete(cluster, 0, [*names, "none"]) == {80: "object-not-found"}
+    absent = name_with(cluster, lambda owners: 2 not in owners, "none")
+    assert delete(cluster, 0, [*names, absent]) == {80: "object-not-found"}
     kept = {number: held(cluster.batches(number).node.store) for number in (0, 1, 3)}
     for name in names:
         there = [number for number in kept if name in kept[number] and kept[number][name][1] is None]
         assert len(there) == 2 and set(there) >= set(cluster.owners(name)) - {2}
     missing = name_with(cluster, lambda owners: 2 in owners, "none")
-    assert delete(cluster, 0, [missing]) == {0: "object-not-found"}
+    assert delete(cluster, 0, [missing]) == {}
     # The owner that could not be asked may have it: it finds the tombstone.
     assert any(missing in held(cluster.batches(number).node.store) for number in (0, 1, 3))
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_deletion_that_takes_away_what_is_put_meanwhile_does_not_say_that_there_was_none(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    name = name_with(cluster, lambda owners: 3 in owners and 0 not in owners)
+    cluster.nodes[3].stop()
+    choose, versions = ReplicaState.next_version, []
+
+    def choose_after_a_put(replicas: ReplicaState, *arguments: object) -> Version:
+        monkeypatch.setattr(ReplicaState, "next_version", choose)
+        with Writer(cluster.nodes[1].url) as writer:
+            versions.append(writer.put(name, b"new").version)
+        return choose(replicas, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ReplicaState, "next_version", choose_after_a_put)
+    if many:
+        assert delete(cluster, 0, [name]) == {}
+    else:
+        with Writer(cluster.nodes[0].url) as writer:
+            writer.delete(name)
+    assert versions
+    kept = [found[name] for number in range(3) if name in (found := held(cluster.batches(number).node.store))]
+    assert len(kept) >= 2 and all(data is None and _parsed(at) > _parsed(versions[0]) for at, data in kept)
 
 
 @contextlib.contextmanager

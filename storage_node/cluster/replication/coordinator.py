@@ -333,8 +333,8 @@ class WriteCoordinator:
     # -- deleting
 
     async def delete(self, replica_set: ReplicaSet, name: str, condition: Condition | None = None) -> None:
-        """Leave a tombstone on all owners. Raises ObjectNotFound when it is sure that there is no such object,
-        VersionConflict."""
+        """Leave a tombstone on all owners. Raises ObjectNotFound when all of them say that there is no such object, and
+        nothing is done; VersionConflict."""
         if object_name_fault(name):
             raise ObjectNotFound(not_found_message(replica_set.bucket.name, name))
         lease = self._membership.lease
@@ -399,17 +399,17 @@ class WriteCoordinator:
         absent = not existed and replica_set.nobody_has(name, found)
         if absent and await self._nodes.has_changed(replica_set):
             raise replica_set.left_behind(name)
-        # A node that could not be asked may have the object: it finds the tombstone when it comes back.
-        if not absent or not all(node in found for node in asked.owners):
-            having = [node for node, state in found.items() if node in asked.taking or state.HasField("version")]
-            rest = [node for node in found if node not in having]
-            seen = [from_wire(state.version) for state in states] + ([not_above] if not_above is not None else [])
-            seen += self._node.store.replicas.announced(replica_set.bucket.uuid, name)
-            writes = after(entries, memory_of(write_id, asked.missing), time.time_ns())
-            seen += [entry.version for entry in before]
-            await self._leave_tombstones(asked, having, rest, seen, clock, not_above, writes, looked_s)
-        if absent:
+        if absent and all(node in found for node in asked.owners):
             raise ObjectNotFound(not_found_message(replica_set.bucket.name, name))
+        # A node that could not be asked may have the object: it finds the tombstone when it comes back. That is no
+        # `ObjectNotFound`, as the tombstone is above what is put at this moment, too.
+        having = [node for node, state in found.items() if node in asked.taking or state.HasField("version")]
+        rest = [node for node in found if node not in having]
+        seen = [from_wire(state.version) for state in states] + ([not_above] if not_above is not None else [])
+        seen += self._node.store.replicas.announced(replica_set.bucket.uuid, name)
+        writes = after(entries, memory_of(write_id, asked.missing), time.time_ns())
+        seen += [entry.version for entry in before]
+        await self._leave_tombstones(asked, having, rest, seen, clock, not_above, writes, looked_s)
 
     async def delete_many(
         self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition | None = None

@@ -179,24 +179,21 @@ class Deletions:
                 if node not in entry.found:
                     former.setdefault(node, []).append(entry)
         await asyncio.gather(*(self._ask(replica_set, node, mine) for node, mine in former.items()))
-        absent = {
-            entry.name
-            for entry in going
-            if not entry.existed(condition.write_id) and replica_set.nobody_has(entry.name, entry.found)
-        }
-        if absent and await self._nodes.has_changed(replica_set):
-            raise _LeftBehind
-        # A node that could not be asked may have the object: it finds the tombstone when it comes back.
-        to_delete = [
+        absent = [
             entry
             for entry in going
-            if entry.name not in absent or not all(node in entry.found for node in entry.owners)
+            if not entry.existed(condition.write_id) and replica_set.nobody_has(entry.name, entry.found)
         ]
+        if absent and await self._nodes.has_changed(replica_set):
+            raise _LeftBehind
+        for entry in absent:
+            if all(node in entry.found for node in entry.owners):
+                results[entry.name] = ObjectNotFound(not_found_message(replica_set.bucket.name, entry.name))
+        # A node that could not be asked may have the object: it finds the tombstone when it comes back. That is no
+        # `ObjectNotFound`, as the tombstone is above what is put at this moment, too.
+        to_delete = [entry for entry in going if results[entry.name] is None]
         if to_delete:
             results.update(await self._leave_tombstones(replica_set, to_delete, condition.write_id))
-        for entry in going:
-            if results[entry.name] is None and entry.name in absent:
-                results[entry.name] = ObjectNotFound(not_found_message(replica_set.bucket.name, entry.name))
         return [results[name] for name in names]
 
     async def _ask_round(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> bool:
