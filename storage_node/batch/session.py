@@ -157,9 +157,9 @@ class _Session:
                 return
 
     async def take(self, request: pb.SessionRequest) -> None:
-        self.place.moved()
         batch_id, event = request.batch_id, request.WhichOneof("event")
         if event == "request":
+            self.place.moved()
             began_s = clock_s()
             answer = self._answer_small(batch_id, request.request)
             if answer is not None:
@@ -178,6 +178,7 @@ class _Session:
             task.add_done_callback(lambda _: self._forget(batch_id))
         elif (batch := self._batches.get(batch_id)) is not None:  # else it has ended, and this crossed its END
             if event == "credit":
+                self.place.moved(request.credit.payload_bytes)
                 batch[1].add(request.credit.payload_bytes)
             elif event == "cancel":
                 batch[0].cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from node_kit import RawSession, batch_of, bucket_of, serving
 
 from ais_loader import ClusterOptions, connect
 from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.server import NodeServer
 
 MiB = 1 << 20
@@ -154,6 +156,42 @@ def test_sessions_that_nobody_uses_give_way_and_are_opened_again(tmp_path: Path)
         with pytest.raises(StopIteration):
             sessions[0].receive()
         assert bucket.get_batch(["01"]).tobytes() == [OBJECTS["01"]]
+
+
+@pytest.mark.parametrize(
+    "event", [pb.Credit(payload_bytes=MiB), pb.Cancel(), None], ids=["credit", "cancel", "nothing"]
+)
+def test_sessions_that_only_pretend_to_be_used_give_way(tmp_path: Path, event: pb.Credit | pb.Cancel | None) -> None:
+    """They say something all the time, of a batch that there is not."""
+    over = threading.Event()
+    with serving(tmp_path, max_sessions=4, still_s=5 * STILL_S) as node, ExitStack() as held:
+        with bucket_of(node) as bucket:
+            bucket.put_many(OBJECTS.items())
+        sessions = [held.enter_context(RawSession(node.url)) for _ in range(4)]
+        for session in sessions:
+            session.ask(1, batch_of(["00"]))
+
+        def pretend() -> None:
+            while not over.wait(STILL_S / 4):
+                for session in sessions:
+                    session.send(7, event)
+
+        pretending = threading.Thread(target=pretend)
+        pretending.start()
+        held.callback(pretending.join)
+        held.callback(over.set)
+        read_as(node, "", [*OBJECTS])
+
+
+@pytest.mark.parametrize("method", ["Objects/Head", "Objects/PutMany", "GetBatch/Session", "Cluster/GetMap"])
+def test_a_message_of_more_than_32_mib_is_not_taken(node: NodeServer, method: str) -> None:
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(node.endpoint, options=options) as channel:
+        call = channel.stream_stream(f"/ais_loader.v1.{method}")(iter([bytes(33 * MiB)]), timeout=SERVED_S)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    read_as(node, "modest", ["01"])
 
 
 @pytest.mark.slow
