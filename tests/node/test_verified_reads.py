@@ -90,11 +90,15 @@ def by_pinned_get(stored: Stored, entry: Entry) -> bytes:
     )
 
 
-def by_batch(stored: Stored, entry: Entry) -> bytes:
+def by_batch(stored: Stored, entry: Entry, assembly: str = "direct") -> bytes:
     other = Entry("b", entry.name, start=0, length=10, member=entry.member and "before")
-    first, item, last = stored.bucket.client.get_batch([other, entry, other], verify_ranges=True)
+    first, item, last = stored.bucket.client.get_batch([other, entry, other], verify_ranges=True, assembly=assembly)
     assert first.tobytes() == last.tobytes() == (DATA if entry.member is None else MEMBERS["before"])[:10]
     return item.tobytes()
+
+
+def by_target(stored: Stored, entry: Entry) -> bytes:
+    return by_batch(stored, entry, "target")
 
 
 def by_command(stored: Stored, entry: Entry) -> bytes:
@@ -124,7 +128,7 @@ def reads_again(way: Way, stored: Stored) -> bool:
 
 
 @sizes
-@pytest.mark.parametrize("way", [by_get, by_pinned_get, by_batch, by_command, by_file])
+@pytest.mark.parametrize("way", [by_get, by_pinned_get, by_batch, by_target, by_command, by_file])
 def test_a_range_with_a_flipped_byte_is_refused(stored: Stored, way: Way, length: int) -> None:
     stored.bucket.put("x", DATA)
     rot(stored, len(DATA), BAD)
@@ -138,7 +142,11 @@ def test_a_range_with_a_flipped_byte_is_refused(stored: Stored, way: Way, length
 @sizes
 @pytest.mark.parametrize(
     ("way", "shard"),
-    [*[(by_get, shard) for shard in SHARDS], *[(by_batch, shard) for shard in SHARDS], (by_command, "s.tar")],
+    [
+        *[(by_get, shard) for shard in SHARDS],
+        *[(by_batch, shard) for shard in SHARDS],
+        *[(way, "s.tar") for way in (by_target, by_command)],
+    ],
 )
 def test_a_range_of_a_member_with_a_flipped_byte_is_refused(stored: Stored, way: Way, shard: str, length: int) -> None:
     archive = archive_of(shard)
