@@ -1,5 +1,9 @@
-"""Fixtures for every folder of tests (see ais_loader/testing/fixtures.py), tests with a process of their own, and which
-cases of a test for every transport are slow or exhaustive.
+"""Fixtures for every folder of tests (see ais_loader/testing/fixtures.py), folders in memory, tests with a process of
+their own, and which cases of a test for every transport are slow or exhaustive.
+
+Stores of tests are in memory, as a disk is what they would wait for: half of a node's processor time in its tests was
+the disk's file system. A killed process leaves the one as it leaves the other. What is about the page cache, or what is
+read without a thread, is marked `on_disk`: memory answers no RWF_NOWAIT, and all is read as what is cold.
 
 A test that forks needs a process in which nothing else runs: gRPC's threads, which other tests leave behind, do not
 survive a fork. Marked `fresh_process`, it is run by a pytest of its own.
@@ -11,10 +15,13 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
+
+from ais_loader.testing import throwaway_folder
 
 # No test is timed: machines are shared, and a run that stands still is ended by pytest-timeout.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -25,6 +32,15 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 _INSIDE = "AIS_LOADER_TEST_FRESH_PROCESS"
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
+    if request.node.get_closest_marker("on_disk") is not None:
+        yield request.getfixturevalue("tmp_path")  # pytest's
+        return
+    with throwaway_folder() as folder:
+        yield folder
 
 
 @pytest.hookimpl(tryfirst=True)

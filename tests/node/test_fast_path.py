@@ -21,6 +21,8 @@ from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 from tests.store.batch_read_kit import content, crc
 from tests.store.store_kit import BUCKET, drive_of, file_of, flip_a_byte, put, store_at
 
+pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
+
 
 def filled(store: Store, sizes: list[int]) -> list[str]:
     """Objects of these sizes, and the catalog's entries at hand."""

@@ -16,6 +16,8 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.gather.routing import ReplicaRouting
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
+pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
+
 WAYS: dict[str, Callable[[Bucket, str], bytes]] = {
     "get": lambda bucket, name: bucket.get(name),
     "head": lambda bucket, name: b"x" * bucket.head(name).size_bytes,

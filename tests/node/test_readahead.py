@@ -20,6 +20,8 @@ from storage_node.store.read.frame_plan import FrameSpan, plan_frames
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 from tests.store.batch_read_kit import content
 
+pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
+
 MIB = 1 << 20
 
 

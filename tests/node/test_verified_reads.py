@@ -23,6 +23,8 @@ from tests.node.cluster_kit import LocalCluster
 from tests.store.store_kit import flip_a_byte
 from tests.tar_kit import packed_tar
 
+pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
+
 MiB = 1 << 20
 DATA = seeded_bytes(9 * MiB, seed=7)
 MEMBERS = {"before": b"b" * 1000, "large": DATA, "after": b"a" * 1000}

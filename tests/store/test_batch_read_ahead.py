@@ -13,6 +13,8 @@ from ais_loader.testing import eventually
 from storage_node.store.read.batch_reader import announce_python, read_frame_python
 from tests.store.batch_read_kit import READERS, Folder, columns, content, whole_files
 
+pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
+
 WAYS: dict[str, tuple[Any, Any]] = {"python": (announce_python, read_frame_python)}
 if "native" in READERS:
     from storage_node.store import _native

@@ -11,6 +11,8 @@ import pytest
 from storage_node.store.read.batch_reader import CachedFile, read_cached_python
 from tests.store.batch_read_kit import READERS, Folder, content, crc
 
+pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
+
 READ: dict[str, Callable[..., bytes | None]] = {"python": read_cached_python}
 if "native" in READERS:
     from storage_node.store import _native

@@ -34,6 +34,8 @@ from tests.store.batch_read_kit import (
     whole_files,
 )
 
+pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
+
 
 @pytest.fixture(params=sorted(READERS))
 def reader(request: pytest.FixtureRequest) -> Reader:

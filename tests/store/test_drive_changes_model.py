@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ais_loader.errors import DriveFailed, InvalidRequest, ObjectNotFound
+from ais_loader.testing import throwaway_folder
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.identity import DriveIdentity
@@ -23,10 +23,8 @@ from storage_node.store.pool import write_routing as placed_changes
 from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
-from tests.store.memory_folder import IN_MEMORY
 from tests.store.store_kit import BUCKET, assert_sound, contents, names, put, read
 
-MEMORY = "/dev/shm" if IN_MEMORY else None
 NAMES = st.integers(0, 40).map(lambda number: f"{'ab'[number % 2]}/{number}")
 SIZES = st.sampled_from([0, 1, 50, BLOCK_BYTES + 1])
 
@@ -34,9 +32,10 @@ SIZES = st.sampled_from([0, 1, 50, BLOCK_BYTES + 1])
 class DrivesMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self._folder = tempfile.TemporaryDirectory(dir=MEMORY)
+        self._held = contextlib.ExitStack()
+        self._folder = self._held.enter_context(throwaway_folder())
         self._made = 2
-        self.roots = [Path(self._folder.name, "drive-0"), Path(self._folder.name, "drive-1")]
+        self.roots = [self._folder / "drive-0", self._folder / "drive-1"]
         self.model: dict[str, bytes] = {}
         self.metadata: dict[str, dict[str, str]] = {}
         self.newest: dict[str, Version] = {}
@@ -135,7 +134,7 @@ class DrivesMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.store.record.current.drives) < 5)
     @rule()
     def add(self) -> None:
-        root = Path(self._folder.name, f"drive-{self._made}")
+        root = self._folder / f"drive-{self._made}"
         self._made += 1
         try:
             uuid = self.store.pool.add_drive(root)
@@ -233,7 +232,7 @@ class DrivesMachine(RuleBasedStateMachine):
             self.store.close()
             assert_sound(*used)
         self._patch.undo()
-        self._folder.cleanup()
+        self._held.close()
 
 
 TestDrivesAgainstADict = DrivesMachine.TestCase

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ais_loader.errors import ObjectNotFound
+from ais_loader.testing import throwaway_folder
 from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.names import object_name_fault
 from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from tests.store.memory_folder import IN_MEMORY
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, names, put, read, store_at
-
-MEMORY = "/dev/shm" if IN_MEMORY else None
 
 # Few parts, so that names collide, are prefixes of each other, and sort differently as text and as bytes.
 NAMES = st.lists(
@@ -43,8 +41,8 @@ def test_a_list_has_every_name_once_in_byte_order_however_it_is_cut_into_pages(
     drives: int, stored: set[str], prefix: str, page: int
 ) -> None:
     with (
-        tempfile.TemporaryDirectory(dir=MEMORY) as folder,
-        store_at(*(Path(folder, str(n)) for n in range(drives))) as store,
+        throwaway_folder() as folder,
+        store_at(*(folder / str(n) for n in range(drives))) as store,
     ):
         for name in stored:
             put(store, name, name.encode())
@@ -74,8 +72,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._folder = tempfile.TemporaryDirectory(dir=MEMORY)
-        self.roots = [Path(self._folder.name, "a"), Path(self._folder.name, "b")]
+        self._held = contextlib.ExitStack()
+        self._folder = self._held.enter_context(throwaway_folder())
+        self.roots = [self._folder / "a", self._folder / "b"]
         self.model: dict[str, bytes] = {}
         self.newest: dict[str, object] = {}
         self._bytes = random.Random(0)
@@ -140,7 +139,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert contents(self.store) == self.model
             self.store.close()
             assert_sound(*self.roots)
-        self._folder.cleanup()
+        self._held.close()
 
 
 TestStoreAgainstADict = StoreMachine.TestCase
