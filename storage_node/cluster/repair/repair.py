@@ -91,6 +91,9 @@ class Repair:
         self.damage = DamageRepair(node, membership, self._peers)
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
+        self._of_pass: ClusterView | None = None
+        """The map of the last pass."""
+        self._unsure_due = asyncio.Event()
         self._store.replicas.is_owner = self._owns
         self._leases = writes.leases
         self._leases.compare = self._reconciler.mark_everything
@@ -117,7 +120,7 @@ class Repair:
             "copying what has too few copies": self.shortage.run,
             "mending damaged copies": self.damage.run,
             "looking for damaged copies": self.damage.scrub,
-            "noticing a standstill": self._stay_awake,
+            "noticing a standstill, and what is due": self._look,
             "asking about unsure copies": self._ask_about_unsure,
         }
         self._leases.start()
@@ -154,25 +157,33 @@ class Repair:
         """Raises ReplicaLost."""
         return await self._peers.progress(endpoint)
 
-    async def _stay_awake(self) -> None:
-        """Where there are no leases: a process that was stopped for so long that others may have written without it has
-        been away."""
+    async def _look(self) -> None:
+        """The one look at all that other threads may change, so that an idle node is not woken for each.
+
+        Where there are no leases, a process that was stopped for so long that others may have written without it has
+        been away.
+        """
         while True:
             if not self._leases.stay_awake(AWAKE_S):
                 log.warning("this node stood still for more than %g s: its copies are compared with others", AWAKE_S)
+            if self._membership.view is not self._of_pass:
+                self._wake.set()
+            if self.unsure.pending:
+                self._unsure_due.set()
             await asyncio.sleep(POLL_S)
 
     async def _ask_about_unsure(self) -> None:
         while True:
+            await self._unsure_due.wait()
+            self._unsure_due.clear()
             await self.unsure.resolve()
-            await asyncio.sleep(POLL_S)
 
     # -- passes
 
     async def _run(self) -> None:
         in_vain = 0
         while True:
-            view = self._membership.view
+            self._of_pass = view = self._membership.view
             wait_s = self._node.config.repair_interval_s
             self._wake.clear()
             if view is not None and self._membership.position is not None:
@@ -188,17 +199,17 @@ class Repair:
                     wait_s = min(wait_s, RETRY.whole_s(in_vain))
                 if counted and view.is_changing:
                     await finish(view, self._membership, self._peers)
-            await self._wait(view, wait_s)
+            await self._wait(wait_s)
 
     def _done(self) -> tuple[int, ...]:
         counts = self.metrics
         return counts.objects_pushed, counts.tombstones_pushed, counts.copies_dropped
 
-    async def _wait(self, view: ClusterView | None, wait_s: float) -> None:
+    async def _wait(self, wait_s: float) -> None:
         """Until the time is over, the map is another one, or somebody has called `wake`."""
-        until_s = time.monotonic() + wait_s
-        while time.monotonic() < until_s and self._membership.view is view and not self._wake.is_set():
-            await asyncio.sleep(POLL_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
 
     async def _pass(self, view: ClusterView) -> tuple[bool, bool]:
         """Go through everything on this node's drives. Raises LoaderError.

@@ -114,6 +114,11 @@ class UnsureCopies:
                 names[name] = found.version
         return True
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is anything that may have to be asked about."""
+        return self._since is not None
+
     async def resolve(self) -> None:
         """Ask about those that somebody wanted to read."""
         view, since = self._membership.view, self._since

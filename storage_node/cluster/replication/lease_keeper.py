@@ -45,6 +45,8 @@ _RENEWALS = 6
 """In the time of one lease."""
 _IMPATIENT_S = 0.05
 """Between two looks while the node holds no lease."""
+_NO_LEASES_S = 5.0
+"""The same where there are none: the map that brings them wakes it."""
 _STOP_TIMEOUT_S = 10.0
 _MAX_MAP_VERSION = 1 << 32
 """Epochs are as large at most: whoever says more knows no map."""
@@ -81,7 +83,7 @@ class ReadLeases:
         self._asking: set[bytes] = set()
         self._stopping = False
         self._sleep: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-        """Of the thread."""
+        """Of the thread, with what ends it."""
         self._thread = threading.Thread(target=self._run, name="ais-loader-lease", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.keep_up: Callable[[], Awaitable[bool]] = _nothing
@@ -203,6 +205,8 @@ class ReadLeases:
             if not for_s:
                 self._node.store.replicas.stale.guard(_copied(view))
         self._note()
+        if before is None or not before_s or self._here not in before.position:
+            self._wake()
 
     def stay_awake(self, for_s: float) -> bool:
         """Where there are no leases: say that this process runs, see `StaleReplicas.awake`. True where there are."""
@@ -220,11 +224,15 @@ class ReadLeases:
 
     async def stop(self) -> None:
         self._stopping = True
+        self._wake()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, _STOP_TIMEOUT_S)
+
+    def _wake(self) -> None:
+        """Leases begin, or the thread is to end. From any thread."""
         if self._sleep is not None:
             with contextlib.suppress(RuntimeError):  # the thread has ended
                 self._sleep[0].call_soon_threadsafe(self._sleep[1].set)
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, _STOP_TIMEOUT_S)
 
     def _run(self) -> None:
         try:
@@ -234,15 +242,16 @@ class ReadLeases:
             log.exception("read leases are not renewed any more")
 
     async def _renew(self) -> None:
-        channels, stop = Channels(self._node.caller), asyncio.Event()
-        self._sleep = asyncio.get_running_loop(), stop
+        channels, woken = Channels(self._node.caller), asyncio.Event()
+        self._sleep = asyncio.get_running_loop(), woken
         lapsed_s: float | None = None
         tasks: set[asyncio.Task[None]] = set()
         while not self._stopping:
+            woken.clear()
             view, for_s = self._by, 0.0
             if view is not None and self._here in view.position:
                 for_s = self._lease_s(view)
-            left_s = _IMPATIENT_S * _RENEWALS
+            pause_s = _NO_LEASES_S
             if view is not None and for_s:
                 others = [node for node in view.nodes if node.uuid != self._here]
                 for node in others:
@@ -252,12 +261,12 @@ class ReadLeases:
                         tasks.add(task)
                         task.add_done_callback(tasks.discard)
                 now, until_s = clock_s(), self._note()
-                left_s = min(for_s, until_s - now)
+                # Not a moment later than before the lease ends, and soon when it is over.
+                pause_s = max(_IMPATIENT_S, min(for_s, until_s - now) / _RENEWALS)
                 lapsed_s = _report(lapsed_s, now, until_s)
-            # Not a moment later than before the lease ends, and soon where there is none.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(_IMPATIENT_S, min(for_s, left_s) / _RENEWALS)):
-                    await stop.wait()
+                async with asyncio.timeout(pause_s):
+                    await woken.wait()
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
