@@ -29,8 +29,9 @@ TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 20.0
 RETRY_S = 40.0
 """Nodes of a busy machine stand still now and then, and compare their copies afterwards."""
-PAUSE_S = 0.005
-"""Between two calls of a reader or a writer: nodes that start or compare need the processor too."""
+PAUSE_S = 0.02
+"""Between two calls of a reader or a writer: nodes that start or compare need the processor too, and what is waited for
+is that every way has been gone so often."""
 GONE = -1
 
 
