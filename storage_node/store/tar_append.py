@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from storage_node.store.archives.source import FdSource
 from storage_node.store.archives.tar_end import find_end
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
-from storage_node.store.read.object_reader import open_current
+from storage_node.store.read.object_reader import note_suspicion, open_current
 from storage_node.store.store import Store
 
 
@@ -21,6 +22,9 @@ def tar_end(store: Store, request: pb.TarEndRequest) -> pb.TarEndResponse:
         fd = drive.files.open(record.path)
         try:
             end = find_end(FdSource(fd, record.size_bytes, record.offset), request.name, wanted)
+        except LoaderError as error:
+            note_suspicion(store, request.bucket, request.name, record.version, error)
+            raise
         finally:
             os.close(fd)
         return pb.TarEndResponse(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -133,6 +134,31 @@ def test_a_copy_of_an_archive_in_which_a_member_is_damaged_is_mended(tmp_path: P
             eventually(lambda store=store: store.damaged.mended == 1 and not len(store.damaged), TIMEOUT_S)  # type: ignore[misc]
             assert read_here(store) == {shard: archive}
             assert cluster_read(cluster, number, shard, list(members)) == list(members.values())
+
+
+@pytest.mark.parametrize("how", ["listed", "added"])
+def test_members_are_listed_and_added_by_a_holder_that_has_the_archive_whole(tmp_path: Path, how: str) -> None:
+    members = {f"m{at}": seeded_bytes(300_000, seed=at) for at in range(4)}
+    archive = archive_of("s.tar", members)
+    with (
+        LocalCluster(tmp_path, 2, copies=2, repair_interval_s=NEVER_S, scrub_interval_s=0) as cluster,
+        connect(",".join(node.url for node in cluster.nodes)) as client,
+    ):
+        bucket = client.bucket(BUCKET)
+        bucket.put("s.tar", archive)
+        first = store_of(cluster, cluster.owners("s.tar")[0])
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            flip_a_byte(file_of(first, "s.tar", BUCKET), tar.getmember("m2").offset + 1)
+        if how == "listed":
+            for drive in first.drives:
+                assert drive is not None
+                for index in (drive.root / "members").iterdir():
+                    index.unlink()
+            assert [member.name for member in bucket.members("s.tar")] == list(members)
+            eventually(lambda: first.damaged.mended == 1 and not len(first.damaged), TIMEOUT_S)
+        bucket.append_members("s.tar", [("more", b"more")])
+        assert [member.name for member in bucket.members("s.tar")] == [*members, "more"]
+        assert bucket.get("s.tar", member="m2") == members["m2"]
 
 
 def test_an_archive_that_was_damaged_when_it_was_put_is_compared_once(tmp_path: Path) -> None:

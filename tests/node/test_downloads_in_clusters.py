@@ -3,6 +3,7 @@ first."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from storage_node.cluster.repair.repair import Repair
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.store.store_kit import file_of, flip_a_byte
 
@@ -53,8 +55,15 @@ def test_where_all_copies_are_damaged_it_is_said(tmp_path: Path) -> None:
             bucket.get(NAMES[0])
 
 
-def test_a_node_that_joins_and_has_not_got_it_yet_says_nothing_of_it(tmp_path: Path) -> None:
-    """By weight, the node that joins is the first owner of all."""
+def test_a_node_that_joins_and_has_not_got_it_yet_says_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By weight, the node that joins is the first owner of all; nobody sends it anything."""
+
+    async def never(repair: Repair) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Repair, "_run", never)
     with LocalCluster(tmp_path, 2, repair_interval_s=600.0) as cluster:
         cluster.map.node[0].weight, cluster.map.node[1].weight = 1e-12, 1.0
         cluster.map.node[1].state = cluster_pb.MapNode.JOINING

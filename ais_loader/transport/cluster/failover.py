@@ -19,6 +19,8 @@ from ais_loader.transport.retry import Patience
 T = TypeVar("T")
 QUICK_TIMEOUT_S = 2.0
 """For a short answer, where another node can be asked for it."""
+DAMAGED = errors.CorruptObject, errors.ArchiveDamaged, errors.ArchiveIndexError
+"""What a holder may say of its copy while another one has the object whole."""
 
 
 class Failover:
@@ -38,7 +40,8 @@ class Failover:
     def _read(self, bucket: str, name: str, call: Callable[[GrpcTransport, float], T]) -> T:
         """The answer of the first holder that has one; `call` is told how long it may take.
 
-        Raises NotFound, NodeUnavailable, SilenceTimeout, and DriveFailed where no other holder is left.
+        Raises NotFound, NodeUnavailable, SilenceTimeout, and where no other holder is left DriveFailed and what says
+        that a copy is damaged.
         """
         members, patience = self.members, Patience(self._retry_s)
         asked_twice = False
@@ -64,7 +67,7 @@ class Failover:
                 except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
                     members.suspect(node)
                     failure = errors.NodeUnavailable(str(error)) if short else error
-                except (errors.DriveFailed, errors.Overloaded) as error:
+                except (errors.DriveFailed, errors.Overloaded, *DAMAGED) as error:
                     failure = failure or error  # the node is well otherwise
             # Who has handed it over, by a newer map, has that map.
             members.refresh(first=lacking or unheard, force=missing is not None or unheard is not None)

@@ -22,7 +22,7 @@ from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
 from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, NoLongBatches, PutSpec
 from ais_loader.transport.cluster.columns import Columns, grouped
-from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Failover
+from ais_loader.transport.cluster.failover import DAMAGED, QUICK_TIMEOUT_S, Failover
 from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
 from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
@@ -49,13 +49,7 @@ any size and number of entries (`benchmarks/cluster.md`), for a session with eac
 DIRECT_FROM_ENTRIES_PER_OWNER = 8
 """Of a larger one, those that have at least as many entries for each owner: for a few entries each it is not worth a
 session with every node that there is."""
-_OF_ONE_COPY = (
-    errors.NotFound,
-    errors.CorruptObject,
-    errors.ArchiveDamaged,
-    errors.ArchiveIndexError,
-    errors.DriveFailed,
-)
+_OF_ONE_COPY = (errors.NotFound, errors.DriveFailed, *DAMAGED)
 """What one holder may say of an object while another one has it whole."""
 _OF_ALL_COPIES = (errors.ObjectDeleted, errors.MemberNotFound)
 

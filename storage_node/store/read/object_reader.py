@@ -229,7 +229,7 @@ def _note_damage(store: Store, bucket: str, name: str, version: Version) -> None
         store.damaged.note(store.bucket(bucket).uuid_bytes, name, version)
 
 
-def _note_suspicion(store: Store, bucket: str, name: str, version: Version, error: LoaderError) -> None:
+def note_suspicion(store: Store, bucket: str, name: str, version: Version, error: LoaderError) -> None:
     """Of an archive of which a member cannot be delivered."""
     if status_of(error) == pb.CORRUPT:
         with contextlib.suppress(LoaderError):  # the bucket has gone meanwhile
@@ -252,7 +252,7 @@ def open_member(
         raise RangeError(f"{bucket}/{name}, member {member!r}: negative range: start={start}, length={length}")
 
     def opened(drive: Drive, record: CatalogEntry) -> MemberReader:
-        unreadable = partial(_note_suspicion, store, bucket, name, record.version)
+        unreadable = partial(note_suspicion, store, bucket, name, record.version)
         try:
             part = find_member(drive, record, name, member, start, -1 if length is None else length)
         except LoaderError as error:
