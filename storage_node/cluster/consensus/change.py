@@ -25,6 +25,7 @@ CALL_TIMEOUT_S = 5.0
 LEARN_TIMEOUT_S = 30.0
 """Learning deletes a bucket's objects."""
 _OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
     # Connections of its own: one that other code has found broken would wait before it is tried again.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -67,20 +68,8 @@ async def change_map_async(
     endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0, caller: Caller
 ) -> pb.ClusterMap:
     """As `change_map`, on an event loop. Cancelled, the change may have been made."""
-    proposer = Proposer(endpoints, edit, time.monotonic)
     async with AsyncChannels(caller) as channels:
-        steps = proposer.run(timeout_s)
-        try:
-            step = next(steps)
-            while True:
-                if isinstance(step, Pause):
-                    await asyncio.sleep(step.duration_s)
-                    step = steps.send({})
-                else:
-                    step = steps.send(await channels.ask(step))
-        except StopIteration as done:
-            made: pb.ClusterMap = done.value
-            return made
+        return await channels.change_map(endpoints, edit, timeout_s=timeout_s)
 
 
 def drive(steps: Steps, channels: Channels) -> pb.ClusterMap:
@@ -145,6 +134,21 @@ class AsyncChannels:
         self._caller = caller
         self._channels: dict[str, Any] = {}
 
+    async def change_map(self, endpoints: Sequence[str], edit: Edit, *, timeout_s: float) -> pb.ClusterMap:
+        """As `change_map_async`, over these connections."""
+        steps = Proposer(endpoints, edit, time.monotonic).run(timeout_s)
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    await asyncio.sleep(step.duration_s)
+                    step = steps.send({})
+                else:
+                    step = steps.send(await self.ask(step))
+        except StopIteration as done:
+            made: pb.ClusterMap = done.value
+            return made
+
     async def ask(self, ask: Ask) -> Answers:
         """As `Channels.ask`."""
         answers: dict[str, Response | Failure] = {}
@@ -161,11 +165,15 @@ class AsyncChannels:
                 call.cancel()
         return answers
 
-    async def call(self, endpoint: str, request: Request) -> Response | Failure:
+    def to(self, endpoint: str) -> Any:
+        """Connects when it is used; stays open until `close`."""
         if endpoint not in self._channels:
             self._channels[endpoint] = self._caller.through(grpc.aio.insecure_channel(endpoint, options=_OPTIONS))
+        return self._channels[endpoint]
+
+    async def call(self, endpoint: str, request: Request) -> Response | Failure:
         try:
-            response: Response = await _method(self._channels[endpoint], request)(request, timeout=_timeout_s(request))
+            response: Response = await _method(self.to(endpoint), request)(request, timeout=_timeout_s(request))
             return response
         except grpc.RpcError as error:
             return _failure(error)

@@ -24,8 +24,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from storage_node.cluster.caller import Caller
-from storage_node.cluster.channels import Channels
-from storage_node.cluster.consensus.change import change_map_async
+from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import NodesSilent
 from storage_node.cluster.map import mutations
@@ -103,10 +102,6 @@ class ClusterBuckets:
         meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
         if meant is None:
             raise _not_to_change(name, view)
-        async with _Listing(view, name, self._caller) as listing:
-            if not force:
-                await listing.require_empty()
-            deleted = await listing.count() if force else 0
         remove = mutations.delete_bucket(name)
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
@@ -115,12 +110,21 @@ class ClusterBuckets:
                 raise _not_found(name)
             return remove(map_)
 
-        await self._change(view, edit)
-        return deleted
+        async with AsyncChannels(self._caller) as channels:  # to connect costs a node as much as to answer
+            listing = _Listing(view, name, channels)
+            if not force:
+                await listing.require_empty()
+            deleted = await listing.count() if force else 0
+            await self._change(view, edit, channels)
+            return deleted
 
-    async def _change(self, view: ClusterView, edit: Edit) -> cluster_pb.ClusterMap:
+    async def _change(
+        self, view: ClusterView, edit: Edit, channels: AsyncChannels | None = None
+    ) -> cluster_pb.ClusterMap:
         endpoints = [node.peer_endpoint for node in view.nodes]
         try:
+            if channels is not None:
+                return await channels.change_map(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S)
             return await change_map_async(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S, caller=self._caller)
         except LoaderError:
             raise  # many are a ValueError, too
@@ -131,9 +135,9 @@ class ClusterBuckets:
 class _Listing:
     """One bucket, on each node for itself."""
 
-    def __init__(self, view: ClusterView, name: str, caller: Caller) -> None:
+    def __init__(self, view: ClusterView, name: str, channels: AsyncChannels) -> None:
         self._name = name
-        self._channels = Channels(caller)
+        self._channels = channels
         self._endpoints = [node.peer_endpoint for node in view.nodes]
 
     async def _page(self, endpoint: str, start_after: str, page_size: int) -> pb.ListResponse | str:
@@ -182,12 +186,6 @@ class _Listing:
             if not ends:
                 return total
             start_after = min(ends).decode()
-
-    async def __aenter__(self) -> _Listing:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._channels.close()
 
 
 def _find(map_: cluster_pb.ClusterMap | None, name: str) -> cluster_pb.MapBucket | None:
