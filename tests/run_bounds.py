@@ -19,6 +19,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Generator
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -118,6 +119,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not _own_run:
         return
+    _end_servers_of_multiprocessing()
     deadline_s = time.monotonic() + _GRACE_S
     while (left := _left()) and time.monotonic() < deadline_s:
         time.sleep(0.05)
@@ -127,6 +129,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         print("\nProcesses were left behind by the tests, and have been ended:", *lines, sep="\n")
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _end_servers_of_multiprocessing() -> None:
+    """They serve this process until it ends, where tests ran in it and not in pytest-xdist's: no test has left them."""
+    servers: list[Any] = [forkserver._forkserver, resource_tracker._resource_tracker]  # type: ignore[attr-defined]
+    for server in servers:
+        server._stop()
 
 
 def _left(worker: str | None = None) -> list[psutil.Process]:
