@@ -174,6 +174,47 @@ def test_a_large_entry_resumes_in_its_middle_when_its_node_is_killed(node: NodeP
         assert link.bytes_to_client - passed < len(large()) - 24 * MiB + 12 * MiB
 
 
+@pytest.mark.parametrize("change", ["replaced", "deleted"])
+@pytest.mark.parametrize("call", ["batch", "get", "read"])
+def test_a_large_entry_that_is_replaced_while_its_node_is_away_is_not_said_to_be_missing(
+    link: FaultyLink, bucket: Bucket, call: str, change: str
+) -> None:
+    bucket.put("changing", large())
+    with connect(link.url, options=ClusterOptions(retry_s=20.0)) as client, ThreadPoolExecutor(1) as pool:
+        mine = client.bucket("b")
+
+        def read() -> Any:
+            if call == "batch":
+                return [item.error for item in mine.get_batch(["changing", "s/0001"], on_error="placeholder")]
+            if call == "get":
+                return mine.get("changing")
+            with mine.open("changing") as file:  # of the version that was opened
+                return file.read()
+
+        link.bytes_per_s = 40e6
+        passed = link.bytes_to_client
+        reading = pool.submit(read)
+        eventually(lambda: link.bytes_to_client > passed + 8 * MiB)
+        link.refuse()
+        bucket.delete("changing")
+        if change == "replaced":
+            bucket.put("changing", b"another")
+        link.bytes_per_s = None
+        link.accept()
+        if (call, change) == ("get", "replaced"):
+            assert reading.result(timeout=60) == b"another"
+            return
+        if call == "batch":
+            error, none = reading.result(timeout=60)
+            assert none is None
+        else:
+            with pytest.raises(errors.LoaderError) as caught:
+                reading.result(timeout=60)
+            error = caught.value
+        # A batch's consumer has had bytes of it: whoever asks again is told what there is now.
+        assert type(error) is (errors.NodeUnavailable if call == "batch" else errors.ObjectNotFound), error
+
+
 @pytest.mark.slow
 def test_batches_survive_a_node_that_is_killed_again_and_again(node: NodeProcess) -> None:
     names = [*SMALL, "large"] * 2

@@ -261,6 +261,31 @@ def test_a_large_entry_fails_after_some_of_its_pieces_when_nobody_can_go_on(orde
     assert reorder.complete
 
 
+@pytest.mark.parametrize(
+    ("kind", "status"), [("", pb.UNAVAILABLE), ("object-not-found", pb.UNAVAILABLE), ("object-deleted", pb.NOT_FOUND)]
+)
+@pytest.mark.parametrize("at_last", [False, True])
+def test_an_entry_of_which_pieces_have_come_is_not_missing_unless_it_was_deleted(
+    kind: str, status: int, at_last: bool
+) -> None:
+    reorder = Reorder(1, first_index=4)
+    lane = reorder.add_lane([0])
+    reorder.push(lane, frame_of([(0, 0, b"abc", pb.OK)], Piece(0, 6, "v")))
+    fault = EntryFault("it has version w", kind)
+    if at_last:  # as nobody who was asked for the rest has it
+        left, _ = reorder.close_lane(lane)
+        reorder.fail(left, pb.NOT_FOUND, fault)
+    else:
+        frame = frame_of([(0, 0, b"", pb.NOT_FOUND)])
+        frame.errors[0] = fault
+        reorder.push(lane, frame)
+    begun, failed = reorder.pop(), reorder.pop()
+    assert begun is not None and failed is not None
+    assert failed.status.tolist() == [status]
+    assert fault.message in failed.errors[4].message
+    assert failed.errors[4].kind == (kind if status == pb.NOT_FOUND else "node-unavailable")
+
+
 @pytest.mark.parametrize("ordered", [True, False])
 def test_an_entry_that_fails_after_some_of_its_pieces_takes_no_bytes_of_those_that_come_with_it(ordered: bool) -> None:
     reorder = Reorder(3, ordered=ordered)

@@ -28,7 +28,7 @@ def download(
 ) -> Iterator[bytes]:
     """The bytes that `request` asks for, in chunks. Raises LoaderError; a silence of `timeout_s` is SilenceTimeout."""
     patience = Patience(retry_s)
-    start, received = request.start, 0
+    start, pinned, received = request.start, request.version, 0
     left: int | None = None
     while True:
         call: Call | None = None
@@ -63,6 +63,14 @@ def download(
             watchdog.stop()
             if call is not None:
                 call.cancel()
+        gone = isinstance(failure, errors.ObjectNotFound) and not isinstance(failure, errors.ObjectDeleted)
+        if gone and request.version != pinned:  # that of the version that had been begun: it has been replaced since
+            if received:
+                raise errors.NodeUnavailable(
+                    f"{received:,} bytes of it had come when a node was lost, and were of another version: {failure}"
+                )
+            request.version, left = pinned, None
+            failure = errors.NodeUnavailable(str(failure))
         patience.pause(failure)
         if left is not None:
             request.start, request.length = start + received, left

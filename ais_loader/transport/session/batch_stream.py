@@ -20,6 +20,7 @@ from ais_loader.transport.session.session import Broken, Event, Inbox, Session
 from ais_loader.wire.answer_check import AnswerCheck
 from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import Frame, FrameError, Response
+from ais_loader.wire.gather.frame_edit import torn
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 WINDOW_BYTES = 8 << 20
@@ -123,13 +124,12 @@ class GrpcStream:
                 busy = errors.Overloaded(f"the node is too busy: {event.reject.reason}")
                 self._try_again(busy, event.reject.retry_after_ms / 1000)
             else:
-                if event.frame is not None:
-                    self._take(event.frame)
+                frame = None if event.frame is None else self._take(event.frame)
                 if event.end is not None:
                     self._finish(event.end)
-                if event.frame is not None:
-                    self._taken_bytes = len(event.frame.payload)
-                    return event.frame
+                if frame is not None:
+                    self._taken_bytes = len(frame.payload)
+                    return frame
         raise StopIteration
 
     def read_all(self) -> list[bytes] | None:
@@ -194,12 +194,14 @@ class GrpcStream:
 
     # -- receiving
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: Frame) -> Frame:
+        begun = self._check.partial
         try:
             self._check.take(frame)
         except FrameError as wrong:
             self._fail(wrong)
         self._patience.progress()
+        return frame if begun is None or begun.piece is None else torn(frame, begun.piece.offset + len(begun.payload))
 
     def _finish(self, end: pb.End) -> None:
         self._done = True

@@ -9,7 +9,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import NodeUnavailable, ObjectDeleted
 from ais_loader.wire.frame import WIRE_U32, EntryFault, Frame
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -81,3 +83,19 @@ def failed_as(frame: Frame, kind: str) -> Mask:
         if fault.kind == kind:
             which |= frame.index == index
     return which
+
+
+def torn(frame: Frame, had_bytes: int) -> Frame:
+    """A frame whose first entry is one of which the consumer has had so many bytes.
+
+    That there is no such object is then said of the version that they are of: it has been replaced since, and whoever
+    asks again gets another one.
+    """
+    index = int(frame.index[0])
+    fault = frame.errors.get(index, EntryFault("it is gone"))
+    if frame.status[0] != pb.NOT_FOUND or fault.kind == ObjectDeleted.kind:
+        return frame
+    message = f"{had_bytes:,} bytes of it had come when a node was lost, and were of another version: {fault.message}"
+    status = frame.status.copy()
+    status[0] = pb.UNAVAILABLE
+    return replace(frame, status=status, errors=frame.errors | {index: EntryFault(message, NodeUnavailable.kind)})

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, WIRE_U32, EntryFault, Frame, FrameError
 from ais_loader.wire.gather.arrived import MAX_ENTRIES_PER_FRAME, Arrived
 from ais_loader.wire.gather.claims import I64, NOBODY, Claims
-from ais_loader.wire.gather.frame_edit import Mask, failures, first_unset, subset, without
+from ais_loader.wire.gather.frame_edit import Mask, failures, first_unset, subset, torn, without
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 Resume: TypeAlias = tuple[int, int, str]
@@ -225,6 +225,8 @@ class Reorder:
             raise FrameError("the entries of a frame do not ascend")
         if again is not None and again.any():
             return self._push_without(lane, frame, positions, again)
+        if self._partials and (before := self._partials.get(int(positions[0]))) is not None:
+            frame = torn(frame, before.due)
         for loser, at in self._claims.win(lane, positions):
             if self._lanes[loser].partial == at:
                 self._lanes[loser].partial = None
