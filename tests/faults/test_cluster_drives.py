@@ -37,6 +37,8 @@ from tests.store.small_drive import small_drive
 pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
 KEYS = [f"k{at:03}" for at in range(60)]
+INTERVAL_S = 2.0
+"""Between two passes of repair: copies that a full drive could not take are made by the next one."""
 
 
 class Cluster:
@@ -97,8 +99,9 @@ class Cluster:
 def three(
     root: Path, *, environment: dict[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> Iterator[tuple[Cluster, Ledger]]:
+    passes = ["--set", f"repair_interval_s={INTERVAL_S}"]
     with ClusterProcesses(
-        root, 3, drives_per_node=2, buckets={BUCKET: 2}, environment=environment, arguments=arguments
+        root, 3, drives_per_node=2, buckets={BUCKET: 2}, environment=environment, arguments=[*passes, *arguments]
     ) as processes:
         cluster, ledger = Cluster(root, processes), Ledger()
         with connect(processes.url) as client:
