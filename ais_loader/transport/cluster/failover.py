@@ -84,16 +84,17 @@ class Failover:
         """Whether the map that is here already has it."""
         return bucket in self.members.view.buckets
 
-    def _heard_of(self, bucket: str, call: Callable[[GrpcTransport], T]) -> Callable[[GrpcTransport], T]:
+    def _heard_of(self, bucket: str, call: Callable[[GrpcTransport], T], *others: str) -> Callable[[GrpcTransport], T]:
         """The call to a node, which counts as not answering while it has not heard of a bucket that there is: a change
-        of the map needs a majority of the nodes, and the others learn of it later."""
+        of the map needs a majority of the nodes, and the others learn of it later. `others`: buckets that the call is
+        about as well."""
 
         def known(node: GrpcTransport) -> T:
             try:
                 return call(node)
             except errors.BucketNotFound as error:
                 self.members.refresh(force=True)
-                if not self._has(bucket):
+                if any(self.members.view.to_read(one) is None for one in (bucket, *others)):
                     raise
                 raise errors.NodeUnavailable(f"{node.url} has not heard of bucket {bucket!r} yet") from error
 

@@ -75,7 +75,7 @@ class RoutedTransport(Failover, NoLongBatches):
         return made
 
     def bucket(self, name: str) -> BucketInfo:
-        return self._any(lambda node: node.bucket(name))
+        return self._any(self._heard_of(name, lambda node: node.bucket(name)))
 
     def buckets(self) -> list[BucketInfo]:
         return self._any(lambda node: node.buckets())
@@ -134,9 +134,11 @@ class RoutedTransport(Failover, NoLongBatches):
             def call(node: GrpcTransport) -> ObjectInfo:
                 return node.compose(request, moved, retry=retry, tries=tries)
 
+            sources = {part.range.bucket for part in request.part if part.HasField("range")}
+            heard = self._heard_of(made.bucket, call, *sources)
             if made.condition.if_absent or made.condition.if_version:
-                return self._write_first(made.bucket, made.name, call, again=retry, replay=True)
-            return self._write(made.bucket, made.name, call, again=retry)
+                return self._write_first(made.bucket, made.name, heard, again=retry, replay=True)
+            return self._write(made.bucket, made.name, heard, again=retry)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         return self._read(request.bucket, request.name, lambda node, _: node.tar_end(request))
@@ -304,8 +306,12 @@ class RoutedTransport(Failover, NoLongBatches):
         require_object(bucket, name)
         write = self._write_first if if_version is not None else self._write
         tries = WriteTries()
+
+        def delete(node: GrpcTransport) -> None:
+            node.delete(bucket, name, if_version=if_version, tries=tries)
+
         with tries.told():
-            write(bucket, name, lambda node: node.delete(bucket, name, if_version=if_version, tries=tries), again=True)
+            write(bucket, name, self._heard_of(bucket, delete), again=True)
 
     def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
         """Every name once, the newest version of it, from all nodes. Raises NodeUnavailable when copies of objects on
@@ -366,7 +372,7 @@ class RoutedTransport(Failover, NoLongBatches):
 
         try:
             with tries.told():
-                self._any(delete_left)
+                self._any(self._heard_of(bucket, delete_left))
         except errors.LoaderError as error:
             if isinstance(error, errors.Closed) or not any(isinstance(results[at], errors.DriveFull) for at in left):
                 raise  # nobody has said anything yet
@@ -375,7 +381,7 @@ class RoutedTransport(Failover, NoLongBatches):
         return results
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
-        return self._any(lambda node: node.summary(bucket, prefix=prefix, depth=depth))
+        return self._any(self._heard_of(bucket, lambda node: node.summary(bucket, prefix=prefix, depth=depth)))
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         """As GrpcTransport's, each page of the first holder that answers."""
