@@ -3,6 +3,7 @@ passed over, and never taken at its word that there is none."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,9 @@ import pytest
 from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.transport.cluster.discovery import ClusterTransport
 from ais_loader.transport.cluster.transport import RoutedTransport
-from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.cluster.map import sync
+from storage_node.cluster.map.sync import MapSync
 from tests.node.cluster_kit import LocalCluster
 
 NEW = "new"
@@ -27,7 +27,11 @@ RETRY_S = 20.0
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     """Node 0 knows the bucket, which node 1 has not heard of; each has objects of its own in it."""
-    monkeypatch.setattr(sync, "BACKOFF", Backoff(600.0, 600.0))
+
+    async def never(map_sync: MapSync) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(MapSync, "run", never)  # nobody hears of a map by himself
     with LocalCluster(tmp_path, 2, repair_interval_s=600.0) as cluster:
         cluster.map.bucket.add(name=NEW, uuid=b"n" * 16, copies=1, min_copies=1)
         cluster.map.version += 1

@@ -3,6 +3,7 @@ handed over to a node that it does not know, and none of those that it asks has 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +13,10 @@ import pytest
 
 from ais_loader import connect, errors
 from ais_loader.transport.grpc.transport import GrpcTransport
-from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.cluster.map import sync
+from storage_node.cluster.map.sync import MapSync
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import Writer
 
@@ -28,7 +28,11 @@ TRIES = 5
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     """By the map that node 0 has, node 1 owns all; by the newer one of the others, node 2 does, which came with it."""
-    monkeypatch.setattr(sync, "BACKOFF", Backoff(600.0, 600.0))  # it does not hear of that by itself, nor with a lease
+
+    async def never(map_sync: MapSync) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(MapSync, "run", never)  # nobody hears of a map by himself
     with LocalCluster(tmp_path, 3, repair_interval_s=600.0, read_lease_s=0) as cluster:
         late = cluster_pb.MapNode()
         late.CopyFrom(cluster.map.node[2])
