@@ -20,7 +20,7 @@ from ais_loader.requests import BatchOptions, requests_for_entries, to_entries
 from ais_loader.snapshots import pinned_name
 from ais_loader.transport.base import BucketInfo, Transport
 from ais_loader.transport.fork_safety import GATE
-from ais_loader.urls import split_url
+from ais_loader.urls import split_url, store_folders
 
 URL_VARIABLE = "AIS_LOADER_URL"
 
@@ -34,16 +34,18 @@ def connect(
     """A client of the store at `url`.
 
     Args:
-        url: `file:///data/store` or a plain path: an embedded store, made there if `mode` is "a". Several folders,
-            comma separated, are its drives. `grpc://host:7480`: a storage node; several endpoints, comma separated, are
-            tried in turn. Of a cluster any endpoint will do: the others are learnt from it. Without `url`, the
-            environment variable AIS_LOADER_URL says.
-        mode: "a" reads and writes: an embedded store is held alone. "r" only reads, beside any writer, and locks
-            nothing; whatever would change the store raises StoreReadOnly.
+        url: `file:///data/store` or a plain path, in which `~` is the home folder: an embedded store, made there if
+            `mode` is "a", which the log tells (`logging`, at INFO). Several folders, comma separated, are its drives.
+            `grpc://host:7480`: a storage node; several endpoints, comma separated, are tried in turn. Of a cluster any
+            endpoint will do: the others are learnt from it. Without `url`, the environment variable AIS_LOADER_URL
+            says.
+        mode: "a" reads and writes: an embedded store is held alone. "r" only reads, beside any writer, locks nothing
+            and makes nothing; whatever would change the store raises StoreReadOnly.
         options: EmbeddedOptions or ClusterOptions, whichever `url` asks for.
 
     Raises:
-        InvalidRequest: no URL, or one that says nothing; options for another kind of store; another mode.
+        InvalidRequest: no URL, or one that says nothing, such as host:7480 without grpc://; options for another kind of
+            store; another mode.
         StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: from an embedded store, at once. A gRPC connection is
             made at the first call.
     """
@@ -70,10 +72,11 @@ def connect(
             f"{text!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port"
         )
     embedded = _options_for(text, options, EmbeddedOptions)
+    folders = store_folders(text)
     with GATE.call():
-        from ais_loader.transport.embedded import EmbeddedTransport, drive_paths
+        from ais_loader.transport.embedded import EmbeddedTransport
 
-    return Client(EmbeddedTransport(drive_paths(text), mode=mode, options=embedded))
+    return Client(EmbeddedTransport(folders, mode=mode, options=embedded))
 
 
 _Options = TypeVar("_Options", EmbeddedOptions, ClusterOptions)

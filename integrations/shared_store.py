@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 import ais_loader
 from ais_loader import Client, errors
 from ais_loader.client import URL_VARIABLE
+from ais_loader.urls import store_folders
 
 if TYPE_CHECKING:
     from ais_loader.transport.embedded import EmbeddedTransport
@@ -102,7 +103,7 @@ class StoreReference:
 def _normal(url: str | None) -> str | None:
     if url is None or ("://" in url and not url.startswith("file://")):
         return url
-    return ",".join(os.path.abspath(part.removeprefix("file://")) for part in url.split(","))
+    return ",".join(map(os.path.abspath, store_folders(url)))
 
 
 class SharedStore:
@@ -159,9 +160,9 @@ class SharedStore:
         if not self._locks_to_write:
             return self._reader_now()
         if self._writer is None or self._writer.closed:
-            from ais_loader.transport.embedded import drive_paths, writer_here
+            from ais_loader.transport.embedded import writer_here
 
-            paths = drive_paths(self._url or "")
+            paths = store_folders(self._url or "")
             own = writer_here(paths)
             if own is not None and own.on_wanted is None:
                 return Client(own)

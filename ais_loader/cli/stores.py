@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +12,7 @@ import click
 from ais_loader.client import URL_VARIABLE, Client, connect
 from ais_loader.errors import InvalidRequest, StoreLocked, StoreNotFound
 from ais_loader.options import ClusterOptions
+from ais_loader.urls import store_folders
 
 _GRPC = "grpc://"
 
@@ -32,6 +32,10 @@ class StoreChoice:
         """A client that writes; a store of this machine that does not exist is made only with `create`."""
         if not create and not self.url.startswith(_GRPC):
             self.reading().close()  # mode "a" would make a store wherever a path was mistyped
+        else:
+            from ais_loader.cli.new_stores import tell_of_new_stores
+
+            tell_of_new_stores()
         return self._connect("a")
 
     def _connect(self, mode: Literal["a", "r"]) -> Client:
@@ -39,26 +43,32 @@ class StoreChoice:
             options = ClusterOptions(retry_s=self.retry_s) if self.url.startswith(_GRPC) else None
             return connect(self.url, mode=mode, options=options)
         except StoreNotFound:
-            raise StoreNotFound(f"no store at {self.url}; `ais-loader bucket create` makes one") from None
+            hint = "look at the path, or `ais-loader bucket create` makes one"
+            raise StoreNotFound(f"no store at {self.url}; {hint}") from None
         except StoreLocked as error:
             who = str(error).partition(";")[0]  # what follows is advice for Python
             raise StoreLocked(f"{who}; if that is a node, use it: --store grpc://HOST:PORT") from error
         except InvalidRequest as error:
-            raise click.BadParameter(str(error), param_hint="'--store'") from error
+            raise _wrong_store(error) from error
 
     def folders(self) -> list[str]:
         """The folders of a store of this machine; none for a node."""
         if self.url.startswith(_GRPC):
             return []
-        return [part.removeprefix("file://") for part in self.url.split(",")]
+        try:
+            return store_folders(self.url)
+        except InvalidRequest as error:
+            raise _wrong_store(error) from error
+
+
+def _wrong_store(error: InvalidRequest) -> click.BadParameter:
+    return click.BadParameter(str(error), param_hint="'--store'")
 
 
 def _choose(store: str | None, retry: float) -> StoreChoice:
     if not store:
         raise click.UsageError(f"no store named: give --store, or set {URL_VARIABLE}")
-    # A shell leaves the ~ of --store=~/data alone; nobody wants a folder of that name.
-    parts = [os.path.expanduser(part) if part.startswith("~") else part for part in store.split(",")]
-    return StoreChoice(",".join(parts), retry)
+    return StoreChoice(store, retry)
 
 
 def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:

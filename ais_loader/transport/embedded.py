@@ -402,14 +402,6 @@ def _object_info(bucket: str, name: str, record: CatalogEntry) -> ObjectInfo:
     return ObjectInfo(bucket, name, *stored_of(record))
 
 
-def drive_paths(url: str) -> list[str]:
-    """The folders that a URL of an embedded store names. Raises InvalidRequest."""
-    paths = [part.removeprefix("file://") for part in url.split(",")]
-    if not all(paths):
-        raise errors.InvalidRequest(f"{url!r} names an empty path")
-    return paths
-
-
 def writer_here(paths: Iterable[str]) -> EmbeddedTransport | None:
     """The transport of this process that holds the store on these drives for writing."""
     found = _writers.get(_drives(paths))

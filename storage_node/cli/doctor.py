@@ -13,6 +13,8 @@ import click
 
 from ais_loader.cli.show import Lines, count_text, note, printable, progress, size_text
 from ais_loader.client import URL_VARIABLE, connect
+from ais_loader.errors import InvalidRequest
+from ais_loader.urls import store_folders
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -76,9 +78,10 @@ def doctor(
             raise click.UsageError("--drop-damaged goes with --repair")
         if all_drives and not rebuild:
             raise click.UsageError("--all-drives goes with --rebuild")
-        drives = [part.removeprefix("file://") for path in paths for part in path.split(",")]
-        if not all(drives):
-            raise click.UsageError("an empty path names no drive")
+        try:
+            drives = [folder for path in paths for folder in store_folders(path)]
+        except InvalidRequest as error:
+            raise click.UsageError(str(error)) from error
         with progress(None, unit="") as bar:
             report = _examine(
                 drives,

@@ -192,6 +192,7 @@ def serve(
     node serves, it is ready. SIGINT (Ctrl-C) and SIGTERM let running calls finish, for a few seconds, and end it with
     exit code 0.
     """
+    from ais_loader.cli.new_stores import tell_of_new_stores
     from ais_loader.errors import InvalidRequest
     from storage_node.config import is_loopback
     from storage_node.ops.serve import run_node
@@ -243,6 +244,8 @@ def serve(
     _require_address(chosen.peer_host.strip("[]"), chosen.peer_port)
     if chosen.metrics_port is not None:
         _require_address(chosen.host.strip("[]"), chosen.metrics_port)
+    drives = tuple(drive.expanduser() for drive in drives)  # a shell leaves the ~ of --drive=~/data alone
+    tell_of_new_stores()
     try:
         run_node(drives, chosen, announce)
     except InvalidRequest as error:

@@ -44,7 +44,8 @@ def test_serve_ends_cleanly_when_told_to(tmp_path: Path, number: signal.Signals)
         assert run_process("bucket", "create", "b", store=url).returncode == 0
         process.send_signal(number)
         rest, messages = process.communicate(timeout=TIMEOUT_S)
-    assert (process.returncode, rest, messages) == (0, b"", b"")
+        made = f"made a new store at {tmp_path / 's'}\n".encode()
+        assert (process.returncode, rest, messages) == (0, b"", made)
     assert run_process("ls", store=str(tmp_path / "s")).stdout == b"b\n"
 
 

@@ -103,6 +103,38 @@ def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path: Path, monkeypa
     assert (tmp_path / "s" / "drive.json").is_file()
 
 
+def test_only_what_may_make_a_store_makes_one_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    store = tmp_path / "store"
+    told = f"made a new store at {store}"
+    for command in (
+        ["ls"],
+        ["ls", "b"],
+        ["get", "b/a"],
+        ["du", "b"],
+        ["rm", "b/a"],
+        ["put", str(tmp_path / "file"), "b"],
+    ):
+        result = CliRunner().invoke(main, [*command, "--store", str(store)])
+        assert (result.exit_code, told in result.stderr) == (1, False)
+        assert f"no store at {store}; look at the path, or `ais-loader bucket create` makes one" in result.stderr
+    assert not store.exists()
+    put = ["put", str(tmp_path / "file"), "b", "--create-bucket", "--store", str(store)]
+    for lines in (1, 0):
+        result = CliRunner().invoke(main, put)
+        assert (result.exit_code, result.stderr.splitlines().count(told)) == (0, lines)
+
+
+def test_a_node_s_address_without_its_scheme_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in (["ls"], ["bucket", "create", "b"], ["put", "-r", ".", "b", "--create-bucket"]):
+        result = CliRunner().invoke(main, [*command, "--store", "localhost:7480"])
+        assert (result.exit_code, "need grpc://localhost:7480" in result.stderr) == (2, True)
+    result = CliRunner().invoke(main, ["doctor", "localhost:7480"])
+    assert (result.exit_code, "need grpc://localhost:7480" in result.stderr) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_node_that_does_not_answer_is_given_up_on_after_a_while() -> None:
     result = CliRunner().invoke(main, ["ls", "--store", "grpc://127.0.0.1:1", "--retry", "0.1"])
     assert result.exit_code == 1

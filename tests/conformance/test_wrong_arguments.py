@@ -158,6 +158,37 @@ def test_addresses_that_there_cannot_be_are_told_at_once(address: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("localhost:7480", "grpc://localhost:7480"),
+        ("localhost:7480/", "grpc://localhost:7480"),
+        ("10.0.0.5:7480,10.0.0.6:7480", "grpc://10.0.0.5:7480,10.0.0.6:7480"),
+        ("[::1]:7480", r"grpc://\[::1\]:7480"),
+        ("~nobody-of-this-name/store", "no home folder '~nobody-of-this-name'"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_an_address_without_its_scheme_is_no_folder(
+    address: str, told: str, mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AIS_LOADER_URL", address)
+    for url in (address, None):
+        with pytest.raises(errors.InvalidRequest, match=told):
+            connect(url, mode=mode)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for number, address in enumerate(["~/0", "file://~/1", Path("~/2"), "~/3,~/4"]):
+        with connect(address) as client:
+            assert client.url.startswith(f"file://{tmp_path}/{number}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
     ("kind", "options"),
     [
         (ClusterOptions, {"retry_s": -1}),

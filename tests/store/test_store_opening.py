@@ -41,9 +41,19 @@ def test_a_new_store_is_made_with_its_parent_folders_and_found_again(tmp_path: P
 
 def test_reading_creates_nothing(tmp_path: Path) -> None:
     for folder in (tmp_path / "missing", tmp_path):
-        with pytest.raises(StoreNotFound, match='mode="a" creates one'):
+        with pytest.raises(StoreNotFound, match=f'no store at {folder}; look at the path, or mode="a" creates one'):
             Store.open([folder], mode="r")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_store_that_is_made_is_logged_and_one_that_is_there_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        Store.open([tmp_path / "1", tmp_path / "2"]).close()
+        assert caplog.messages == [f"made a new store at {tmp_path}/1, {tmp_path}/2"]
+        Store.open([tmp_path / "1", tmp_path / "2"]).close()
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("paths", [[], ["a", "a"], ["a", "./a"], ["a/../b", "b"]])

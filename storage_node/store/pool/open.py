@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import uuid
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,8 @@ from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.store_record import StoreRecord
+
+log = logging.getLogger(__name__)
 
 _MAY_BE_MISSING = (DriveFailed, DriveFull, StoreFormatError, StoreReadOnly)
 
@@ -89,7 +92,7 @@ def open_drives(roots: Sequence[Path], options: DriveOptions) -> OpenDrives:
     if not options.writable:
         folders = _look(roots)
         if _never_used(folders.roots, folders.known):
-            raise StoreNotFound(f'no store at {", ".join(map(str, roots))}; mode="a" creates one')
+            raise StoreNotFound(f'no store at {_listed(roots)}; look at the path, or mode="a" creates one')
         return _open_known(folders, options)
     with _only_opener(roots):
         folders = _look(roots)
@@ -303,7 +306,12 @@ def _create(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
             records.write(root, record)
     except OSError as error:
         raise drive_error(error, root, "creating a store") from error
+    log.info("made a new store at %s", _listed(roots))
     return known
+
+
+def _listed(roots: Sequence[Path]) -> str:
+    return ", ".join(map(str, roots))
 
 
 def make_folder(root: Path) -> None:

@@ -1,0 +1,23 @@
+"""Note of a store that was made: a mistyped path becomes a store of that name where a command may make one."""
+
+from __future__ import annotations
+
+import logging
+
+from ais_loader.cli.show import note, printable
+
+_MAKES_STORES = logging.getLogger("storage_node.store.pool.open")
+
+
+class _Notes(logging.Handler):
+    """Lines on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(printable(record.getMessage()))
+
+
+def tell_of_new_stores() -> None:
+    """From now on, in this process, one line on standard error for each store that is made."""
+    if not any(isinstance(handler, _Notes) for handler in _MAKES_STORES.handlers):
+        _MAKES_STORES.addHandler(_Notes())
+        _MAKES_STORES.setLevel(logging.INFO)
