@@ -13,7 +13,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,10 @@ class Outcome:
         return self.median >= self.claim.at_least
 
 
-def run_rounds(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Rate (per second) of each contestant in each round; the order turns, so that none always follows another."""
-    rates: dict[str, list[float]] = {name: [] for name in contestants}
+def run_rounds(contestants: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """What each contestant returns in each round, as its rate per second; the order turns, so that none always follows
+    another."""
+    rates: dict[str, list[T]] = {name: [] for name in contestants}
     names = list(contestants)
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
