@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import xxhash
@@ -44,8 +43,7 @@ _IDENTITY = struct.Struct("<B16sIQIQQIQHB")
 _COUNTER, _COUNTER_AT = struct.Struct("<Q"), 8
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Version:
+class Version(NamedTuple):
     """Order of the states of one object, on all nodes that have copies of it: an epoch, a number of the version clock,
     the number of the node that gave it.
 
@@ -222,8 +220,7 @@ def decode_metadata(raw: bytes) -> dict[str, str]:
     return metadata
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """What a file says of itself, so that a lost catalog can be rebuilt from the files."""
 
     bucket_uuid: bytes

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ais_loader.errors import InvalidRequest, LoaderError
 from storage_node.store.drive.drive import Drive
@@ -56,10 +55,14 @@ class Upload:
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append. Raises DriveFull or DriveFailed, and the upload is aborted."""
-        with self._or_abort():
-            self._open.file.write(data)
+        pending = self._open
+        try:
+            pending.file.write(data)
             if self._staged.indexing is not None:
                 self._staged.indexing.feed(data)
+        except BaseException as error:
+            self._abort_for(error)
+            raise
 
     def fill(self, source_fd: int, go_on: Callable[[], None] = lambda: None) -> None:
         """Take all bytes of an open file, as cheaply as the file systems can: shared, or copied.
@@ -74,24 +77,23 @@ class Upload:
             if indexing is not None and piece:
                 indexing.feed(piece)
 
-        with self._or_abort():
-            self.taken = fill(self._open.file, source_fd, taken)
+        pending = self._open
+        try:
+            self.taken = fill(pending.file, source_fd, taken)
+        except BaseException as error:
+            self._abort_for(error)
+            raise
 
     @property
     def linked(self) -> bool:
         """Whether its file is one that was there before."""
         return self._open.file.linked
 
-    @contextlib.contextmanager
-    def _or_abort(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self.abort()
+    def _abort_for(self, error: BaseException) -> None:
+        """Raises what an OSError means."""
+        self.abort()
+        if isinstance(error, OSError):
             raise drive_error(error, self.drive.root, "writing an object") from error
-        except BaseException:
-            self.abort()
-            raise
 
     def newest(self) -> CatalogEntry | None:
         """What the store has of this name now, a tombstone too. Raises DriveFailed, StoreFormatError, Closed."""

@@ -12,7 +12,6 @@ is behind has lost commits; it is refused, since deletions would come undone wit
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import struct
@@ -128,10 +127,14 @@ class MarkWriter:
         """After a commit. What cannot be noted makes a later loss harder to see, and the commit no worse."""
         with self._lock:
             boot, before, synced_before = self._mark
-            self._mark = Mark(boot, max(before, written), max(synced_before, synced))
+            self._mark = Mark(
+                boot, written if written > before else before, synced if synced > synced_before else synced_before
+            )
             if self._fd >= 0:
-                with contextlib.suppress(OSError):
+                try:  # noqa: SIM105 - every commit comes here
                     self._write(lasting=False)
+                except OSError:
+                    pass
 
     def end(self, sequence: int) -> None:
         """Everything up to this number is in tables on the disk: say so, lastingly. Raises OSError."""

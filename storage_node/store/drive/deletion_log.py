@@ -55,6 +55,8 @@ class DeletionLog:
 
     def committed(self, deletions: Mapping[bytes, CatalogEntry]) -> None:
         """They are on the drive; the oldest make room for them."""
+        if not deletions:
+            return
         with self._lock:
             for key, deletion in deletions.items():
                 self._entries[key] = deletion
@@ -69,9 +71,10 @@ class DeletionLog:
 
     def replaced(self, batch: WriteBatch, keys: Iterable[bytes]) -> None:
         """Add to a commit: there are objects again, which remember it. `forget` follows."""
-        for key in keys:
-            if key in self._entries:
-                batch.delete(fmt.DELETION_PREFIX + key[1:])
+        if self._entries:
+            for key in keys:
+                if key in self._entries:
+                    batch.delete(fmt.DELETION_PREFIX + key[1:])
 
     def forget(self, keys: Iterable[bytes]) -> None:
         if self._entries:

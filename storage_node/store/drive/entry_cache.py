@@ -8,8 +8,8 @@ and one that was under way may not bring the old entry back. Thread-safe.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
+from types import TracebackType
 
 from storage_node.store.format import CatalogEntry
 
@@ -44,18 +44,21 @@ class EntryCache:
                     if before is None or before.version <= record.version:
                         self._records[key] = record
 
-    @contextmanager
-    def changing(self, keys: Collection[bytes]) -> Iterator[None]:
+    def changing(self, keys: Collection[bytes]) -> _Changing:
         """Around the catalog's write that changes these keys, of which nobody else changes one at the same time."""
+        return _Changing(self, keys)
+
+    def _begin(self, keys: Collection[bytes]) -> None:
         with self._lock:
             self._changing.update(keys)
-            self._forget(keys)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._changing.difference_update(keys)
-                self.generation += 1
+            self.generation += 1
+            for key in keys:
+                self._records.pop(key, None)
+
+    def _end(self, keys: Collection[bytes]) -> None:
+        with self._lock:
+            self._changing.difference_update(keys)
+            self.generation += 1
 
     def forget(self) -> None:
         """Drop everything: the catalog is another one."""
@@ -63,7 +66,18 @@ class EntryCache:
             self.generation += 1
             self._records = {}
 
-    def _forget(self, keys: Iterable[bytes]) -> None:
-        self.generation += 1
-        for key in keys:
-            self._records.pop(key, None)
+
+class _Changing:
+    __slots__ = "_cache", "_keys"
+
+    def __init__(self, cache: EntryCache, keys: Collection[bytes]) -> None:
+        self._cache = cache
+        self._keys = keys
+
+    def __enter__(self) -> None:
+        self._cache._begin(self._keys)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cache._end(self._keys)

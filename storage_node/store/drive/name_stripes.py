@@ -15,8 +15,10 @@ class Stripes:
     def __init__(self, count: int = 64) -> None:
         self._locks = [threading.Lock() for _ in range(count)]
 
-    def of(self, keys: Sequence[bytes]) -> contextlib.ExitStack:
-        """Holds the stripes of these keys until it is left."""
+    def of(self, keys: Sequence[bytes]) -> contextlib.AbstractContextManager[object]:
+        """Holds the stripes of these keys from when it is entered, or from now on, until it is left."""
+        if len(keys) == 1:
+            return self._locks[xxhash.xxh3_64_intdigest(keys[0]) % len(self._locks)]
         return self._hold(sorted({xxhash.xxh3_64_intdigest(key) % len(self._locks) for key in keys}))
 
     def all(self) -> contextlib.ExitStack:

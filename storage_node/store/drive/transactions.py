@@ -129,7 +129,7 @@ class Changes:
                 if (late := too_late(pending.condition, pending.name, records[at].version, floor)) is not None:
                     results[at] = late
                     continue
-                newer = before.version if before is not None and before.version >= records[at].version else None
+                newer = before.version if before is not None and before[:3] >= records[at][:3] else None
                 if before is not None and newer is not None and pending.version is not None:
                     results[at] = before
                     continue
@@ -139,9 +139,11 @@ class Changes:
                     newer = newer or Version(self._epoch, floor)
                 if newer is not None:
                     records[at] = files.identify_anew(pending, self._above(newer, pending.name))
-                writes = self._memory(key, before, pending.writes, records[at].modified_ns)
-                newest[key] = results[at] = records[at] = records[at]._replace(writes=writes)
-                chosen.append(_Chosen(key, pending, records[at]))
+                record = records[at]
+                if writes := self._memory(key, before, pending.writes, record.modified_ns):
+                    record = CatalogEntry._make((*record[:-1], writes))
+                newest[key] = results[at] = records[at] = record
+                chosen.append(_Chosen(key, pending, record))
             ended = self._publish(chosen, files, current) if chosen else Ended([], [])
         self.defer_unlink(ended)
         return results
@@ -213,35 +215,38 @@ class Changes:
 
     def _publish(self, chosen: Sequence[_Chosen], files: CommitFiles, current: dict[bytes, CatalogEntry]) -> Ended:
         """Announce the files, rename them, commit; returns what was replaced."""
-        records = [record for _, _, record in chosen]
+        generations = [record.generation for _, _, record in chosen]
+        intent_keys = [fmt.generation_key(fmt.INTENT_PREFIX, generation) for generation in generations]
         intents = WriteBatch(raw_mode=True)
-        for record in records:
-            intents.put(fmt.generation_key(fmt.INTENT_PREFIX, record.generation), record.path)
+        for intent_key, (_, _, record) in zip(intent_keys, chosen, strict=True):
+            intents.put(intent_key, record.path)
         self._catalog.write(intents, sync=False, is_commit=False)
         failpoint("put.intended")
         commit = WriteBatch(raw_mode=True)
         ending: list[tuple[bytes, CatalogEntry, int]] = []
         try:
             files.publish([(pending, record) for _, pending, record in chosen])
-            for key, pending, record in chosen:
+            for generation, intent_key, (key, pending, record) in zip(generations, intent_keys, chosen, strict=True):
                 if key in current:
                     ending.append((key, current[key], record.counter))
                 current[key] = record
                 commit.put(key, fmt.encode_entry(record))
-                commit.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.generation))
+                commit.delete(intent_key)
                 blocks = pending.file.block_checksums() if pending.damaged is None else pending.damaged_blocks
-                put_blocks(commit, record.generation, blocks)
+                if blocks:
+                    put_blocks(commit, generation, blocks)
             ended = self.retention.end(commit, ending)
-            self.deletions.replaced(commit, (key for key, _, _ in chosen))
+            keys = [key for key, _, _ in chosen]
+            self.deletions.replaced(commit, keys)
             if self._sync:
-                self._files.sync_names(record.path for record in records)
+                self._files.sync_names(record.path for _, _, record in chosen)
             failpoint("put.published")
-            with self._cache.changing([key for key, _, _ in chosen]):
+            with self._cache.changing(keys):
                 self._catalog.write(commit, sync=self._sync)
         except BaseException:
             self._garbage.abandon(self._not_entered(chosen))
             raise
-        self.deletions.forget(key for key, _, _ in chosen)
+        self.deletions.forget(keys)
         failpoint("put.committed")
         return ended
 
@@ -265,7 +270,7 @@ class Changes:
         changed. Raises VersionConflict, before anything is changed, when the condition does not hold of one of them.
         """
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
-        write_id = condition.write_id if condition is not None else b""
+        memory = memory_of(condition.write_id) if condition is not None else b""
         now_ns = time.time_ns()
         results: list[bool | OutcomeUnknown] = [False] * len(names)
         with self.stripes.of(keys):
@@ -274,18 +279,19 @@ class Changes:
             deletions: dict[bytes, CatalogEntry] = {}
             for at, (name, key, value) in enumerate(zip(names, keys, self._catalog.get_many(keys), strict=True)):
                 record = fmt.decode_entry(value) if value is not None else None
-                remembering = record or self.deletions.get(key)
-                if done_before(condition, remembering) is not None:
-                    results[at] = True
-                    continue
-                if (problem := self._undecided(condition, name, record, remembering)) is not None:
-                    results[at] = problem
-                    continue
-                require(condition, name, record)
+                if condition is not None:
+                    remembering = record or self.deletions.get(key)
+                    if done_before(condition, remembering) is not None:
+                        results[at] = True
+                        continue
+                    if (problem := self._undecided(condition, name, record, remembering)) is not None:
+                        results[at] = problem
+                        continue
+                    require(condition, name, record)
                 if record is not None and (tombstones or not record.is_tombstone):
                     gone[key] = record
                     results[at] = not record.is_tombstone
-                    if writes := after([record], memory_of(write_id), now_ns):
+                    if (memory or record.writes) and (writes := after([record], memory, now_ns)):
                         deletions[key] = fmt.tombstone(record.version, now_ns, writes)
             ended = self._replace(dict.fromkeys(gone), gone, deletions)
             failpoint("delete.committed")

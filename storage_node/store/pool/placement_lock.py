@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from types import TracebackType
 
 from ais_loader.errors import Closed
 
@@ -15,25 +16,28 @@ class PlacementLock:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._changed = threading.Condition(threading.Lock())
-        self._inside = 0  # guarded by _changed
-        self._closed = False  # guarded by _changed
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._inside = 0  # guarded by _lock
+        self._closed = False  # guarded by _lock
+        self._shared = _Shared(self)
 
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        """Raises Closed in a process that inherited the lock."""
+    def shared(self) -> _Shared:
+        """A context manager, the same for all. Entering it raises Closed in a process that inherited the lock."""
+        return self._shared
+
+    def _enter(self) -> None:
         self._require_own_process()
-        with self._changed:
+        with self._lock:
             while self._closed:
                 self._changed.wait()
             self._inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= 1
-                if self._closed and not self._inside:
-                    self._changed.notify_all()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._closed and not self._inside:
+                self._changed.notify_all()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -60,3 +64,18 @@ class PlacementLock:
     def _require_own_process(self) -> None:
         if self.is_inherited:
             raise Closed("the store was opened before a fork; open it again in the child")
+
+
+class _Shared:
+    """What every write enters and leaves: no generator is made for that."""
+
+    def __init__(self, lock: PlacementLock) -> None:
+        self._placement_lock = lock
+
+    def __enter__(self) -> None:
+        self._placement_lock._enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._placement_lock._leave()
