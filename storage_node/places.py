@@ -49,15 +49,22 @@ class Place:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Around whatever waits for the client. May be nested, and overlap."""
-        if not self._waits:
-            self._waiting_since_s = self._places.now_s()
-        self._waits += 1
+        self.begin_waiting()
         try:
             yield
         finally:
-            self._waits -= 1
-            if not self._waits:
-                self._waited_s += self._places.now_s() - self._waiting_since_s
+            self.end_waiting()
+
+    def begin_waiting(self) -> None:
+        """`end_waiting` follows."""
+        if not self._waits:
+            self._waiting_since_s = self._places.now_s()
+        self._waits += 1
+
+    def end_waiting(self) -> None:
+        self._waits -= 1
+        if not self._waits:
+            self._waited_s += self._places.now_s() - self._waiting_since_s
 
     def moved(self, size_bytes: int = PROGRESS_BYTES) -> None:
         """The client has taken or sent so much."""

@@ -58,7 +58,7 @@ from storage_node.services.repair import RepairService
 from storage_node.services.replica import ReplicaService
 from storage_node.services.snapshot_replicas import SnapshotCopiesService
 from storage_node.services.snapshots import SnapshotsService
-from storage_node.services.tenant_of_call import TenantOfCall
+from storage_node.services.tenant_of_call import note_tenant
 from storage_node.store.drive.drive import Drive
 from storage_node.store.store import Store
 from storage_node.tasks import keep_going
@@ -223,9 +223,10 @@ class NodeServer:
             drives.require_free = lambda folder: require_apart(self.config.promote_roots, [folder])
             ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), methods)
             repair.prepare()
-            methods.add_registered_method_handlers("ais_loader.v1.GetBatch", {"Session": _session_handler(batches)})
-            server = grpc.aio.server(options=_OPTIONS, interceptors=(TenantOfCall(),))
-            server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT),))
+            session = {"Session": _session_handler(batches)}
+            methods.add_registered_method_handlers("ais_loader.v1.GetBatch", session, sizes=False)
+            server = grpc.aio.server(options=_OPTIONS)
+            server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_tenant),))
             check = PeerCheck(node, self.membership)
             peer_server = grpc.aio.server(options=_OPTIONS, interceptors=(check,))
             peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.reserved import TENANT_KEY
@@ -23,6 +23,13 @@ MESSAGE_WAIT_S = 5.0
 """How long what has come waits for room among the others' messages before its call is told to come back."""
 
 _LOOK_S = 0.1
+
+
+class Received(NamedTuple, Generic[T]):
+    """A message, and its size on the wire: a message that is asked for its size is serialized for that."""
+
+    message: T
+    size_bytes: int
 
 
 def tenant_of(context: Any) -> str:
@@ -138,8 +145,11 @@ class Stream:
         streams = self._streams
         try:
             async with asyncio.timeout(streams.stall_timeout_s if deadline else None) as self._waiting:
-                with self.place.waiting():
+                self.place.begin_waiting()
+                try:
                     return await step
+                finally:
+                    self.place.end_waiting()
         except TimeoutError:
             raise self._stalled() from None
         finally:
@@ -155,15 +165,26 @@ class Stream:
         )
 
     async def messages(
-        self, requests: AsyncIterator[T], size_of: Callable[[T], int], *, deadline: bool = True
+        self,
+        requests: AsyncIterator[Received[T]],
+        *,
+        keeps: Callable[[T], bool] = lambda message: False,
+        deadline: bool = True,
     ) -> AsyncGenerator[T, None]:
-        """What the client sends. Raises as `waiting`."""
-        coming = aiter(requests)
-        while (message := await self.waiting(anext(coming, None), deadline=deadline)) is not None:
-            size_bytes = size_of(message)
+        """What the client sends, held until the next one is asked for; what `keeps`, until the call ends.
+
+        Raises as `waiting`.
+        """
+        streams, coming = self._streams, aiter(requests)
+        while (received := await self.waiting(anext(coming, None), deadline=deadline)) is not None:
+            message, size_bytes = received
+            if keeps(message):
+                await self.keep(size_bytes)
+                yield message
+                continue
             self.place.moved(size_bytes)
-            await self._streams.acquire(size_bytes)
+            await streams.acquire(size_bytes)
             try:
                 yield message
             finally:
-                self._streams.messages.release(size_bytes)
+                streams.messages.release(size_bytes)

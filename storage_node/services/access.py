@@ -8,7 +8,7 @@ given to somebody here.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -106,20 +106,32 @@ class Methods:
     def __init__(self) -> None:
         self._by_path: dict[str, grpc.RpcMethodHandler] = {}
 
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
-        self._by_path |= {f"/{service}/{name}": guarded(handler) for name, handler in handlers.items()}
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler], *, sizes: bool = True
+    ) -> None:
+        """`sizes`: see `guarded`."""
+        self._by_path |= {f"/{service}/{name}": guarded(handler, sizes=sizes) for name, handler in handlers.items()}
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         """The same methods again, in a form that does not tell them."""
 
-    def served_to(self, roles: Role) -> grpc.GenericRpcHandler:
-        """Those that one of these roles may call, for a server."""
-        return _Served({path: handler for path, handler in self._by_path.items() if who_may(path) & roles})
+    def served_to(
+        self, roles: Role, note: Callable[[grpc.HandlerCallDetails], None] | None = None
+    ) -> grpc.GenericRpcHandler:
+        """Those that one of these roles may call, for a server. `note`: called in each call's task before anything."""
+        return _Served({path: handler for path, handler in self._by_path.items() if who_may(path) & roles}, note)
 
 
 class _Served(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, methods: Mapping[str, grpc.RpcMethodHandler]) -> None:
+    def __init__(
+        self,
+        methods: Mapping[str, grpc.RpcMethodHandler],
+        note: Callable[[grpc.HandlerCallDetails], None] | None,
+    ) -> None:
         self._methods = methods
+        self._note = note
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if self._note is not None:
+            self._note(handler_call_details)
         return self._methods.get(handler_call_details.method)

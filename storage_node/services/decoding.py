@@ -12,20 +12,22 @@ from google.protobuf.message import DecodeError
 
 from ais_loader.errors import InvalidRequest
 from storage_node.services.errors import abort
+from storage_node.streams import Received
 
 
-def guarded(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-    """A method's handler that refuses what it cannot decode with INVALID_ARGUMENT; by itself gRPC says UNKNOWN."""
-    decode = handler.request_deserializer
-    deserializer = partial(_decoded, decode) if handler.request_streaming else partial(_decoded_or_error, decode)
-    guard: Callable[[Any], Any]
-    if not handler.response_streaming:
-        name, guard = ("stream_unary" if handler.request_streaming else "unary_unary"), _answering
-    else:
-        name = "stream_stream" if handler.request_streaming else "unary_stream"
-        # gRPC tells generators from coroutines that write for themselves.
-        guard = _yielding if inspect.isasyncgenfunction(getattr(handler, name)) else _answering
-    return handler._replace(request_deserializer=deserializer, **{name: guard(getattr(handler, name))})
+def guarded(handler: grpc.RpcMethodHandler, *, sizes: bool) -> grpc.RpcMethodHandler:
+    """A method's handler that refuses what it cannot decode with INVALID_ARGUMENT; by itself gRPC says UNKNOWN.
+
+    `sizes`: where there are many requests, they come to the method as `Received`.
+    """
+    name = "_".join("stream" if many else "unary" for many in (handler.request_streaming, handler.response_streaming))
+    method = getattr(handler, name)
+    take: Callable[[Callable[[bytes], Any], bytes], Any] = _decoded_or_error
+    if handler.request_streaming:
+        take = _received if sizes else _decoded
+    # gRPC tells generators from coroutines that write for themselves.
+    guard = _yielding if inspect.isasyncgenfunction(method) else _answering
+    return handler._replace(request_deserializer=partial(take, handler.request_deserializer), **{name: guard(method)})
 
 
 def _decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
@@ -34,6 +36,11 @@ def _decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
         return decode(data)
     except DecodeError as error:
         raise InvalidRequest(f"this is no message that the method takes: {error}") from None
+
+
+def _received(decode: Callable[[bytes], Any], data: bytes) -> Received[Any]:
+    """Raises InvalidRequest."""
+    return Received(_decoded(decode, data), len(data))
 
 
 def _decoded_or_error(decode: Callable[[bytes], Any], data: bytes) -> Any:

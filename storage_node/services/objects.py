@@ -145,7 +145,7 @@ class ObjectsService:
                     return info_of(put.header.bucket, put.header.name, record)
             raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
         finally:
-            if put.upload is not None:
+            if put.upload is not None and not put.upload.has_ended:
                 # Shielded: cancelled before it runs, it would never run.
                 await asyncio.shield(self._node.read(put.upload.abort))
 

@@ -15,9 +15,8 @@ from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
-from storage_node.services.streaming import size_of
 from storage_node.store.store import Store
-from storage_node.streams import Stream
+from storage_node.streams import Received, Stream
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -28,7 +27,7 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
         self._node = node
         self._store = node.store
 
-    async def Write(self, requests: AsyncIterator[wire.WriteRequest], context: Any) -> None:
+    async def Write(self, requests: AsyncIterator[Received[wire.WriteRequest]], context: Any) -> None:
         # No generator: one that is cancelled at a yield would keep what is staged until it is collected.
         try:
             with self._node.replica_streams.open("") as stream:
@@ -44,12 +43,10 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
             await abort(context, error)
 
     async def _take_all(
-        self, held: HeldWrite, requests: AsyncIterator[wire.WriteRequest], stream: Stream, context: Any
+        self, held: HeldWrite, requests: AsyncIterator[Received[wire.WriteRequest]], stream: Stream, context: Any
     ) -> None:
-        async with aclosing(stream.messages(requests, _size_of)) as messages:
+        async with aclosing(stream.messages(requests, keeps=_is_group)) as messages:
             async for request in messages:
-                if request.WhichOneof("part") == "group":
-                    await stream.keep(request.ByteSize())  # its objects are in memory until they are committed
                 if (response := await self._node.read(held.take, request)) is not None:
                     await stream.waiting(context.write(response))
 
@@ -80,6 +77,6 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
             await abort(context, error)
 
 
-def _size_of(request: wire.WriteRequest) -> int:
-    """Of a message that is worked on and forgotten; a group is kept."""
-    return 0 if request.WhichOneof("part") == "group" else size_of(request)
+def _is_group(request: wire.WriteRequest) -> bool:
+    """Its objects are in memory until they are committed."""
+    return bool(request.WhichOneof("part") == "group")

@@ -20,7 +20,6 @@ from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
-from storage_node.services.streaming import size_of
 from storage_node.store.drive.cut_check import CutCheck
 from storage_node.store.drive.version_clock import check_counter
 from storage_node.store.format import CatalogEntry
@@ -29,7 +28,7 @@ from storage_node.store.names import check_object_name
 from storage_node.store.retained_replicas import KeptVersion, Seen, seen, seen_after
 from storage_node.store.staging import check_content
 from storage_node.store.store import Store
-from storage_node.streams import Stream
+from storage_node.streams import Received, Stream
 
 T = TypeVar("T")
 
@@ -96,7 +95,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         except ReplicaLost as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
-    async def Keep(self, requests: AsyncIterator[pb.KeepRequest], context: Context) -> pb.KeepResponse:
+    async def Keep(self, requests: AsyncIterator[Received[pb.KeepRequest]], context: Context) -> pb.KeepResponse:
         """A place among the writes of other nodes, and the deadlines of those."""
         try:
             with self._node.replica_streams.open("") as stream:
@@ -105,13 +104,13 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
             await abort(context, error)
         return pb.KeepResponse()
 
-    async def _keep(self, requests: AsyncIterator[pb.KeepRequest], stream: Stream) -> None:
+    async def _keep(self, requests: AsyncIterator[Received[pb.KeepRequest]], stream: Stream) -> None:
         """Raises LoaderError."""
         read = self._node.read
         kept: KeptVersion | None = None
         left_bytes = 0
         try:
-            async with aclosing(stream.messages(requests, size_of)) as messages:
+            async with aclosing(stream.messages(requests)) as messages:
                 async for request in messages:
                     if kept is None:
                         kept = await read(_begin, self._store, request.header)

@@ -26,8 +26,8 @@ R = TypeVar("R")
 S = TypeVar("S", bound=_HasNode)
 
 
-def size_of(message: Any) -> int:
-    """Bytes of a message of a stream, as far as they matter; a header is progress."""
+def _size_of(message: Any) -> int:
+    """Bytes of an answer, as far as they matter; a header is progress."""
     data = getattr(message, "data", b"")
     return len(data) or message.ByteSize()
 
@@ -56,7 +56,7 @@ def bounded_requests(
     async def call(self: S, requests: AsyncIterator[Any], context: Any) -> R:
         try:
             with self._node.streams.open(tenant_of(context)) as stream:
-                async with aclosing(stream.messages(requests, size_of)) as messages:
+                async with aclosing(stream.messages(requests)) as messages:
                     return await method(self, messages, context)
         except LoaderError as error:
             await abort(context, error)
@@ -81,12 +81,12 @@ def bounded_responses(
             try:
                 with self._node.streams.open(tenant_of(context)) as stream:
                     if many_requests:
-                        request = stream.messages(request, size_of, deadline=deadline)
+                        request = stream.messages(request, deadline=deadline)
                     responses: Any = method(self, request, context)
                     async with aclosing(responses):
                         async for response in responses:
                             await stream.waiting(context.write(response))
-                            stream.place.moved(size_of(response))
+                            stream.place.moved(_size_of(response))
             except LoaderError as error:
                 await abort(context, error)
 

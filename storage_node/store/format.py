@@ -37,7 +37,7 @@ MAX_XATTR_BYTES = 1536
 
 _OBJECT_KIND, _TOMBSTONE_KIND = 1, 2
 _VALUE = struct.Struct("<BBHIQIQIQQH")
-_WRITE_ID = slice(1, 17)
+WRITE_ID = slice(1, 17)
 """In the memory of writes; see `write_memory`."""
 _IDENTITY = struct.Struct("<B16sIQIQQIQHB")
 _COUNTER, _COUNTER_AT = struct.Struct("<Q"), 8
@@ -97,7 +97,7 @@ class CatalogEntry(NamedTuple):
     @property
     def write_id(self) -> bytes:
         """Of the write that it came with; empty where that had none."""
-        write_id = self.writes[_WRITE_ID]
+        write_id = self.writes[WRITE_ID]
         return write_id if any(write_id) else b""
 
 

@@ -40,6 +40,11 @@ class Upload:
         return self._pending
 
     @property
+    def has_ended(self) -> bool:
+        """It has been committed, or aborted: nothing of it is left to be aborted."""
+        return self._pending is None
+
+    @property
     def of(self) -> tuple[bytes, str]:
         """The bucket's uuid, and the object's name."""
         return self._open.bucket_uuid, self._open.name

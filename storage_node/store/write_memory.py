@@ -34,6 +34,7 @@ _HEAD = struct.Struct("<B16s")
 _NODE = struct.Struct("<I")
 _FORGOTTEN = struct.Struct("<Q")
 _PAST = struct.Struct("<16sIQIQIQB")
+_MODIFIED, _MODIFIED_FROM_END = struct.Struct("<Q"), 9
 
 
 class PastWrite(NamedTuple):
@@ -139,14 +140,17 @@ def after(before: Sequence[CatalogEntry], brought: bytes, modified_ns: int, *, f
 def _prepended(head: bytes, before: CatalogEntry, modified_ns: int, forgotten: int) -> bytes:
     """As `after` of one entry, which is the usual case, and without a look at all that it remembers."""
     writes = before.writes
-    forgotten = max(forgotten, forgotten_ns(writes))
-    own = _PAST.pack(before.write_id, *before[:6], before.is_tombstone) if before.write_id else b""
-    past = own + writes[_head_bytes(writes) + _FORGOTTEN.size :]
+    start = _head_bytes(writes)
+    past = writes[start + _FORGOTTEN.size :]
+    if len(writes) > start:
+        forgotten = max(forgotten, _FORGOTTEN.unpack_from(writes, start)[0])
+    if write_id := before.write_id:
+        past = _PAST.pack(write_id, *before[:6], not before.path) + past
     while past:
-        last = PastWrite._make(_PAST.unpack_from(past, len(past) - _PAST.size))
-        if len(past) <= REMEMBERED * _PAST.size and last.modified_ns >= modified_ns - REMEMBERED_NS:
+        (last_ns,) = _MODIFIED.unpack_from(past, len(past) - _MODIFIED_FROM_END)
+        if len(past) <= REMEMBERED * _PAST.size and last_ns >= modified_ns - REMEMBERED_NS:
             break
-        forgotten = max(forgotten, last.modified_ns)
+        forgotten = max(forgotten, last_ns)
         past = past[: -_PAST.size]
     return head + _FORGOTTEN.pack(forgotten) + past if past or forgotten else head
 

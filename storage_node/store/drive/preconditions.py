@@ -7,16 +7,15 @@ write carries an id, the same for all its tries, which the store remembers; see 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ais_loader.errors import InvalidRequest, OutcomeUnknown, VersionConflict, WriteTooLate
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.format import WRITE_ID, CatalogEntry, Version
 from storage_node.store.write_memory import ID_BYTES, UNCERTAINTY_NS, find, forgotten_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(NamedTuple):
     """What has to be true of a name when it is written. Those that are not given hold of anything."""
 
     if_absent: bool = False
@@ -78,7 +77,7 @@ def done_before(condition: Condition | None, before: CatalogEntry | None) -> Cat
     """What an earlier try of this write has made, be it replaced since; `before` is what there is of the name."""
     if condition is None or not condition.write_id or before is None or not before.writes:
         return None
-    if before.write_id == condition.write_id:
+    if before.writes[WRITE_ID] == condition.write_id:
         return before
     past = find(before.writes, condition.write_id)
     return past.entry() if past is not None else None
