@@ -38,7 +38,8 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
                 finally:
                     # Also when the coordinator has died: its stream ends, and nobody else knows of the staged files.
                     # Shielded: cancelled before it runs, it would never run.
-                    await asyncio.shield(self._node.read(held.abort))
+                    if not held.has_ended:
+                        await asyncio.shield(self._node.read(held.abort))
         except LoaderError as error:
             await abort(context, error)
 

@@ -157,7 +157,8 @@ class Upload:
     def take(self) -> StagedObject:
         """Hand the staged object over to whoever commits it. Raises InvalidRequest."""
         pending, self._pending = self._open, None
-        return self._staged._replace(pending=pending)
+        staged = self._staged
+        return StagedObject(staged.drive, staged.placement, pending, staged.indexing)
 
     def abort(self) -> None:
         if self._pending is not None:

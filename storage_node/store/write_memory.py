@@ -120,8 +120,13 @@ def after(before: Sequence[CatalogEntry], brought: bytes, modified_ns: int, *, f
     if not forgotten_before_ns and all(not entry.writes for entry in before):
         return brought
     head = brought[: _head_bytes(brought)] or _HEAD.pack(_UNKNOWN, NO_ID)
-    if len(before) == 1 and len(brought) <= len(head) and before[0].writes.find(head[1 : _HEAD.size]) < 0:
-        return _prepended(head, before[0], modified_ns, forgotten_before_ns)
+    if all(entry == before[0] for entry in before[1:]):
+        before = before[:1]  # copies that agree, as they do
+    if len(before) == 1 and before[0].writes.find(head[1 : _HEAD.size]) < 0:
+        prepended = _prepended(head, before[0], modified_ns, forgotten_before_ns)
+        # What a coordinator brings was made of the same entry, unless copies differ.
+        if len(brought) <= len(head) or brought == prepended:
+            return prepended
     write_id = head[1 : _HEAD.size]
     oldest_ns = modified_ns - REMEMBERED_NS
     found: dict[bytes, PastWrite] = {}

@@ -206,7 +206,10 @@ def test_the_usual_way_to_remember_is_the_same_as_the_long_one() -> None:
         write_id = b"%016d" % (number - number % 7)  # some come again
         head, modified_ns = memory_of(write_id, [number]), seconds * S
         quick = after([last], head, modified_ns)
-        assert quick == after([last, last], head, modified_ns)  # which nobody shortens
+        differing = [last, last._replace(offset=1)]  # which nobody shortens
+        assert quick == after(differing, head, modified_ns) == after([last, last], head, modified_ns)
+        # And where that is brought to who has the same entry.
+        assert after([last], quick, modified_ns) == after(differing, quick, modified_ns) == quick
         assert checked(quick) == quick
         last = last._replace(counter=number, modified_ns=modified_ns, writes=quick)
 

@@ -188,6 +188,11 @@ class HeldWrite:
         committed.map_version = self._known_map()  # as it is after the commit
         return wire.WriteResponse(committed=committed)
 
+    @property
+    def has_ended(self) -> bool:
+        """Nothing is left to be aborted."""
+        return all(not isinstance(upload, Upload) or upload.has_ended for upload in self._uploads or ())
+
     def abort(self) -> None:
         """What has not been committed goes; harmless afterwards."""
         for upload in self._uploads or ():

@@ -102,7 +102,8 @@ class LocalReplicaStream(ReplicaStream):
         return self._answers.popleft()
 
     async def close(self) -> None:
-        await asyncio.shield(self._here.read(self._held.abort))  # cancelled before it runs, it would never run
+        if not self._held.has_ended:
+            await asyncio.shield(self._here.read(self._held.abort))  # cancelled before it runs, it would never run
 
 
 class RemoteReplicaStream(ReplicaStream):

@@ -56,7 +56,9 @@ class CommitFiles:
             draft.write()
             for at, pending in enumerate(self._objects):
                 if pending.file in draft:
-                    records[at] = records[at]._replace(offset=draft.offset(pending.file))
+                    record = records[at]
+                    # As `_replace`, which takes as long as all else that is done here for one object.
+                    records[at] = CatalogEntry._make((*record[:6], draft.offset(pending.file), *record[7:]))
         if self._sync:
             alone = [pending.file for pending in self._objects if not self._in_segment(pending)]
             self._files.sync_staged(alone if draft is None else [*alone, draft.file])
@@ -64,8 +66,11 @@ class CommitFiles:
 
     def identify(self, pending: PendingObject, version: Version | None = None) -> CatalogEntry:
         """Give the object a generation and a version, and have its file say what it is. Raises OSError, LoaderError."""
-        version = version or pending.version or Version(self._epoch, self._clock.take())
-        self._clock.hear(version.counter)
+        version = version or pending.version
+        if version is None:
+            version = Version(self._epoch, self._clock.take())
+        else:
+            self._clock.hear(version.counter)
         generation = self._generations.take()
         content = pending.damaged or pending.file
         modified_ns = pending.modified_ns or self._now_ns

@@ -118,17 +118,18 @@ class Changes:
             results: list[CatalogEntry | LoaderError] = list(records)
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
-                if before is not None and _is_mended(before, records[at], pending):
-                    newest[key] = records[at] = results[at] = records[at]._replace(writes=before.writes)
-                    chosen.append(_Chosen(key, pending, records[at]))
-                    continue
-                if (settled := self.settled(pending, before)) is not None:
-                    results[at] = settled
-                    continue
                 floor = self.retention.floor(pending.bucket_uuid)
-                if (late := too_late(pending.condition, pending.name, records[at].version, floor)) is not None:
-                    results[at] = late
-                    continue
+                if pending.condition is not None:
+                    if before is not None and _is_mended(before, records[at], pending):
+                        newest[key] = records[at] = results[at] = records[at]._replace(writes=before.writes)
+                        chosen.append(_Chosen(key, pending, records[at]))
+                        continue
+                    if (settled := self.settled(pending, before)) is not None:
+                        results[at] = settled
+                        continue
+                    if (late := too_late(pending.condition, pending.name, records[at].version, floor)) is not None:
+                        results[at] = late
+                        continue
                 newer = before.version if before is not None and before[:3] >= records[at][:3] else None
                 if before is not None and newer is not None and pending.version is not None:
                     results[at] = before
@@ -163,7 +164,8 @@ class Changes:
         remembering = before
         if before is None and condition.write_id and self.deletions:
             remembering = self.deletions.get(fmt.object_key(pending.bucket_uuid, pending.name))
-        if not pending.is_copy and (done := done_before(condition, remembering)) is not None:
+        may_be_done = remembering is not None and condition.write_id in remembering.writes  # found for certain below
+        if may_be_done and not pending.is_copy and (done := done_before(condition, remembering)) is not None:
             if done is not remembering:
                 return done._replace(raw_metadata=fmt.encode_metadata(pending.metadata))
             if pending.version is None:
@@ -184,10 +186,12 @@ class Changes:
     def _memory(self, key: bytes, before: CatalogEntry | None, brought: bytes, modified_ns: int) -> bytes:
         """What an entry remembers that takes the place of another one, or of a deleted one."""
         if before is not None:
-            return after([before], brought, modified_ns)
+            return after([before], brought, modified_ns) if before.writes else brought
         deleted = self.deletions.get(key)
         forgotten_ns = self.deletions.forgotten_ns
         recent = forgotten_ns if forgotten_ns > modified_ns - REMEMBERED_NS else 0
+        if deleted is None and not recent:
+            return brought
         return after([deleted] if deleted is not None else [], brought, modified_ns, forgotten_before_ns=recent)
 
     def defer_unlink(self, ended: Ended) -> None:
