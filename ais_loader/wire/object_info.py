@@ -38,12 +38,14 @@ def stored_of(found: Described) -> Stored:
 
 
 def info_of(bucket: str, name: str, found: Described) -> pb.ObjectInfo:
-    return pb.ObjectInfo(
+    info = pb.ObjectInfo(
         bucket=bucket,
         name=name,
         size_bytes=found.size_bytes,
         version=str(found.version),
         checksum=found.checksum,
         modified_ns=found.modified_ns,
-        metadata=found.metadata,
     )
+    if metadata := found.metadata:  # to set none costs as much as all the rest
+        info.metadata.update(metadata)
+    return info

@@ -16,24 +16,26 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 def put_header(spec: PutSpec) -> pb.PutHeader:
     """Raises BucketNotFound, InvalidName, InvalidRequest for what no message can carry."""
     _check(spec)
-    return pb.PutHeader(
+    header = pb.PutHeader(
         bucket=spec.bucket,
         name=spec.name,
         metadata=spec.metadata,
         size_bytes=spec.size_bytes,
         checksum=spec.checksum,
-        condition=put_condition(spec),
     )
+    set_condition(header.condition, spec)
+    return header
 
 
-def put_condition(spec: PutSpec) -> pb.PutCondition:
+def set_condition(condition: pb.PutCondition, spec: PutSpec) -> None:
     tries = spec.tries
-    return pb.PutCondition(
-        if_absent=spec.if_absent,
-        if_version=spec.if_version or "",
-        write_id=tries.write_id,
-        repeat_ms=tries.repeat_ms,
-    )
+    condition.write_id = tries.write_id
+    if spec.if_absent:
+        condition.if_absent = True
+    if spec.if_version:
+        condition.if_version = spec.if_version
+    if tries.in_doubt:
+        condition.repeat_ms = tries.repeat_ms
 
 
 def put_messages(spec: PutSpec, source: Source, failure: list[Exception]) -> Iterator[pb.PutRequest]:
@@ -61,14 +63,12 @@ def small_object(spec: PutSpec, data: bytes) -> pb.SmallObject:
     if spec.size_bytes is not None and len(data) != spec.size_bytes:
         raise errors.ContentMismatch(f"{spec.name!r}: announced {spec.size_bytes:,} bytes, got {len(data):,}")
     checksum = crc32c(data) if spec.checksum is None else spec.checksum
-    return pb.SmallObject(
-        bucket=spec.bucket,
-        name=spec.name,
-        checksum=checksum,
-        metadata=spec.metadata,
-        condition=put_condition(spec),
-        data=data,
-    )
+    small = pb.SmallObject(bucket=spec.bucket, name=spec.name, checksum=checksum, data=data)
+    # In place: a message that is made to be copied into another one costs twice as much as all of this.
+    if spec.metadata:
+        small.metadata.update(spec.metadata)
+    set_condition(small.condition, spec)
+    return small
 
 
 def spec_of(small: pb.SmallObject, doubtful_since_s: float | None) -> PutSpec:
