@@ -61,6 +61,7 @@ from storage_node.services.snapshots import SnapshotsService
 from storage_node.services.tenant_of_call import note_tenant
 from storage_node.store.drive.drive import Drive
 from storage_node.store.store import Store
+from storage_node.streams import tenant_of
 from storage_node.tasks import keep_going
 
 VERSION = "0.1.0"
@@ -316,7 +317,7 @@ def _session_handler(batches: BatchService) -> grpc.RpcMethodHandler:
 
     async def session(requests: AsyncIterator[ais_batch_pb2.SessionRequest], context: Any) -> None:
         try:
-            await batches.serve(requests, context)
+            await batches.serve(requests, context, tenant_of(context))
         except LoaderError as error:
             await abort(context, error)
 

@@ -52,7 +52,7 @@ class BatchService:
         self.resources = BatchResources(node)
         self.stopping = False
         self._sessions: set[_Session] = set()
-        self.places = Places(node.config.max_sessions, node.config.still_s)
+        self.places = Places(node.config.max_sessions, node.config.still_s, node.config.tenant_weights)
         """Of sessions, which stand still while their clients ask for nothing."""
 
     @property
@@ -75,10 +75,13 @@ class BatchService:
                 for session in [one for one in self._sessions if one.stuck_s() >= still_s]:
                     session.end_stuck(still_s)
 
-    async def serve(self, requests: AsyncIterator[pb.SessionRequest], stream: Outgoing) -> None:
-        """One session, until the client ends it or its connection breaks; nothing of it is left afterwards."""
+    async def serve(self, requests: AsyncIterator[pb.SessionRequest], stream: Outgoing, tenant: str) -> None:
+        """One session, until the client ends it or its connection breaks; nothing of it is left afterwards.
+
+        `tenant`: whose client it is; its batches may be for others.
+        """
         session = _Session(self, stream)
-        place = self.places.take("", session.end_idle)
+        place = self.places.take(tenant, session.end_idle)
         if place is None:
             raise Overloaded(f"{self.places.held} sessions are open (max_sessions), all of them in use: try again")
         session.place = place

@@ -158,6 +158,19 @@ def test_sessions_that_nobody_uses_give_way_and_are_opened_again(tmp_path: Path)
         assert bucket.get_batch(["01"]).tobytes() == [OBJECTS["01"]]
 
 
+def test_sessions_that_one_tenant_uses_leave_some_to_others(tmp_path: Path) -> None:
+    with serving(tmp_path, max_sessions=8, still_s=60.0) as node, ExitStack() as held:
+        with bucket_of(node) as bucket:
+            bucket.put_many(OBJECTS.items())
+        for _ in range(7):
+            held.enter_context(RawSession(node.url)).ask(1, batch_of(["00"]))
+        with RawSession(node.url) as one_more, pytest.raises(grpc.RpcError) as refused:
+            one_more.ask(1, batch_of(["00"]))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        read_as(node, "modest", [*OBJECTS])
+        read_as(node, "modest", ["01"], streaming=False)
+
+
 @pytest.mark.parametrize(
     "event", [pb.Credit(payload_bytes=MiB), pb.Cancel(), None], ids=["credit", "cancel", "nothing"]
 )

@@ -13,7 +13,7 @@ import grpc
 
 from ais_loader import errors
 from ais_loader.transport.fork_safety import grpc_begins
-from ais_loader.transport.grpc.tenant import naming
+from ais_loader.transport.grpc.tenant import metadata_of, naming
 from ais_loader.transport.session.long_batch import OWN_CHANNEL_OPTIONS, keep_freed_memory
 from ais_loader.transport.session.raw_stream import open_stream
 from ais_loader.transport.session.session import Session
@@ -70,9 +70,10 @@ class Connection:
         self.cluster = cluster_rpc.ClusterStub(self.channel)
         self.promote = promote_rpc.PromoteStub(named)
         self.snapshots = snapshots_rpc.SnapshotsStub(self.channel)
-        self._open_session = self.channel.stream_stream(_SESSION)
+        self._open_session = named.stream_stream(_SESSION)
+        self._metadata = metadata_of(tenant)
         self._session: Session | None = None  # guarded by lock
-        self._pool = StreamPool(partial(open_stream, self.channel, _SESSION))
+        self._pool = StreamPool(partial(open_stream, self.channel, _SESSION, self._metadata))
         self.single_get = SingleGet(self._pool, verify_payload)
         self._own_channel: grpc.Channel | None = None  # guarded by lock
         self._own_pool: StreamPool | None = None  # guarded by lock
@@ -103,7 +104,7 @@ class Connection:
                 grpc_begins()
                 options = for_patience(OWN_CHANNEL_OPTIONS, self._patience_s)
                 self._own_channel = grpc.insecure_channel(self.endpoint, options=options)
-                self._own_pool = StreamPool(partial(open_stream, self._own_channel, _SESSION))
+                self._own_pool = StreamPool(partial(open_stream, self._own_channel, _SESSION, self._metadata))
             return self._own_pool
 
     @contextlib.contextmanager

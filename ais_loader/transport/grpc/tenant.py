@@ -1,4 +1,4 @@
-"""Tenant of single calls, which a node is told with each of them; batches carry it in their requests."""
+"""Tenant of calls, which a node is told with each of them; batches within a session carry it in their requests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import grpc
 from ais_loader.wire.reserved import TENANT_KEY
 
 
+def metadata_of(tenant: str) -> tuple[tuple[str, bytes], ...]:
+    """Of a call that is made for it."""
+    return ((TENANT_KEY, tenant.encode()),) if tenant else ()
+
+
 class _Naming(
     grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
     grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
@@ -17,10 +22,10 @@ class _Naming(
     grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
 ):
     def __init__(self, tenant: str) -> None:
-        self._metadata = (TENANT_KEY, tenant.encode())
+        self._metadata = metadata_of(tenant)
 
     def _named(self, proceed: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
-        return proceed(_Details(details, (*(details.metadata or ()), self._metadata)), request)
+        return proceed(_Details(details, (*(details.metadata or ()), *self._metadata)), request)
 
     intercept_unary_unary = intercept_unary_stream = _named
     intercept_stream_unary = intercept_stream_stream = _named

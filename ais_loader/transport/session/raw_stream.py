@@ -51,20 +51,20 @@ class Stream(Protocol):
         """End it, from the thread that uses it, and let go of everything."""
 
 
-def open_stream(channel: grpc.Channel, method: str) -> Stream:
+def open_stream(channel: grpc.Channel, method: str, metadata: tuple[tuple[str, bytes], ...] = ()) -> Stream:
     """Raises ValueError when the channel is closed."""
     native = getattr(channel, "_channel", None)
     if all(hasattr(cygrpc, name) for name in _NEEDED) and hasattr(native, "segregated_call"):
-        return DirectStream(native, method)
-    return IteratorStream(channel, method)
+        return DirectStream(native, method, metadata)
+    return IteratorStream(channel, method, metadata)
 
 
 class DirectStream:
     """On grpcio's native module."""
 
-    def __init__(self, native: Any, method: str) -> None:
+    def __init__(self, native: Any, method: str, said: tuple[tuple[str, bytes], ...]) -> None:
         metadata = (
-            cygrpc.SendInitialMetadataOperation(None, _NO_FLAGS),
+            cygrpc.SendInitialMetadataOperation(said or None, _NO_FLAGS),
             cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),
         )
         # The status is awaited from the beginning: a call of which nothing is awaited is taken down by grpcio.
@@ -133,9 +133,9 @@ class DirectStream:
 class IteratorStream:
     """On grpcio's public API."""
 
-    def __init__(self, channel: grpc.Channel, method: str) -> None:
+    def __init__(self, channel: grpc.Channel, method: str, metadata: tuple[tuple[str, bytes], ...]) -> None:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = channel.stream_stream(method)(iter(self._outgoing.get, None))
+        self._call = channel.stream_stream(method)(iter(self._outgoing.get, None), metadata=metadata)
         self._answers: Iterator[bytes] = iter(self._call)
 
     def tell(self, message: bytes) -> None:
