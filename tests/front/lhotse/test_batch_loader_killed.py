@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from ais_loader import connect
 from ais_loader.integrations.lhotse import AISBatchLoader
+from ais_loader.integrations.lhotse.batch_loader import PendingCuts
 from ais_loader.testing import NodeProcess, eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 
@@ -103,11 +104,20 @@ def long_cuts(bucket: str) -> list[MonoCut]:
     return [cut(str(at), f"ais://{bucket}/{at}.wav", seconds=SECONDS) for at in range(RECORDINGS)]
 
 
+def begun_before_a_node_is_killed(cluster: ClusterProcesses, loader: CountedLoader, bucket: str) -> PendingCuts:
+    """A batch that all three nodes have been asked for, of which one had no time to answer."""
+    loader.begin(eager(*long_cuts(bucket))).finish()  # connected to all
+    loader.requests.clear()
+    cluster.nodes[1].pause()
+    pending = loader.begin(eager(*long_cuts(bucket)))
+    cluster.kill([1])
+    return pending
+
+
 def test_a_node_killed_in_mid_batch_costs_nothing_where_others_have_copies(cluster: ClusterProcesses) -> None:
     with connect(cluster.url) as client:
         loader = CountedLoader(client)
-        pending = loader.begin(eager(*long_cuts("twice")))
-        cluster.kill([1])  # of 22 MiB that are on their way
+        pending = begun_before_a_node_is_killed(cluster, loader, "twice")
         filled = pending.finish()
         for at, one in enumerate(filled):
             assert np.array_equal(one.load_audio()[0], samples(SECONDS, at))
@@ -116,8 +126,7 @@ def test_a_node_killed_in_mid_batch_costs_nothing_where_others_have_copies(clust
 
 def test_a_node_killed_in_mid_batch_costs_the_cuts_that_it_alone_had(cluster: ClusterProcesses) -> None:
     with connect(cluster.url) as client:
-        pending = CountedLoader(client, timeout_s=5.0).begin(eager(*long_cuts("once")))
-        cluster.kill([1])
+        pending = begun_before_a_node_is_killed(cluster, CountedLoader(client, timeout_s=5.0), "once")
         filled = pending.finish()
     lost = []
     for at, one in enumerate(filled):
