@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from ais_loader import errors
 from ais_loader.batch import Batch
 from ais_loader.bucket import Bucket
-from ais_loader.changes import CopySummary, DeleteSummary, Failure, Progress, PromoteSummary, PutSummary, RenameSummary
+from ais_loader.changes import (
+    CopySummary,
+    DeleteSummary,
+    DownloadSummary,
+    Failure,
+    Progress,
+    PromoteSummary,
+    PutSummary,
+    RenameSummary,
+)
 from ais_loader.client import Client, WithOpaque, connect
 from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
 from ais_loader.errors import LoaderError
@@ -45,6 +54,7 @@ __all__ = [
     "ClusterOptions",
     "CopySummary",
     "DeleteSummary",
+    "DownloadSummary",
     "EmbeddedOptions",
     "Entry",
     "Failure",

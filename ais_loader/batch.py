@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.entry import EntryLike, Item, Status, entry_error
+from ais_loader.entry import Entry, Item, Status, entry_error
 from ais_loader.errors import Closed, InvalidRequest, LoaderError
 from ais_loader.joined_ranges import JoinedRanges
 from ais_loader.packed import PackedBatch, pack
@@ -40,7 +40,7 @@ class Batch:
 
     def __init__(
         self,
-        entries: Sequence[EntryLike],
+        entries: Sequence[Entry | str],
         requests: Sequence[pb.BatchRequest],
         open_stream: Callable[[pb.BatchRequest], FrameStream],
         on_error: OnError,
@@ -66,6 +66,7 @@ class Batch:
         self._raising = on_error == "raise"
         self._items: Iterator[Item] | None = None
         self._closed = False
+        self._came_to_its_end = False
         self._ordered = all(request.ordered for request in requests)
         self._expected = 0
         self._asked = asked
@@ -82,6 +83,9 @@ class Batch:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Item]:
+        """Items from where the last loop stopped. Raises InvalidRequest where none are left: each comes once."""
+        if self._came_to_its_end:
+            raise InvalidRequest("this batch has been read: its items come once; keep list(batch), or ask again")
         return self
 
     def __next__(self) -> Item:
@@ -102,6 +106,7 @@ class Batch:
             for index, stop in zip(frame.index.tolist(), stops, strict=True):
                 yield Item(index, entries[index], Status.OK, data[start:stop], None, bucket)
                 start = stop
+        self._came_to_its_end = True
 
     def _deliver_marked(self, frame: Frame, stops: list[int]) -> Iterator[Item]:
         start = 0
@@ -246,11 +251,14 @@ class Batch:
         return packed
 
     def _take_frames(self) -> Iterator[Frame]:
+        if self._came_to_its_end:
+            raise InvalidRequest("this batch has been read: its items come once; keep what it gave, or ask again")
         if self._items is not None:
             raise InvalidRequest("this batch is being iterated already: take it whole, or item by item, not both")
         if self._closed:
             raise Closed("this batch has been closed")
         self._items = iter(())
+        self._came_to_its_end = True
         self.between_frames = "decode"
         return self._whole_frames()
 

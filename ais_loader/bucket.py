@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ais_loader import errors
 from ais_loader.batch import Batch
-from ais_loader.changes import DeleteSummary, OnError, OnProgress, PromoteSummary, PutSummary, check_on_error
+from ais_loader.changes import (
+    DeleteSummary,
+    DownloadSummary,
+    OnError,
+    OnProgress,
+    PromoteSummary,
+    PutSummary,
+    check_on_error,
+)
 from ais_loader.content import Content, Source
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.objects.bucket_composing import BucketComposing
 from ais_loader.objects.delete import delete_many, delete_prefix, iter_delete_many
+from ais_loader.objects.folders import download, put_folder
 from ais_loader.objects.head_many import head_many
+from ais_loader.objects.listed_entries import listed_entries
 from ais_loader.objects.metadata import set_metadata
 from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, pinned_members
 from ais_loader.objects.put_many import iter_put_many, put_many
@@ -144,6 +154,94 @@ class Bucket(BucketComposing):
         """
         check_on_error(on_error, "raise", "yield")
         return iter_put_many(self._transport, self.name, objects, if_absent=if_absent, on_error=on_error)
+
+    def put_folder(
+        self,
+        folder: str | os.PathLike[str],
+        prefix: str = "",
+        *,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        hidden: bool = False,
+        follow_links: bool = False,
+        skip_equal: bool = True,
+        if_absent: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        on_error: OnError = "raise",
+        progress: OnProgress | None = None,
+    ) -> PutSummary:
+        """Store the files below a folder of this machine, by `put_many`: its `a/b.wav` as `prefix/a/b.wav`.
+
+        Args:
+            folder: `~` is the home folder.
+            prefix: a folder of the bucket; "en" and "en/" mean the same.
+            include, exclude: shell patterns; of the path from `folder` if they contain a slash, else of a file's name.
+            hidden: also what has a name that begins with a dot, or is in a folder that has.
+            follow_links: also what symbolic links lead to.
+            skip_equal: leave out files that are objects already with the same bytes, so that calling it again goes on
+                where it was interrupted. They are read for it.
+            if_absent, metadata, progress: as for `put_many`, of all that is stored.
+            on_error: "raise": nothing is stored when a file or folder cannot be read; otherwise as `put_many`. "return"
+                stores the others, and has the summary name those that failed.
+
+        Raises InvalidRequest if there is no such folder, SourceUnreadable, OSError for a file that can be read no more,
+        and what `put_many` raises.
+        """
+        return put_folder(
+            self,
+            folder,
+            prefix,
+            include=include,
+            exclude=exclude,
+            hidden=hidden,
+            follow_links=follow_links,
+            skip_equal=skip_equal,
+            if_absent=if_absent,
+            metadata=metadata,
+            on_error=on_error,
+            progress=progress,
+        )
+
+    def download(
+        self,
+        prefix: str,
+        folder: str | os.PathLike[str],
+        *,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        overwrite: bool = False,
+        timeout_s: float = 30.0,
+        on_error: OnError = "raise",
+        progress: OnProgress | None = None,
+    ) -> DownloadSummary:
+        """Write the objects whose names begin with `prefix` to files below a folder of this machine.
+
+        Of "en/" the object `en/a/b.wav` becomes `folder/a/b.wav`, of "e" `folder/en/a/b.wav`: what follows the last
+        slash of the prefix. A file appears when all of it has come, verified. One that is there already with the same
+        bytes is left alone, so that calling it again goes on where it was interrupted.
+
+        Args:
+            folder: made where it is missing; `~` is the home folder.
+            include, exclude: shell patterns; of a path from `folder` if they contain a slash, else of a file's name.
+            overwrite: replace files that are there with other bytes, which fail otherwise.
+            timeout_s: the longest silence of the store, in seconds.
+            on_error: "raise" raises the first failure; "return" goes on, and has the summary name the first 1,000.
+            progress: called with a `Progress` after each object, in this thread.
+
+        Raises BucketNotFound, OSError, NodeUnavailable, SilenceTimeout; of single objects InvalidRequest where a file
+        or folder is in the way, ObjectNotFound if it was replaced or deleted since it was listed, CorruptObject.
+        """
+        return download(
+            self,
+            prefix,
+            folder,
+            include=include,
+            exclude=exclude,
+            overwrite=overwrite,
+            timeout_s=checked_timeout_s(timeout_s),
+            on_error=on_error,
+            progress=progress,
+        )
 
     def promote(
         self,
@@ -313,6 +411,10 @@ class Bucket(BucketComposing):
         """Whether each of these objects is there, in order. Otherwise as `head_many`."""
         return [info is not None for info in self.head_many(names)]
 
+    def exists(self, name: str) -> bool:
+        """Whether there is an object of this name. Otherwise as `head_many`."""
+        return self.exists_many([name])[0]
+
     def set_metadata(self, name: str, metadata: Mapping[str, str], *, if_version: str | None = None) -> ObjectInfo:
         """Give an object these metadata in place of those that it has: a new version of it, with the same bytes.
 
@@ -419,6 +521,32 @@ class Bucket(BucketComposing):
         if page_size < 1:
             raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
         return self._transport.objects(self.name, prefix=prefix, page_size=page_size)
+
+    def entries(
+        self, prefix: str = "", *, pattern: str | Sequence[str] | None = None, pinned: bool = False
+    ) -> Sequence[Entry]:
+        """What fetches each object whose name begins with `prefix`, in the order of names, as the bucket is now.
+
+        Args:
+            pattern: a shell pattern, or several of which one must fit: "*.wav". One with a slash is of the whole name,
+                another of what follows its last slash.
+            pinned: in the version that each has now, and no other.
+
+        Returns:
+            n >= 0 entries, for MapDataset, ShufflePlan and get_batch: an `EntryTable`, of some bytes each, unless
+            `pinned`.
+
+        Raises BucketNotFound, and what else `objects` raises.
+        """
+        return listed_entries(self.objects(prefix), self.name, pattern=pattern, pinned=pinned)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of all objects, in their order; fetched page by page. Raises BucketNotFound."""
+        return (info.name for info in self.objects())
+
+    def __contains__(self, name: object) -> bool:
+        """As `exists`; what is no str is not in it."""
+        return isinstance(name, str) and self.exists(name)
 
     def members(
         self, name: str, prefix: str = "", *, page_size: int = 1000, version: str | None = None

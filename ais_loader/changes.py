@@ -36,7 +36,7 @@ class Progress:
     """How far a call is."""
 
     done: int = 0
-    """Objects stored, deleted, copied, renamed or promoted, whichever the call does."""
+    """Objects stored, downloaded, deleted, copied, renamed or promoted, whichever the call does."""
     skipped: int = 0
     """Objects that needed nothing: copied or promoted before, or deleted by somebody else."""
     failed: int = 0
@@ -65,9 +65,11 @@ class ChangeSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutSummary(ChangeSummary):
-    """What `Bucket.put_many` has stored."""
+    """What `Bucket.put_many` or `Bucket.put_folder` has stored."""
 
     stored: int = 0
+    skipped: int = 0
+    """Of `put_folder`: files that were objects already, with the same bytes."""
     size_bytes: int = 0
     _infos: tuple[ObjectInfo, ...] | None = field(default=None, repr=False)
 
@@ -78,6 +80,17 @@ class PutSummary(ChangeSummary):
         if self._infos is None:
             raise InvalidRequest("infos are kept of a list of objects, not of an iterator: see iter_put_many")
         return self._infos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadSummary(ChangeSummary):
+    """What `Bucket.download` has written to files."""
+
+    downloaded: int = 0
+    skipped: int = 0
+    """Were there already, with the same bytes."""
+    size_bytes: int = 0
+    """Of those downloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,20 +159,24 @@ class Client:
     @overload
     def get_batch(
         self,
-        entries: Sequence[EntryLike],
+        entries: Iterable[EntryLike],
         *,
+        bucket: str | None = None,
         archive: ArchiveFormat,
         archive_names: ArchiveNames = "bucket",
         **options: Any,
     ) -> BatchArchive: ...
 
     @overload
-    def get_batch(self, entries: Sequence[EntryLike], *, archive: None = None, **options: Any) -> Batch: ...
+    def get_batch(
+        self, entries: Iterable[EntryLike], *, bucket: str | None = None, archive: None = None, **options: Any
+    ) -> Batch: ...
 
     def get_batch(
         self,
-        entries: Sequence[EntryLike],
+        entries: Iterable[EntryLike],
         *,
+        bucket: str | None = None,
         archive: ArchiveFormat | None = None,
         archive_names: ArchiveNames = "bucket",
         opaque: Any = None,
@@ -181,8 +185,9 @@ class Client:
         """Fetch many entries with one request.
 
         Args:
-            entries: N >= 0 Entry values or ais:// URLs, of any buckets. Repeated ones are delivered each time. More
-                than 10,000 are sent in parts; the answer is one all the same.
+            entries: N >= 0 Entry values, ais:// URLs, or what `objects` and `members` list, of any buckets. Repeated
+                ones are delivered each time. More than 10,000 are sent in parts; the answer is one all the same.
+            bucket: what entries that are mere names are of.
             options: the fields of `BatchOptions`: on_error, timeout_s, ordered, streaming, assembly, colocation,
                 verify_ranges.
             archive: "tar", "tar.gz", "tar.lz4", "tar.zst" or "zip": have the batch as one archive instead.
@@ -203,7 +208,7 @@ class Client:
         chosen = BatchOptions(**options)
         if archive is not None:
             check_options(archive, archive_names)
-        parsed = to_entries(entries)
+        parsed = to_entries(entries, bucket)
         joined: JoinedRanges | None = None
         if any(entry.ranges is not None for entry in parsed):
             parsed = of_one_version(parsed, lambda bucket, names: self.bucket(bucket).head_many(names))
@@ -216,7 +221,7 @@ class Client:
 
     def _batch(
         self,
-        entries: Sequence[EntryLike],
+        entries: Sequence[Entry | str],
         requests: list[Any],
         options: BatchOptions,
         bucket: str | None = None,

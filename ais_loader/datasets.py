@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack
+from typing import Any, TypeAlias, cast
 
 from ais_loader.batch import Batch
+from ais_loader.bucket import Bucket
 from ais_loader.client import Client, connect
-from ais_loader.entry import EntryLike, Item, to_entry
+from ais_loader.entry import Entry, EntryLike, Item, ObjectInfo, to_entry
 from ais_loader.entry_table import EntryTable
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.plan import Plan, Position, WorkerShare, parse_state, position_state, split_steps, worker_state
 from ais_loader.requests import BatchOptions, OnError
 from ais_loader.timing import BatchTiming
+from ais_loader.urls import SCHEME
 
 with needs("torch", "datasets"):
     import torch
     from torch.utils.data import Dataset, IterableDataset, get_worker_info
+    from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 ClientOrUrl: TypeAlias = Client | str | os.PathLike[str]
 Decode: TypeAlias = Callable[[Item], Any]
@@ -50,6 +55,19 @@ class ProcessClient:
 
     def __repr__(self) -> str:
         return repr(self._given.url if isinstance(self._given, Client) else self._given)
+
+    def listed(self, url: str, *, pinned: bool) -> Sequence[Entry]:
+        """Entries of the objects below the prefix `ais://bucket/prefix`. Raises InvalidRequest if there are none."""
+        bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
+        if not url.startswith(SCHEME) or not bucket:
+            raise InvalidRequest(f"{url!r}: need a list of entries, or the URL of a prefix, ais://bucket/prefix")
+        with ExitStack() as opened:  # closed again, lest what is forked afterwards inherit it
+            given = self._given
+            client = given if isinstance(given, Client) else opened.enter_context(connect(given, mode="r"))
+            found = client.bucket(bucket).entries(prefix, pinned=pinned)
+        if not found:
+            raise InvalidRequest(f"{url!r}: no object of bucket {bucket!r} has a name that begins with {prefix!r}")
+        return found
 
     def get(self) -> Client:
         if isinstance(self._given, Client):
@@ -84,6 +102,26 @@ def _decoded(batch: Batch, decode: Decode) -> Iterator[Any]:
             raise
 
 
+class _Transformed:
+    """A decoder and what is done to its samples; those of entries that failed are as the decoder leaves them."""
+
+    def __init__(self, decode: Decode | None, transform: Callable[[Any], Any]) -> None:
+        self._decode, self._transform = decode, transform
+
+    def __call__(self, item: Item) -> Any:
+        if not item.ok:
+            return None if self._decode is None else self._decode(item)
+        return self._transform(item.tobytes() if self._decode is None else self._decode(item))
+
+
+def _decoder(decode: Decode | None, transform: Callable[[Any], Any] | None) -> Decode | None:
+    """Raises TypeError."""
+    for name, given in (("decode", decode), ("transform", transform)):
+        if given is not None and not callable(given):
+            raise TypeError(f"{name} is a {type(given).__name__}: need a function")
+    return decode if transform is None else _Transformed(decode, transform)
+
+
 class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
     """n entries by number, for a DataLoader with any sampler. `__getitems__` fetches a whole batch with one request.
 
@@ -93,9 +131,12 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
     def __init__(
         self,
         client_or_url: ClientOrUrl,
-        entries: Sequence[EntryLike],
+        entries: Iterable[EntryLike] | Bucket,
         decode: Decode | None = None,
         *,
+        transform: Callable[[Any], Any] | None = None,
+        bucket: str | None = None,
+        pinned: bool = False,
         on_error: OnError = "raise",
         timeout_s: float = 30.0,
         on_batch: OnBatch | None = None,
@@ -104,10 +145,18 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         """
         Args:
             client_or_url: a Client, or where to connect to, in each process at its first read.
-            entries: Entry values or ais:// URLs. A list or tuple of one bucket's whole objects is stored as an
-                `EntryTable`; any other sequence is kept as it is, and asked for only what is read.
-            decode: an Item to a sample. It runs where the batch was fetched; `item.data` is a view, so copy what is to
-                be kept. Must pickle if workers are spawned. Without it a sample is bytes.
+            entries: Entry values, ais:// URLs, or what `Bucket.objects` lists. A list or tuple of one bucket's whole
+                objects is stored as an `EntryTable`; any other sequence is kept as it is, and asked for only what is
+                read. Or a bucket, or the one str "ais://bucket/prefix": the objects whose names begin with it, listed
+                here and now, in the order of names.
+            decode: an Item to a sample, as those of `ais_loader.decoders` do. It runs where the batch was fetched;
+                `item.data` is a view, so copy what is to be kept. Must pickle if workers are spawned. Without it a
+                sample is bytes.
+            transform: a sample to a sample, after `decode` and where that runs. Those of entries that failed are left
+                as they are.
+            bucket: what entries that are mere names are of.
+            pinned: of what is listed, the versions that it has now: an object that is replaced later raises
+                ObjectNotFound when it is read.
             on_error: "raise": the first entry that failed raises its error out of the DataLoader, with its own type.
                 "placeholder": its sample is None, or what `decode` makes of an item that is not `ok`.
             timeout_s: the longest silence, in seconds.
@@ -115,11 +164,13 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
                 pickle if workers are spawned.
             options: further fields of BatchOptions.
 
-        Raises InvalidRequest, TypeError. Reading raises what `Client.get_batch` does, and what `decode` raises.
+        Raises InvalidRequest, TypeError, and what listing raises. Reading raises what `Client.get_batch` does, and
+        what `decode` and `transform` raise.
         """
         self._client = ProcessClient(client_or_url)
-        self._entries = _compact(entries)
-        self._decode = decode
+        self._decode = _decoder(decode, transform)
+        self._bucket = bucket
+        self._entries = _sequence(self._client, entries, bucket, pinned)
         self._on_batch = on_batch
         self._options = _checked_options(options, on_error, timeout_s)
 
@@ -129,7 +180,10 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
+        """The sample at an index, or a list of those of a slice, by one request."""
+        if isinstance(index, slice):
+            return self.__getitems__(range(*index.indices(len(self._entries))))
         return self.__getitems__((index,))[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
@@ -140,7 +194,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         if self._decode is None and isinstance(entries, EntryTable):
             batch = client.bucket(entries.bucket).get_batch(entries.names(wanted), **self._options)
         else:
-            batch = client.get_batch([entries[at] for at in wanted], **self._options)
+            batch = client.get_batch([entries[at] for at in wanted], bucket=self._bucket, **self._options)
         return take_samples(batch, self._decode, self._on_batch)
 
 
@@ -164,6 +218,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         plan: Plan,
         decode: Decode | None = None,
         *,
+        transform: Callable[[Any], Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         in_flight: int = 3,
@@ -176,7 +231,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
     ) -> None:
         """
         Args:
-            client_or_url, decode, on_error, timeout_s, on_batch, options: as for MapDataset.
+            client_or_url, decode, transform, on_error, timeout_s, on_batch, options: as for MapDataset.
             plan: `batch(epoch, step)` and `steps(epoch)`, pure functions; see `Plan`.
             rank, world_size: which part of the plan is read here. Without them torch.distributed is asked when the
                 iteration starts, then the environment (RANK, WORLD_SIZE), and else all of it is.
@@ -190,7 +245,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         if not callable(getattr(plan, "batch", None)) or not callable(getattr(plan, "steps", None)):
             raise TypeError(
                 f"a plan has batch(epoch, step) and steps(epoch), got {type(plan).__name__}; "
-                "a sampler goes with MapDataset and a DataLoader"
+                "a sampler goes with MapDataset and a DataLoader, entries with MapDataset or in a ShufflePlan"
             )
         if (rank is None) != (world_size is None):
             raise InvalidRequest(f"rank={rank}, world_size={world_size}: give both or neither")
@@ -200,7 +255,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             raise InvalidRequest(f"in_flight={in_flight}: need at least 1")
         self.plan = plan
         self._client = ProcessClient(client_or_url)
-        self._decode = decode
+        self._decode = _decoder(decode, transform)
         self._collate = collate
         self._on_batch = on_batch
         self._place = None if rank is None or world_size is None else (rank, world_size)
@@ -292,6 +347,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             self._move(Position(run.start.epoch + 1, 0), None)
 
     def __iter__(self) -> Iterator[Any]:
+        _refuse_batches_of_batches(sys._getframe(1).f_locals.get("self"))
         run = self.begin_run()
         return self._deliver(run, run.steps(self.plan, self._even_ranks))
 
@@ -379,13 +435,36 @@ def _checked_options(options: dict[str, Any], on_error: OnError, timeout_s: floa
     return chosen
 
 
-def _compact(entries: Sequence[EntryLike]) -> Sequence[EntryLike]:
+def _refuse_batches_of_batches(asks: object) -> None:
+    """Raises InvalidRequest if what asks for an iterator is a DataLoader's fetcher that makes batches of its own."""
+    if isinstance(asks, _BaseDatasetFetcher) and asks.auto_collation:
+        raise InvalidRequest(
+            "BatchIterableDataset yields whole batches, and this DataLoader would make batches of them: give the plan "
+            "the batch_size, and use BatchLoader(dataset), or DataLoader(dataset, batch_size=None)"
+        )
+
+
+def _sequence(
+    client: ProcessClient, entries: Iterable[EntryLike] | Bucket, bucket: str | None, pinned: bool
+) -> Sequence[EntryLike]:
+    """What is listed is listed here. Raises InvalidRequest, TypeError, and what listing raises."""
+    if isinstance(entries, str):
+        entries = client.listed(entries, pinned=pinned)
+    elif isinstance(entries, Bucket):
+        entries = entries.entries(pinned=pinned)
     indexable = hasattr(entries, "__getitem__") and hasattr(entries, "__len__")
-    if not indexable or isinstance(entries, (str, bytes, Mapping)):
-        raise TypeError(f"entries must be a sequence of Entry values or ais:// URLs, got {type(entries).__name__}")
-    if isinstance(entries, (list, tuple)):
-        return EntryTable.of(entries) or entries
-    return entries
+    if isinstance(entries, (bytes, Mapping, Set)) or not (indexable or isinstance(entries, Iterable)):
+        raise TypeError(
+            "entries must be a sequence of Entry values or ais:// URLs, a bucket, or the URL of a prefix, got "
+            f"{type(entries).__name__}"
+        )
+    if not indexable:
+        entries = list(entries)
+    if not isinstance(entries, (list, tuple)):
+        return cast(Sequence[EntryLike], entries)
+    if pinned:
+        entries = [entry.entry(pinned=True) if isinstance(entry, ObjectInfo) else entry for entry in entries]
+    return EntryTable.of(entries, bucket) or entries
 
 
 def _as_integers(indices: Iterable[int]) -> Iterable[int]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import io
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ais_loader import errors
-from ais_loader.urls import split_member, split_url
+from ais_loader.urls import SCHEME, split_member, split_url
 
 
 class Status(enum.IntEnum):
@@ -82,19 +83,6 @@ class Entry:
         return cls(bucket, name, member)
 
 
-def to_entry(entry: EntryLike) -> Entry:
-    """The Entry that a URL means; an Entry is returned as it is. Raises InvalidRequest, TypeError."""
-    if isinstance(entry, Entry):
-        return entry
-    if not isinstance(entry, str):
-        raise TypeError(f"need an Entry or an ais:// URL, got {type(entry).__name__}")
-    return Entry.from_url(entry)
-
-
-EntryLike: TypeAlias = Entry | str
-"""An Entry, or `ais://bucket/name`, or `ais://bucket/shard.tar/member`."""
-
-
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """An object as the store knows it."""
@@ -108,6 +96,10 @@ class ObjectInfo:
     modified_ns: int
     """Wall clock at commit, nanoseconds since the epoch. For people: nothing is ordered by it."""
     metadata: dict[str, str] = field(default_factory=dict)
+
+    def entry(self, *, pinned: bool = False) -> Entry:
+        """What fetches the whole object; `pinned`: in this version only."""
+        return Entry(self.bucket, self.name, version=self.version if pinned else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +123,31 @@ class MemberInfo:
         return Entry(self.bucket, self.shard, self.name, version=self.version)
 
 
+EntryLike: TypeAlias = Entry | str | ObjectInfo | MemberInfo
+"""An Entry, or `ais://bucket/name`, or `ais://bucket/shard.tar/member`; what is listed stands for what it is
+about; where a call takes `bucket`, a name too."""
+
+
+def to_entry(entry: EntryLike, bucket: str | None = None) -> Entry:
+    """The Entry that is meant; an Entry is returned as it is. `bucket`: the one that mere names are of.
+
+    Raises InvalidRequest, TypeError.
+    """
+    if isinstance(entry, Entry):
+        return entry
+    if isinstance(entry, (ObjectInfo, MemberInfo)):
+        return entry.entry()
+    if not isinstance(entry, str):
+        raise TypeError(f"need an Entry or an ais:// URL, got {type(entry).__name__}")
+    if bucket is not None and not entry.startswith(SCHEME):  # no name has the double slash of a URL
+        return Entry(bucket, entry)
+    if "://" not in entry:
+        raise errors.InvalidRequest(
+            f"{entry!r}: need an Entry, or a URL like ais://bucket/name; of a name also say the bucket, bucket=..."
+        )
+    return Entry.from_url(entry)
+
+
 class Item:
     """One answer, in the place of its entry: number `index` of the batch.
 
@@ -144,7 +161,7 @@ class Item:
     def __init__(
         self,
         index: int,
-        entry: EntryLike,
+        entry: Entry | str,
         status: Status,
         data: memoryview,
         error: errors.LoaderError | None,
@@ -172,6 +189,12 @@ class Item:
     def tobytes(self) -> bytes:
         """A copy of the data, which keeps no frame alive."""
         return bytes(self.data)
+
+    def open(self) -> io.BytesIO:
+        """A copy of the data as a binary file, for what reads files: PIL, soundfile, numpy. Raises `error`, if any."""
+        if self.error is not None:
+            raise self.error
+        return io.BytesIO(self.data)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _item_again, (self.index, self.entry, self.status, self.tobytes(), self.error)

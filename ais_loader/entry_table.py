@@ -26,12 +26,12 @@ class EntryTable(Sequence[Entry]):
         self._stops: npt.NDArray[np.int64] = np.fromiter(map(len, encoded_names), np.int64, len(encoded_names)).cumsum()
 
     @classmethod
-    def of(cls, entries: Sequence[EntryLike]) -> EntryTable | None:
+    def of(cls, entries: Sequence[EntryLike], names_of: str | None = None) -> EntryTable | None:
         """The table of these entries; None if one is of another bucket, not a whole object, or carries an opaque.
 
-        Raises InvalidRequest, TypeError: for something that is no entry.
+        `names_of`: the bucket that mere names are of. Raises InvalidRequest, TypeError: for something that is no entry.
         """
-        bucket = to_entry(entries[0]).bucket if len(entries) else ""
+        bucket = to_entry(entries[0], names_of).bucket if len(entries) else ""
         url_prefix = f"{SCHEME}{bucket}/"
         encoded: list[bytes] = []
         for entry in entries:
@@ -40,7 +40,7 @@ class EntryTable(Sequence[Entry]):
                 name, member = split_member(entry[len(url_prefix) :])
                 plain = member is None
             else:
-                entry = to_entry(entry)
+                entry = to_entry(entry, names_of)
                 name, plain = entry.name, _is_whole_object(entry) and entry.bucket == bucket
             if not plain or not isinstance(name, str):
                 return None

@@ -20,7 +20,8 @@ EXTRAS = {
     "ray": "store,ray",
     "pyarrow": "store,ray-data",
     "matplotlib": "demo",
-    "soundfile": "demo",
+    "PIL": "images",
+    "soundfile": "audio",
     "braceexpand": "nemo",
 }
 """What to ask pip for, by the name under which a package is imported."""

@@ -57,15 +57,26 @@ class ShufflePlan:
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        *,
+        bucket: str | None = None,
     ) -> None:
         """
         Args:
-            entries: n >= 0 entries, kept as they are; an `EntryTable` is the small form of many.
+            entries: n >= 0 entries, kept as they are; an `EntryTable`, as `Bucket.entries` returns, is the small form
+                of many.
             batch_size: entries a batch; the last one of an epoch may have fewer, unless `drop_last`.
             seed: 0 to 2**64 - 1.
+            bucket: what entries that are mere names are of.
 
-        Raises InvalidRequest.
+        Raises InvalidRequest, TypeError. Of the entries, up to 64 at even distances are looked at here.
         """
+        if isinstance(entries, str) or not (hasattr(entries, "__getitem__") and hasattr(entries, "__len__")):
+            raise TypeError(
+                f"ShufflePlan: entries is a {type(entries).__name__}; need a list of Entry values or ais:// URLs, or "
+                "what Bucket.entries(prefix) returns"
+            )
+        if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
+            raise TypeError(f"ShufflePlan: batch_size is a {type(batch_size).__name__}; need an int")
         if batch_size < 1:
             raise InvalidRequest(f"batch_size={batch_size}: need at least 1")
         if not 0 <= seed < 2**64:
@@ -75,7 +86,14 @@ class ShufflePlan:
         self.seed = seed
         self.shuffle = shuffle
         self.drop_last = drop_last
+        self._bucket = bucket
         self._order: tuple[int, npt.NDArray[np.unsignedinteger[Any]]] | None = None
+        for entry in self._some():
+            if isinstance(entry, str):  # a plan of other things may be asked by what knows them
+                try:
+                    to_entry(entry, bucket)
+                except InvalidRequest as error:
+                    raise InvalidRequest(f"ShufflePlan: {error}") from None
 
     def __repr__(self) -> str:
         return (
@@ -102,8 +120,17 @@ class ShufflePlan:
         first = step * self.batch_size
         stop = min(first + self.batch_size, len(self.entries))
         if not self.shuffle:
-            return [self.entries[at] for at in range(first, stop)]
-        return [self.entries[at] for at in self._permutation(epoch)[first:stop].tolist()]
+            return [self._entry(at) for at in range(first, stop)]
+        return [self._entry(at) for at in self._permutation(epoch)[first:stop].tolist()]
+
+    def _entry(self, at: int) -> EntryLike:
+        entry = self.entries[at]
+        return entry if self._bucket is None else to_entry(entry, self._bucket)
+
+    def _some(self) -> list[EntryLike]:
+        count = len(self.entries)
+        some = min(count, _ENTRIES_IN_FINGERPRINT)
+        return [self.entries[at * count // some] for at in range(some)]
 
     def _permutation(self, epoch: int) -> npt.NDArray[np.unsignedinteger[Any]]:
         order = self._order
@@ -120,8 +147,7 @@ class ShufflePlan:
         """Every argument, and a digest of up to 64 entries taken at even distances."""
         digest = hashlib.blake2b(digest_size=8)
         count = len(self.entries)
-        for at in range(min(count, _ENTRIES_IN_FINGERPRINT)):
-            entry = to_entry(self.entries[at * count // min(count, _ENTRIES_IN_FINGERPRINT)])
+        for entry in (to_entry(one, self._bucket) for one in self._some()):
             parts = (entry.bucket, entry.name, entry.member, entry.start, entry.length, entry.version)
             digest.update(repr(parts).encode("utf-8", "surrogatepass"))
         return (

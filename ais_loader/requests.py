@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ais_loader.entry import Entry, EntryLike, to_entry
+from ais_loader.entry import Entry, EntryLike, MemberInfo, ObjectInfo, to_entry
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
@@ -59,11 +59,11 @@ class BatchOptions:
         object.__setattr__(self, "timeout_s", checked_timeout_s(self.timeout_s))
 
 
-def to_entries(entries: Sequence[EntryLike]) -> list[Entry]:
-    """The entries, URLs parsed. Raises InvalidRequest, TypeError."""
-    if isinstance(entries, (str, Entry)):
+def to_entries(entries: Iterable[EntryLike], bucket: str | None = None) -> list[Entry]:
+    """The entries, URLs parsed, and names taken as those of `bucket`. Raises InvalidRequest, TypeError."""
+    if isinstance(entries, (str, Entry, ObjectInfo, MemberInfo)):
         raise TypeError(f"entries is one {type(entries).__name__}; pass a list of entries")
-    return [entry if type(entry) is Entry else to_entry(entry) for entry in entries]
+    return [entry if type(entry) is Entry else to_entry(entry, bucket) for entry in entries]
 
 
 def requests_for_entries(

@@ -29,6 +29,7 @@ API: dict[str, list[str]] = {
     "ais_loader": [],
     "ais_loader.errors": [],
     "ais_loader.archive": ["BatchArchive"],
+    "ais_loader.decoders": [],
     "ais_loader.entry_table": ["EntryTable"],
     "ais_loader.plan": ["Plan"],
     "ais_loader.summary": ["PrefixSummary"],

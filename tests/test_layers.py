@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground upwards; names on one line share a floor.
 WIRE = """
-ais_loader.checksum ais_loader.errors ais_loader.extras
+ais_loader.checksum ais_loader.errors ais_loader.extras ais_loader.patterns
 ais_loader.wire.generated
 ais_loader.wire
 ais_loader.wire.gather
@@ -26,7 +26,7 @@ CLIENT = f"""
 {WIRE}
 ais_loader.content ais_loader.entry ais_loader.packed ais_loader.timing ais_loader.urls
 ais_loader.changes ais_loader.joined_ranges ais_loader.options ais_loader.promote ais_loader.requests
-ais_loader.snapshots ais_loader.summary
+ais_loader.entry_table ais_loader.snapshots ais_loader.summary
 ais_loader.transport.write_tries
 ais_loader.transport.base
 ais_loader.batch
@@ -93,7 +93,13 @@ ROOMS = {
     "storage_node": ("storage_node", "ais_loader.transport.embedded"),
     "rocksdict": ("storage_node.store",),
     "prometheus_client": ("storage_node.metrics",),
-    "torch": ("ais_loader.datasets", "ais_loader.loader", "ais_loader.plan", "ais_loader.packed"),
+    "torch": (
+        "ais_loader.datasets",
+        "ais_loader.decoders",
+        "ais_loader.loader",
+        "ais_loader.plan",
+        "ais_loader.packed",
+    ),
     "fsspec": ("ais_loader.integrations.fsspec",),
     "webdataset": ("ais_loader.integrations.webdataset",),
     "click": ("ais_loader.cli", "ais_loader.integrations.nemo", "storage_node.cli"),

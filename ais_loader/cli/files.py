@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Iterator
-from typing import IO, Protocol
+from typing import Protocol
 
 import click
+
+from ais_loader.objects.whole_file import whole_file
 
 STDOUT = "-"
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n\r\f")
@@ -41,22 +42,11 @@ def written_whole(path: str, *, force: bool) -> Iterator[Writable]:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise click.ClickException(f"{click.format_filename(folder)}: no such folder")
-    part = os.path.join(folder, f".ais-loader-{secrets.token_hex(6)}.part")
     try:
-        with _created(part, path) as file:
+        with whole_file(path, replace=force) as file:
             yield file
-        _publish(part, path, force=force)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(part)
-
-
-def _created(part: str, path: str) -> IO[bytes]:
-    try:
-        # Not tempfile: its files are readable by their owner alone, these shall be as the umask says.
-        return open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error  # nobody asked for a file named part
+    except FileExistsError:
+        raise _exists(path) from None
 
 
 def _is_special(path: str) -> bool:
@@ -65,20 +55,6 @@ def _is_special(path: str) -> bool:
     except OSError:
         return False
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
-
-
-def _publish(part: str, path: str, *, force: bool) -> None:
-    if not force:
-        try:
-            os.link(part, path)  # unlike rename, refuses to replace what came meanwhile
-            return
-        except FileExistsError:
-            raise _exists(path) from None
-        except OSError:
-            if os.path.lexists(path):
-                raise _exists(path) from None
-            # A file system without hard links.
-    os.replace(part, path)
 
 
 def _exists(path: str) -> click.ClickException:

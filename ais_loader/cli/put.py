@@ -14,13 +14,14 @@ import click
 
 from ais_loader.bucket import Bucket
 from ais_loader.cli.put_how import PutHow, parse_metadata
-from ais_loader.cli.put_plan import STDIN, FileToStore, PutPlan, plan_put
-from ais_loader.cli.put_resume import without_equal
+from ais_loader.cli.put_plan import STDIN, plan_put
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
 from ais_loader.entry import ObjectInfo
 from ais_loader.errors import BucketNotFound, LoaderError, VersionConflict
+from ais_loader.objects.equal_files import without_equal
+from ais_loader.objects.folder_walk import FileToStore, PutPlan
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -7,15 +7,14 @@ found, too, each with its error.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import os
-import re
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ais_loader.errors import LoaderError, SourceRefused, SourceUnreadable
+from ais_loader.patterns import matcher
 from storage_node.promote.confined_path import FOLDER, open_beneath
 from storage_node.promote.store_folders import StoreFolders
 from storage_node.store.names import check_object_name
@@ -73,19 +72,8 @@ class Wanted:
 
     def chooser(self) -> Callable[[str], bool]:
         """Whether a path from the top is wanted."""
-        include, exclude = _matcher(self.include), _matcher(self.exclude)
+        include, exclude = matcher(self.include), matcher(self.exclude)
         return lambda path: (not self.include or include(path)) and not exclude(path)
-
-
-def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    of_paths = [re.compile(fnmatch.translate(one)) for one in patterns if "/" in one]
-    of_names = [re.compile(fnmatch.translate(one)) for one in patterns if "/" not in one]
-
-    def matches(path: str) -> bool:
-        name = path.rpartition("/")[2]
-        return any(one.match(path) for one in of_paths) or any(one.match(name) for one in of_names)
-
-    return matches
 
 
 class Walk:

@@ -10,8 +10,8 @@ from conformance_kit import contents
 
 from ais_loader import Bucket, Client, Entry, errors
 from ais_loader.checksum import crc32c
-from ais_loader.cli.put_plan import FileToStore
-from ais_loader.cli.put_resume import without_equal
+from ais_loader.objects.equal_files import without_equal
+from ais_loader.objects.folder_walk import FileToStore
 from ais_loader.testing import seeded_bytes
 from tests.tar_kit import packed_tar
 

@@ -58,7 +58,7 @@ class TestIndices:
         with pytest.raises(IndexError, match=f"dataset of {len(URLS)} entries"):
             MapDataset(local_store, URLS)[index]
 
-    @pytest.mark.parametrize("index", [1.0, "1", None, slice(2)])
+    @pytest.mark.parametrize("index", [1.0, "1", None])
     def test_an_index_that_is_no_integer_is_a_type_error(self, local_store: Client, index: Any) -> None:
         with pytest.raises(TypeError):
             MapDataset(local_store, URLS)[index]
@@ -199,7 +199,7 @@ class TestSamples:
 
 
 class TestArguments:
-    @pytest.mark.parametrize("entries", [URLS[0], b"ais://b/n", {URLS[0]: 1}, iter(URLS), set(URLS), None])
+    @pytest.mark.parametrize("entries", [b"ais://b/n", {URLS[0]: 1}, set(URLS), None, 5])
     def test_entries_that_have_no_order_are_a_type_error(self, local_store: Client, entries: Any) -> None:
         with pytest.raises(TypeError, match="sequence"):
             MapDataset(local_store, entries)

@@ -115,7 +115,11 @@ OF_PACKAGE = {
     "braceexpand": {
         "a manifest": "from ais_loader.integrations.nemo.manifests import expanded; expanded(['a'])",
     },
-    "soundfile": {"the speech example": "import examples.speech.train"},
+    "soundfile": {
+        "the speech example": "import examples.speech.train",
+        "decoders.audio": f"{READ}; from ais_loader import decoders; [decoders.audio(item) for item in found]",
+    },
+    "PIL": {"decoders.image": f"{READ}; from ais_loader import decoders; [decoders.image(item) for item in found]"},
 }
 RAISED = {"a member": "LibraryMissing", "a batch as an archive": "InvalidRequest"}
 
@@ -184,10 +188,12 @@ def test_every_package_of_an_extra_is_known_by_it() -> None:
         extra: {found[0].lower().replace("-", "_") for line in lines.splitlines() if (found := REQUIREMENT.match(line))}
         for extra, lines in setup["options.extras_require"].items()
     }
+    for named in extras.values():  # imported by another name than it is installed by
+        named |= {"PIL"} if "pillow" in named else set()
     for package, wanted in EXTRAS.items():
         assert any(package in extras[extra] for extra in wanted.split(",")), package
     of_users = {package for extra, packages in extras.items() if extra not in ("dev", "test") for package in packages}
-    assert of_users - {"ais_loader"} == set(EXTRAS)
+    assert of_users - {"ais_loader", "pillow"} == set(EXTRAS)
 
 
 def _guards(node: ast.AST) -> set[str]:

@@ -1,15 +1,18 @@
-"""Resumption of a `put`: leaves out files that are in the bucket already, equal in size and checksum."""
+"""Files that are objects already, equal in size and checksum: what an interrupted put or download need not do again."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from ais_loader.bucket import Bucket
 from ais_loader.checksum import crc32c
-from ais_loader.cli.put_plan import FileToStore
 from ais_loader.entry import ObjectInfo
+from ais_loader.objects.folder_walk import FileToStore
 from ais_loader.wire.reserved import ORIGINAL_CHECKSUM, ORIGINAL_SIZE
+
+if TYPE_CHECKING:
+    from ais_loader.bucket import Bucket
 
 _PIECE_BYTES = 4 << 20
 
@@ -40,16 +43,21 @@ def _is_equal(file: FileToStore, info: ObjectInfo | None) -> bool:
     if info is None or file.is_stream:
         return False
     sent = _sent(info)
-    if file.size_bytes != sent[0]:
-        return False
-    checksum = size_bytes = 0
+    return file.size_bytes == sent[0] and holds(file.path, *sent)
+
+
+def holds(path: str, size_bytes: int, checksum: int) -> bool:
+    """Whether a file has bytes of this size and CRC-32C; False where it cannot be read."""
+    found = read_bytes = 0
     try:
-        with open(file.path, "rb") as opened:
+        with open(path, "rb") as opened:
+            if os.fstat(opened.fileno()).st_size != size_bytes:
+                return False
             while piece := opened.read(_PIECE_BYTES):
-                checksum, size_bytes = crc32c(piece, checksum), size_bytes + len(piece)
+                found, read_bytes = crc32c(piece, found), read_bytes + len(piece)
     except OSError:
         return False
-    return (size_bytes, checksum) == sent
+    return (read_bytes, found) == (size_bytes, checksum)
 
 
 def _sent(info: ObjectInfo) -> tuple[int, int]:

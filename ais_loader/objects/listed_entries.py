@@ -1,0 +1,21 @@
+"""Entries of what is listed: the objects of a bucket as what fetches them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ais_loader.entry import Entry, ObjectInfo
+from ais_loader.entry_table import EntryTable
+from ais_loader.patterns import matcher
+
+
+def listed_entries(
+    objects: Iterable[ObjectInfo], bucket: str, *, pattern: str | Sequence[str] | None, pinned: bool
+) -> Sequence[Entry]:
+    """See `Bucket.entries`."""
+    if pattern is not None:
+        fits = matcher([pattern] if isinstance(pattern, str) else pattern)
+        objects = (info for info in objects if fits(info.name))
+    if pinned:
+        return [info.entry(pinned=True) for info in objects]
+    return EntryTable(bucket, [info.name.encode() for info in objects])

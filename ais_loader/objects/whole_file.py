@@ -1,0 +1,47 @@
+"""Local file that is there whole or not at all: written beside its name, which it gets at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from typing import IO
+
+
+@contextlib.contextmanager
+def whole_file(path: str, *, replace: bool) -> Iterator[IO[bytes]]:
+    """A file that gets its name when the block ends well; otherwise nothing is left of it.
+
+    Raises FileExistsError at the end, if it is there and not to be replaced; OSError.
+    """
+    part = os.path.join(os.path.dirname(path), f".ais-loader-{secrets.token_hex(6)}.part")
+    try:
+        with _created(part, path) as file:
+            yield file
+        _publish(part, path, replace=replace)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+
+
+def _created(part: str, path: str) -> IO[bytes]:
+    try:
+        # Not tempfile: its files are readable by their owner alone, these shall be as the umask says.
+        return open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error  # nobody asked for a file named part
+
+
+def _publish(part: str, path: str, *, replace: bool) -> None:
+    if not replace:
+        try:
+            os.link(part, path)  # unlike rename, refuses to replace what came meanwhile
+            return
+        except FileExistsError:
+            raise
+        except OSError:
+            if os.path.lexists(path):
+                raise FileExistsError(path) from None
+            # A file system without hard links.
+    os.replace(part, path)
