@@ -7,6 +7,8 @@ the whole public promise; importing it loads neither torch nor ray.
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ais_loader import errors
@@ -82,6 +84,12 @@ __all__ = [
     "errors",
 ]
 
+if "torch" not in sys.modules and find_spec("torch") is None:
+    # `import *` takes what there is; asked for by name, these say which extra brings torch.
+    __all__.remove("BatchIterableDataset")
+    __all__.remove("BatchLoader")
+    __all__.remove("MapDataset")
+
 _LAZY = {
     "BatchIterableDataset": "ais_loader.datasets",
     "BatchLoader": "ais_loader.loader",
@@ -97,3 +105,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'ais_loader' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

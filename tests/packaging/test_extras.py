@@ -60,12 +60,14 @@ print(json.dumps(ended))
 PUBLIC_NAMES = """
 import ais_loader
 found = {}
-for name in ais_loader.__all__:
+for name in {*ais_loader.__all__, "BatchIterableDataset", "BatchLoader", "MapDataset"}:
     try:
         getattr(ais_loader, name)
     except ModuleNotFoundError as error:
         found[name] = error.name
 """
+STAR = "from ais_loader import *; found = connect('grpc://127.0.0.1:1').url"
+DIR = "import ais_loader; found = {'BatchIterableDataset', 'BatchLoader', 'MapDataset'} - {*dir(ais_loader)}"
 CLIENT_OF_A_NODE = "import ais_loader; found = ais_loader.connect('grpc://127.0.0.1:1').url"
 READ = "import ais_loader; found = ais_loader.connect(store, mode='r').get_batch(['ais://b/a'])"
 PUT = (
@@ -126,7 +128,13 @@ RAISED = {"a member": "LibraryMissing", "a batch as an archive": "InvalidRequest
 
 @pytest.mark.parametrize("package", EXTRAS)
 def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(package: str, folder: Path) -> None:
-    everything = {"public names": PUBLIC_NAMES, "a client": CLIENT_OF_A_NODE, "reading": f"{READ}.packed()[0]"}
+    everything = {
+        "public names": PUBLIC_NAMES,
+        "a client": CLIENT_OF_A_NODE,
+        "import *": STAR,
+        "dir": DIR,
+        "reading": f"{READ}.packed()[0]",
+    }
     cases = OF_PACKAGE[package] | everything
     # Importing torch takes longer than all the rest: it is there where a case needs it.
     packages = [package] if package == "rocksdict" else [package, "torch"]
@@ -138,7 +146,9 @@ def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(pack
         assert kind == RAISED.get(case, "MissingExtra"), f"{case}: {kind} {text}"
         assert_named(package, text)
     needing = ["BatchIterableDataset", "BatchLoader", "MapDataset"] if "torch" in packages else []
-    assert ended["public names"] == ["", repr(dict.fromkeys(needing, "torch"))]
+    assert ast.literal_eval(ended["public names"][1]) == dict.fromkeys(needing, "torch")
+    assert ended["import *"] == ["", "'grpc://127.0.0.1:1'"]
+    assert ended["dir"] == ["", "set()"]
     assert ended["a client"] == ["", "'grpc://127.0.0.1:1'"]
     if package != "rocksdict":
         assert ended["reading"] == ["", repr(np.frombuffer(b"one", np.uint8))]
