@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ais_loader.entry import Entry, Item, Status, entry_error
 from ais_loader.errors import Closed, InvalidRequest, LoaderError
+from ais_loader.html import html_of_entries
 from ais_loader.joined_ranges import JoinedRanges
 from ais_loader.packed import PackedBatch, pack
 from ais_loader.requests import OnError
@@ -77,6 +78,9 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self._entries):,} entries{', closed' if self._closed else ''}>"
+
+    def _repr_html_(self) -> str:
+        return html_of_entries(repr(self).strip("<>"), self._entries, self._bucket)
 
     def __len__(self) -> int:
         """How many entries the batch has."""

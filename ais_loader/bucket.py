@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -25,6 +26,7 @@ from ais_loader.objects.delete import delete_many, delete_prefix, iter_delete_ma
 from ais_loader.objects.folders import download, put_folder
 from ais_loader.objects.head_many import head_many
 from ais_loader.objects.listed_entries import listed_entries
+from ais_loader.objects.listing import Listing
 from ais_loader.objects.metadata import set_metadata
 from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, pinned_members
 from ais_loader.objects.put_many import iter_put_many, put_many
@@ -49,6 +51,9 @@ class Bucket(BucketComposing):
 
     def __repr__(self) -> str:
         return f"{self.client!r}.bucket({self.name!r})"
+
+    def _repr_html_(self) -> str:
+        return self.objects(page_size=21)._repr_html_()
 
     @property
     def _transport(self) -> Transport:
@@ -513,14 +518,15 @@ class Bucket(BucketComposing):
             raise errors.InvalidRequest(f"depth={depth}: need at least 0")
         return self._transport.summary(self.name, prefix=prefix, depth=depth)
 
-    def objects(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[ObjectInfo]:
+    def objects(self, prefix: str = "", *, page_size: int = 1000) -> Listing:
         """Objects whose name begins with `prefix`, in the order of their names' UTF-8 bytes; fetched page by page.
 
         Lazy: BucketNotFound and what else is raised comes with the page that is taken.
         """
         if page_size < 1:
             raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
-        return self._transport.objects(self.name, prefix=prefix, page_size=page_size)
+        listed = functools.partial(self._transport.objects, self.name, prefix=prefix, page_size=page_size)
+        return Listing(f"ais://{self.name}/{prefix}", listed)
 
     def entries(
         self, prefix: str = "", *, pattern: str | Sequence[str] | None = None, pinned: bool = False

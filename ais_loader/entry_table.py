@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.entry import Entry, EntryLike, to_entry
+from ais_loader.html import html_of_entries
 from ais_loader.urls import SCHEME, split_member
 
 
@@ -49,6 +50,12 @@ class EntryTable(Sequence[Entry]):
             except UnicodeEncodeError:
                 return None  # no object has such a name; the request that asks for it says so
         return cls(bucket, encoded)
+
+    def __repr__(self) -> str:
+        return f"<EntryTable of {len(self):,} objects of bucket {self.bucket!r}>"
+
+    def _repr_html_(self) -> str:
+        return html_of_entries(repr(self).strip("<>"), self)
 
     def __len__(self) -> int:
         return len(self._stops)

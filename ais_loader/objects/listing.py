@@ -1,0 +1,29 @@
+"""Listing of objects, fetched page by page as it is iterated, which a notebook shows without moving it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ais_loader.entry import ObjectInfo
+from ais_loader.html import html_of_objects
+
+
+class Listing(Iterator[ObjectInfo]):
+    """What `Bucket.objects` returns."""
+
+    def __init__(self, title: str, listed: Callable[[], Iterator[ObjectInfo]]) -> None:
+        """`listed` begins the listing anew."""
+        self._title, self._listed = title, listed
+        self._objects = listed()
+
+    def __iter__(self) -> Iterator[ObjectInfo]:
+        return self._objects
+
+    def __next__(self) -> ObjectInfo:
+        return next(self._objects)
+
+    def __repr__(self) -> str:
+        return f"<Listing of {self._title}>"
+
+    def _repr_html_(self) -> str:
+        return html_of_objects(self._title, self._listed())
