@@ -178,7 +178,7 @@ class Bucket(BucketComposing):
         """Store the files below a folder of this machine, by `put_many`: its `a/b.wav` as `prefix/a/b.wav`.
 
         Args:
-            folder: `~` is the home folder.
+            folder: `~` is the home folder. An embedded store's own folders below it are left out.
             prefix: a folder of the bucket; "en" and "en/" mean the same.
             include, exclude: shell patterns; of the path from `folder` if they contain a slash, else of a file's name.
             hidden: also what has a name that begins with a dot, or is in a folder that has.

@@ -15,9 +15,10 @@ from ais_loader.changes import DownloadSummary, Failure, OnError, OnProgress, Pu
 from ais_loader.checksum import crc32c
 from ais_loader.entry import ObjectInfo
 from ais_loader.objects.equal_files import holds, without_equal
-from ais_loader.objects.folder_walk import PutPlan, walk_folder
+from ais_loader.objects.folder_walk import PutPlan, identity_of, walk_folder
 from ais_loader.objects.whole_file import whole_file
 from ais_loader.patterns import matcher
+from ais_loader.urls import store_folders
 
 if TYPE_CHECKING:
     from ais_loader.bucket import Bucket
@@ -60,9 +61,15 @@ def put_folder(
     top = os.path.expanduser(os.fspath(folder))
     if not os.path.isdir(top):
         raise errors.InvalidRequest(f"{top}: {'not a folder' if os.path.exists(top) else 'no such folder'}")
+    url = bucket.client.url
+    own = (
+        {found for drive in store_folders(url) if (found := identity_of(drive))} if url.startswith("file://") else set()
+    )
+    if identity_of(top) in own:
+        raise errors.InvalidRequest(f"{top} is the store itself")
     plan = PutPlan()
     begin = f"{prefix}/" if prefix and not prefix.endswith("/") else prefix
-    walk_folder(top, begin, plan, set(), follow_links=follow_links, hidden=hidden, wanted=chooser(include, exclude))
+    walk_folder(top, begin, plan, own, follow_links=follow_links, hidden=hidden, wanted=chooser(include, exclude))
     failures = [
         Failure(begin + os.path.relpath(path, top), errors.SourceUnreadable(f"{path}: {reason}"), path=path)
         for path, reason in [*plan.failures, *_unreadable(plan)]

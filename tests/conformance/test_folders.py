@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conformance_kit import Heard, fill
 
-from ais_loader import Bucket, Client, errors
+from ais_loader import Bucket, Client, connect, errors
 from ais_loader.testing import seeded_bytes
 
 FILES = {
@@ -139,3 +139,12 @@ def test_a_bucket_that_is_not_there_makes_no_files(client: Client, tmp_path: Pat
     with pytest.raises(errors.BucketNotFound):
         missing.put_folder(tmp_path)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_store_is_not_put_into_itself(tmp_path: Path) -> None:
+    make(tmp_path, {"a": b"1"})
+    with connect(tmp_path / "store") as client:
+        bucket = client.create_bucket("b")
+        assert (bucket.put_folder(tmp_path).stored, list(bucket)) == (1, ["a"])
+        with pytest.raises(errors.InvalidRequest, match="is the store itself"):
+            bucket.put_folder(tmp_path / "store")

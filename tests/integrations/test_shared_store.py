@@ -92,3 +92,13 @@ def test_a_reference_in_use_reads_in_processes_of_every_kind(stores: tuple[Path,
     child.join(60)
     assert child.exitcode == 0
     assert answers.get() == b"two"
+
+
+def test_an_address_without_its_scheme_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with (
+        pytest.raises(errors.InvalidRequest, match="need grpc://localhost:7480"),
+        StoreReference("localhost:7480").writer(),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
