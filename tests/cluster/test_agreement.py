@@ -95,6 +95,7 @@ def run_with_faults(network: Network, begin: Callable[[int], Running], count: in
     return changes
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(seed=seeds, members=st.sampled_from([1, 2, 3, 4, 5]), kill=st.sampled_from([0.0, 0.005]))
 def test_concurrent_changes_make_one_history_and_none_is_lost_or_made_twice(
@@ -110,6 +111,7 @@ def test_concurrent_changes_make_one_history_and_none_is_lost_or_made_twice(
     assert_made_once(network, run_with_faults(network, begin, 5, kill))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(seed=seeds, kill=st.sampled_from([0.0, 0.005]))
 def test_nodes_come_and_go_while_the_map_changes(seed: int, kill: float) -> None:

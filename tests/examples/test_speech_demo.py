@@ -59,6 +59,7 @@ def train(*options: str | Path) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.slow
 def test_a_short_run_reports_its_steps_and_writes_the_plot(tmp_path: Path) -> None:
     output = tmp_path / "new folder" / "speech.png"
     options = ["--json", "--output", str(output), "--steps", "6", "--batch-size", "8"]
@@ -129,6 +130,7 @@ def test_the_help_names_every_option() -> None:
         assert option in result.stdout
 
 
+@pytest.mark.slow
 def test_the_padding_of_a_batch_changes_neither_loss_nor_transcript() -> None:
     picked = utterances()[:100:33]
     alphabet = Alphabet(spoken_text(utterance.text) for utterance in picked)

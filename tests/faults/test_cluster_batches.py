@@ -25,6 +25,8 @@ from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from tests.faults.fault_kit import serve_all
 from tests.node.node_kit import RawSession, batch_of
 
+pytestmark = pytest.mark.slow  # processes that are killed and started again
+
 MiB = 1 << 20
 SMALL = SeededObjects({f"s/{at:04d}": (60_000 + at, at) for at in range(300)})
 LARGE = SeededObjects({f"l/{at}": (24 * MiB + at, 900 + at) for at in range(3)})

@@ -31,6 +31,8 @@ from tests.faults.fault_kit import (
     three_nodes,
 )
 
+pytestmark = pytest.mark.slow  # processes that are killed and started again
+
 RETRY_S = 60.0
 KILL_EVERY = 4
 """Batches, on average."""

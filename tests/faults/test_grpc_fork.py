@@ -20,6 +20,8 @@ from ais_loader import connect
 from ais_loader.testing import NodeProcess, eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 
+pytestmark = pytest.mark.slow  # a process for each case, and more; datasets fork in the quick tests
+
 FORKS = """
 import atexit, contextlib, faulthandler, gc, multiprocessing, os, signal, sys, threading, warnings
 faulthandler.register(signal.SIGUSR1)  # see `run`
