@@ -82,7 +82,7 @@ def test_a_plan_of_names_is_one_of_their_bucket_and_without_it_is_refused(client
     assert plan.fingerprint == ShufflePlan(bucket.entries(), 2, shuffle=False).fingerprint
     for wrong, told in (
         (sorted(OBJECTS), r"ShufflePlan: 'a': need an Entry.*bucket="),
-        (bucket.objects(), "ShufflePlan: entries is a generator"),
+        (bucket.objects(), "ShufflePlan: entries is a Listing"),
         (f"ais://{bucket.name}/", "ShufflePlan: entries is a str; need a list"),
     ):
         with pytest.raises((TypeError, errors.InvalidRequest), match=told):
