@@ -36,9 +36,10 @@ def judge(offsets_ms: Mapping[bytes, int], most_ms: int) -> Verdict:
     if all(abs(offset) <= most_ms for offset in offsets_ms.values()):
         return Verdict(False, frozenset(), True)
     every = [0, *offsets_ms.values()]
-    agreeing, middle = max((sum(abs(one - other) <= most_ms for one in every), -abs(other), other) for other in every)[
-        ::2
-    ]
+    # Of several that as many agree with the lowest: the same one for whoever judges. With one of its own for each, two
+    # nodes at the two ends of what overlaps would both go on.
+    agreeing, lowest = max((sum(abs(one - other) <= most_ms for one in every), -other) for other in every)
+    middle = -lowest
     is_sure = 2 * agreeing > len(every)
     middle = middle if is_sure else 0
     others = frozenset(uuid for uuid, offset in offsets_ms.items() if abs(offset - middle) > most_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from storage_node.cluster.peer_clocks import FORGOTTEN_S, PeerClocks, Verdict, judge
@@ -33,7 +33,9 @@ def test_the_clocks_of_most_nodes_are_right(offsets_ms: Mapping[bytes, int], exp
     assert judge(offsets_ms, MOST_MS) == expected
 
 
+@example([1, -MOST_MS, MOST_MS + 1], MOST_MS)
 @given(st.lists(st.integers(-3 * HOUR_MS, 3 * HOUR_MS), max_size=6), st.integers(0, HOUR_MS))
+@settings(max_examples=1000)
 def test_of_all_nodes_with_one_knowledge_no_two_that_differ_coordinate(clocks: list[int], most_ms: int) -> None:
     """However they differ: nodes that go on, with others who take part, are within reach of each other."""
     clocks = [0, *clocks]
