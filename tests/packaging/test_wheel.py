@@ -149,6 +149,7 @@ import ais_loader
 from ais_loader.extras import EXTRAS
 
 assert Path(ais_loader.__file__).is_relative_to(sys.prefix), ais_loader.__file__
+DATASETS = ["BatchIterableDataset", "BatchLoader", "MapDataset"]
 # torch takes longest to import, and only once: it is missing first.
 for package in sorted(EXTRAS, key=lambda package: package != "torch"):
     hidden.clear()
@@ -158,14 +159,15 @@ for package in sorted(EXTRAS, key=lambda package: package != "torch"):
             del sys.modules[module]
     ais_loader = importlib.import_module("ais_loader")
     told = {}
-    for name in [*ais_loader.__all__, "integrations.fsspec.AISFileSystem"]:
+    # Without torch its classes are not among what "import *" takes, and named all the same.
+    for name in sorted({*ais_loader.__all__, *DATASETS, "integrations.fsspec.AISFileSystem"}):
         module, _, last = f"ais_loader.{name}".rpartition(".")
         try:
             getattr(importlib.import_module(module), last)
         except ImportError as error:
             told[name] = str(error)
     wanted = {
-        "torch": ["BatchIterableDataset", "BatchLoader", "MapDataset"],
+        "torch": DATASETS,
         "fsspec": ["integrations.fsspec.AISFileSystem"],
     }.get(package, [])
     assert sorted(told) == wanted, (package, told)
