@@ -165,23 +165,23 @@ class FaultyLink:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             sock.close()
             return
-        task = self._loop.create_task(self._serve(sock))
+        way = _Connection()
+        self._ways.add(way)
+        task = self._loop.create_task(self._serve(sock, way))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, sock: socket.socket) -> None:
-        way = _Connection([])
-        self._ways.add(way)
+    async def _serve(self, sock: socket.socket, way: _Connection) -> None:
         try:
             reader, writer = await asyncio.open_connection(sock=sock)
-            way.writers.append(writer)
+            way.add(writer)
             # Shielded: a cancelled open_connection leaves its socket to the garbage collector.
             connecting = asyncio.ensure_future(asyncio.open_connection(*self._target))
             try:
                 await asyncio.shield(connecting)
             finally:
                 node_reader, node_writer = await connecting
-                way.writers.append(node_writer)
+                way.add(node_writer)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._forward(way, reader, node_writer, to_client=False))
                 tasks.create_task(self._forward(way, node_reader, writer, to_client=True))
@@ -235,10 +235,18 @@ class FaultyLink:
 class _Connection:
     """Both sockets of one client's connection."""
 
-    def __init__(self, writers: list[asyncio.StreamWriter]) -> None:
-        self.writers = writers
+    def __init__(self) -> None:
+        self.writers: list[asyncio.StreamWriter] = []
+        self._is_reset = False
+
+    def add(self, writer: asyncio.StreamWriter) -> None:
+        """Raises ConnectionResetError where it was reset before it had come so far."""
+        self.writers.append(writer)
+        if self._is_reset:
+            raise ConnectionResetError("reset while it was being made")
 
     def reset(self) -> None:
+        self._is_reset = True
         for writer in self.writers:
             sock = writer.get_extra_info("socket")
             if sock is not None and sock.fileno() >= 0:
