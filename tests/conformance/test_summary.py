@@ -79,6 +79,10 @@ def test_a_wrong_summary_is_refused(client: Client, bucket: Bucket, bucket_name:
 def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
     root: Path = tmp_path_factory.mktemp("nodes")
     with ClusterProcesses(root, 3, buckets={"one": 1, "two": 2}) as running:
+        # Nodes that have just begun may lack copies for a moment, and one is to be killed right after the writes.
+        running.map.bucket[1].min_copies = 2
+        running.map.version += 1
+        running.teach()
         yield running
 
 
