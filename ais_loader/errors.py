@@ -8,6 +8,7 @@
     ├── ArchiveError                    members cannot be had from this object: NotAnArchive, ArchiveDamaged, ...
     ├── SourceChanged, SourceUnreadable     a file that was to be promoted: promote again when it rests, or may be read
     ├── PromoteIncomplete               some files were not promoted: promote again, the rest is there
+    ├── TransformError                  a transform made nothing of an object: TransformFailed, TransformTimeout, ...
     ├── StoreError                      the store or a drive needs an operator: StoreLocked, DriveFull, ...
     ├── NodeUnavailable (ConnectionError)   retryable: nobody answers
     │   └── OutcomeUnknown              a write may have been done: read what there is, and decide anew
@@ -233,6 +234,60 @@ class PromoteIncomplete(LoaderError):
     """Some files were not promoted; the message has the first reason. Promoting again goes on with the rest."""
 
     kind = "promote-incomplete"
+
+
+class TransformNotFound(NotFound):
+    """There is no transform of this name; `client.etl.init` makes one."""
+
+    kind = "transform-not-found"
+
+
+class TransformExists(InvalidRequest):
+    """There is a transform, or a job, of this name already; see `replace`."""
+
+    kind = "transform-exists"
+
+
+class TransformRefused(InvalidRequest):
+    """What the operator of a node does not allow: code, this command, that address, or limits above the node's."""
+
+    kind = "transform-refused"
+
+
+class TransformError(LoaderError):
+    """A transform did not make anything of an object; the object itself is as it was."""
+
+    kind = "transform"
+
+
+class TransformFailed(TransformError):
+    """It raised, died, or made what its limits do not allow; the message says which."""
+
+    kind = "transform-failed"
+
+
+class TransformTimeout(TransformError):
+    """It took longer than its `timeout_s`, and was ended."""
+
+    kind = "transform-timeout"
+
+
+class TransformGone(TransformError):
+    """It was stopped, deleted or replaced meanwhile, or cannot be reached."""
+
+    kind = "transform-gone"
+
+
+class TransformIncomplete(TransformError):
+    """A job left out some objects; the message has the first reason. Run again, it goes on with the rest."""
+
+    kind = "transform-incomplete"
+
+
+class JobNotFound(NotFound):
+    """There is no job of this name."""
+
+    kind = "job-not-found"
 
 
 class StoreError(LoaderError):

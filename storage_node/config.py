@@ -158,6 +158,33 @@ class ServerConfig:
     scrub_bytes_per_s: float = 32 << 20
     """What the node reads for that, at most."""
 
+    etl_code: bool = False
+    """Clients may have Python code of theirs run here, as worker processes: see docs/etl.md for what holds it off."""
+    etl_commands: tuple[str, ...] = ()
+    """Programs, by name or path, that clients may have run over objects, as `ffmpeg`; none: none."""
+    etl_servers: tuple[str, ...] = ()
+    """Transforms' servers that this node may send objects to, as http://127.0.0.1:9000; none: none."""
+    etl_python: str = ""
+    """The interpreter that runs clients' code; empty: this process's own."""
+    etl_workers: int = 0
+    """Objects that are transformed at once; 0: as many as there are cores."""
+    etl_worker_memory_bytes: int = 2 << 30
+    """Of one worker."""
+    etl_timeout_s: float = 300.0
+    """For one object to pass through one transform."""
+    etl_output_bytes: int = 8 << 30
+    """What a transform may make of one object."""
+    etl_memory_bytes: int = 256 << 20
+    """Inputs and outputs that are held in memory, all together; what finds no room waits."""
+    etl_spool_bytes: int = 16 << 30
+    """Those that are files."""
+    etl_cache_bytes: int = 256 << 20
+    """Outputs that are kept for those who ask again; 0: none."""
+    etl_user: str = ""
+    """The user that workers run as, where this process may become another one; empty: the same."""
+    etl_network: bool = True
+    """Workers may reach the network. Without, they have a network namespace of their own, or do not start."""
+
     def __post_init__(self) -> None:
         limits = (
             "read_threads",
@@ -176,6 +203,10 @@ class ServerConfig:
             "repair_transfers",
             "drive_errors",
             "open_shards",
+            "etl_worker_memory_bytes",
+            "etl_output_bytes",
+            "etl_memory_bytes",
+            "etl_spool_bytes",
         )
         for name in limits:
             if getattr(self, name) < 1:
@@ -184,6 +215,8 @@ class ServerConfig:
         for root in self.promote_roots:
             if not root.startswith("/") or "\0" in root or ".." in root.split("/"):
                 raise ValueError(f"promote_roots: {root!r}: need absolute paths of folders, without '..'")
+        for name in ("etl_commands", "etl_servers"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         # A copy: the caller's mapping may change.
         object.__setattr__(self, "tenant_weights", dict(self.tenant_weights))
         for tenant, weight in self.tenant_weights.items():
@@ -195,6 +228,8 @@ class ServerConfig:
             "max_soft_errors",
             "critical_memory_bytes",
             "shard_copy_bytes",
+            "etl_workers",
+            "etl_cache_bytes",
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 0")
@@ -209,6 +244,7 @@ class ServerConfig:
             "drive_error_window_s",
             "drive_move_bytes_per_s",
             "scrub_bytes_per_s",
+            "etl_timeout_s",
         ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)}: need a finite number above 0")
@@ -259,6 +295,8 @@ class ServerConfig:
         """Everything but where the node is found: what bounds what it does, by the fields' names, as text."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _WHERE}
         values["promote_roots"] = ":".join(self.promote_roots)
+        for name in ("etl_commands", "etl_servers"):
+            values[name] = " ".join(getattr(self, name))
         values["tenant_weights"] = ",".join(f"{name}={weight:g}" for name, weight in self.tenant_weights.items())
         return {name: f"{value:.15g}" if isinstance(value, float) else str(value) for name, value in values.items()}
 

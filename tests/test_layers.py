@@ -73,6 +73,7 @@ storage_node.cluster.repair
 storage_node.cluster.snapshots
 storage_node.cluster.drives
 storage_node.promote
+storage_node.etl
 storage_node.batch
 storage_node.batch.gather
 storage_node.batch.session

@@ -12,9 +12,9 @@ from typing import Any
 
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
-ENTRY_COLUMNS = ("bucket_index", "name", "member", "start", "length", "version")
+ENTRY_COLUMNS = ("bucket_index", "name", "member", "start", "length", "version", "transform_index")
 """One value for each entry, or none at all."""
-SHARED = ("bucket", "verify_ranges", "tenant", "request_id", "metadata")
+SHARED = ("bucket", "verify_ranges", "tenant", "request_id", "metadata", "transform")
 """The same in every part, whoever cuts."""
 ANSWERING = ("fail_fast", "ordered", "buffered", "deadline_ms")
 """How the whole is to be answered: of a part, whoever cuts says how."""

@@ -22,7 +22,7 @@ BETWEEN_NODES = {"NewerFirst"}
 INTERNAL = """
     LoaderError NotFound ItemTooLarge MemberExists
     ArchiveError ArchiveIndexError ArchiveIndexStale CopiesBusy
-    SourceChanged PromoteIncomplete
+    SourceChanged PromoteIncomplete TransformError
     StoreError StoreNotFound StoreLocked StoreReadOnly StoreFormatError DriveFailed Closed
     WriteTooLate EntryFailed
 """

@@ -29,7 +29,9 @@ def filled() -> pb.BatchRequest:
         value: object = True if field.type == FieldDescriptor.TYPE_BOOL else 2
         if field.type == FieldDescriptor.TYPE_STRING:
             value = f"some {field.name}"
-        if field.message_type is not None:
+        if field.name == "transform":
+            request.transform.add().stage.add(name="upper", args='{"n": 1}')
+        elif field.message_type is not None:
             getattr(request, field.name).update({"epoch": "3"})
         elif field.name in ENTRY_COLUMNS or field.name == "bucket":
             getattr(request, field.name).extend([value] * 3)

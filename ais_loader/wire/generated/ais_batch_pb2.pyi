@@ -23,6 +23,7 @@ class ChecksumKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NONE: _ClassVar[ChecksumKind]
     STORED: _ClassVar[ChecksumKind]
     COMPUTED: _ClassVar[ChecksumKind]
+    TRANSFORMED: _ClassVar[ChecksumKind]
 OK: Status
 NOT_FOUND: Status
 MEMBER_NOT_FOUND: Status
@@ -34,6 +35,7 @@ FAILED: Status
 NONE: ChecksumKind
 STORED: ChecksumKind
 COMPUTED: ChecksumKind
+TRANSFORMED: ChecksumKind
 
 class SessionRequest(_message.Message):
     __slots__ = ("batch_id", "request", "credit", "cancel")
@@ -70,7 +72,7 @@ class Cancel(_message.Message):
     def __init__(self) -> None: ...
 
 class BatchRequest(_message.Message):
-    __slots__ = ("bucket", "bucket_index", "name", "member", "start", "length", "version", "first_index", "initial_credit_bytes", "fail_fast", "ordered", "buffered", "deadline_ms", "verify_ranges", "resume_offset", "resume_checksum", "resume_version", "map_version", "tenant", "request_id", "metadata", "local")
+    __slots__ = ("bucket", "bucket_index", "name", "member", "start", "length", "version", "first_index", "initial_credit_bytes", "fail_fast", "ordered", "buffered", "deadline_ms", "verify_ranges", "resume_offset", "resume_checksum", "resume_version", "map_version", "tenant", "request_id", "metadata", "local", "transform", "transform_index")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +102,8 @@ class BatchRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
+    TRANSFORM_FIELD_NUMBER: _ClassVar[int]
+    TRANSFORM_INDEX_FIELD_NUMBER: _ClassVar[int]
     bucket: _containers.RepeatedScalarFieldContainer[str]
     bucket_index: _containers.RepeatedScalarFieldContainer[int]
     name: _containers.RepeatedScalarFieldContainer[str]
@@ -122,7 +126,23 @@ class BatchRequest(_message.Message):
     request_id: str
     metadata: _containers.ScalarMap[str, str]
     local: bool
-    def __init__(self, bucket: _Optional[_Iterable[str]] = ..., bucket_index: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., member: _Optional[_Iterable[str]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., version: _Optional[_Iterable[str]] = ..., first_index: _Optional[int] = ..., initial_credit_bytes: _Optional[int] = ..., fail_fast: bool = ..., ordered: bool = ..., buffered: bool = ..., deadline_ms: _Optional[int] = ..., verify_ranges: bool = ..., resume_offset: _Optional[int] = ..., resume_checksum: _Optional[int] = ..., resume_version: _Optional[str] = ..., map_version: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., local: bool = ...) -> None: ...
+    transform: _containers.RepeatedCompositeFieldContainer[TransformCall]
+    transform_index: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, bucket: _Optional[_Iterable[str]] = ..., bucket_index: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., member: _Optional[_Iterable[str]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., version: _Optional[_Iterable[str]] = ..., first_index: _Optional[int] = ..., initial_credit_bytes: _Optional[int] = ..., fail_fast: bool = ..., ordered: bool = ..., buffered: bool = ..., deadline_ms: _Optional[int] = ..., verify_ranges: bool = ..., resume_offset: _Optional[int] = ..., resume_checksum: _Optional[int] = ..., resume_version: _Optional[str] = ..., map_version: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., local: bool = ..., transform: _Optional[_Iterable[_Union[TransformCall, _Mapping]]] = ..., transform_index: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TransformCall(_message.Message):
+    __slots__ = ("stage",)
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    stage: _containers.RepeatedCompositeFieldContainer[TransformStage]
+    def __init__(self, stage: _Optional[_Iterable[_Union[TransformStage, _Mapping]]] = ...) -> None: ...
+
+class TransformStage(_message.Message):
+    __slots__ = ("name", "args")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    args: str
+    def __init__(self, name: _Optional[str] = ..., args: _Optional[str] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("index", "size", "checksum", "status", "checksum_kind", "piece", "error", "payload")

@@ -1,3 +1,4 @@
+from ais_loader.wire.generated import ais_etl_pb2 as _ais_etl_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -8,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClusterMap(_message.Message):
-    __slots__ = ("cluster_uuid", "version", "ballot", "node", "bucket", "change", "removed")
+    __slots__ = ("cluster_uuid", "version", "ballot", "node", "bucket", "change", "removed", "transform", "job")
     CLUSTER_UUID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +17,8 @@ class ClusterMap(_message.Message):
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    TRANSFORM_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     cluster_uuid: bytes
     version: int
     ballot: Ballot
@@ -23,10 +26,12 @@ class ClusterMap(_message.Message):
     bucket: _containers.RepeatedCompositeFieldContainer[MapBucket]
     change: _containers.RepeatedScalarFieldContainer[bytes]
     removed: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, cluster_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., node: _Optional[_Iterable[_Union[MapNode, _Mapping]]] = ..., bucket: _Optional[_Iterable[_Union[MapBucket, _Mapping]]] = ..., change: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    transform: _containers.RepeatedCompositeFieldContainer[_ais_etl_pb2.Transform]
+    job: _containers.RepeatedCompositeFieldContainer[_ais_etl_pb2.TransformJob]
+    def __init__(self, cluster_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., node: _Optional[_Iterable[_Union[MapNode, _Mapping]]] = ..., bucket: _Optional[_Iterable[_Union[MapBucket, _Mapping]]] = ..., change: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., transform: _Optional[_Iterable[_Union[_ais_etl_pb2.Transform, _Mapping]]] = ..., job: _Optional[_Iterable[_Union[_ais_etl_pb2.TransformJob, _Mapping]]] = ...) -> None: ...
 
 class MapNode(_message.Message):
-    __slots__ = ("uuid", "host", "endpoint", "weight", "state", "number", "peer_endpoint")
+    __slots__ = ("uuid", "host", "endpoint", "weight", "state", "number", "peer_endpoint", "feature")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ACTIVE: _ClassVar[MapNode.State]
@@ -42,6 +47,7 @@ class MapNode(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PEER_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_FIELD_NUMBER: _ClassVar[int]
     uuid: bytes
     host: str
     endpoint: str
@@ -49,7 +55,8 @@ class MapNode(_message.Message):
     state: MapNode.State
     number: int
     peer_endpoint: str
-    def __init__(self, uuid: _Optional[bytes] = ..., host: _Optional[str] = ..., endpoint: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[_Union[MapNode.State, str]] = ..., number: _Optional[int] = ..., peer_endpoint: _Optional[str] = ...) -> None: ...
+    feature: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, uuid: _Optional[bytes] = ..., host: _Optional[str] = ..., endpoint: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[_Union[MapNode.State, str]] = ..., number: _Optional[int] = ..., peer_endpoint: _Optional[str] = ..., feature: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MapBucket(_message.Message):
     __slots__ = ("name", "uuid", "copies", "min_copies", "reframe", "snapshot", "former_copies")

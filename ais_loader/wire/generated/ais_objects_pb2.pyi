@@ -334,7 +334,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("version", "store_uuid", "drive", "batch_reader", "pid", "open_sessions", "active_batches", "reserved_bytes", "limits")
+    __slots__ = ("version", "store_uuid", "drive", "batch_reader", "pid", "open_sessions", "active_batches", "reserved_bytes", "limits", "feature")
     class LimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +351,7 @@ class DescribeResponse(_message.Message):
     ACTIVE_BATCHES_FIELD_NUMBER: _ClassVar[int]
     RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_FIELD_NUMBER: _ClassVar[int]
     version: str
     store_uuid: str
     drive: _containers.RepeatedCompositeFieldContainer[Drive]
@@ -360,7 +361,8 @@ class DescribeResponse(_message.Message):
     active_batches: int
     reserved_bytes: int
     limits: _containers.ScalarMap[str, str]
-    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., batch_reader: _Optional[str] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    feature: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., batch_reader: _Optional[str] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., feature: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Drive(_message.Message):
     __slots__ = ("uuid", "path", "state", "objects_estimate", "free_bytes", "size_bytes")
