@@ -70,7 +70,7 @@ def test_a_field_that_it_does_not_know_is_left_to_the_ordinary_way(tmp_path: Pat
         elif isinstance(unset, int):
             setattr(request, field, 1)
         else:
-            numbers = dict.fromkeys(("bucket_index", "start", "length", "transform_index"), [1, 1])
+            numbers = {key: [1, 1] for key in ("bucket_index", "start", "length", "transform_index")}
             unset.extend({"transform": [pb.TransformCall()], **numbers}.get(field, ["1", "1"]))
         assert answer_inline(store, request, 77) is None
 
