@@ -43,12 +43,13 @@ def files() -> Iterator[FileDescriptor]:
 
 
 def methods() -> list[str]:
-    """All that the contract has, as Service/Method."""
+    """All that the contract has for nodes, as Service/Method; the servers of transforms have a service of their own."""
     return [
         f"{service.name}/{method.name}"
         for file in files()
         for service in file.services_by_name.values()
         for method in service.methods
+        if service.name != "TransformStream"
     ]
 
 
