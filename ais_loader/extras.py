@@ -23,6 +23,12 @@ EXTRAS = {
     "PIL": "images",
     "soundfile": "audio",
     "braceexpand": "nemo",
+    "aiohttp": "etl",
+    "cloudpickle": "etl",
+    "fastapi": "etl",
+    "flask": "etl",
+    "uvicorn": "etl",
+    "websockets": "etl",
 }
 """What to ask pip for, by the name under which a package is imported."""
 

@@ -123,6 +123,21 @@ OF_PACKAGE = {
     },
     "PIL": {"decoders.image": f"{READ}; from ais_loader import decoders; [decoders.image(item) for item in found]"},
 }
+SERVER = (
+    "from storage_node.etl.webserver import FastAPIServer, FlaskServer\n"
+    "class Upper(KIND):\n"
+    "    def transform(self, data, path, args): return data.upper()\n"
+    "Upper()"
+)
+OF_PACKAGE |= {
+    "aiohttp": {},
+    "cloudpickle": {},
+    "flask": {"FlaskServer": SERVER.replace("KIND", "FlaskServer")},
+    **{
+        package: {"FastAPIServer": SERVER.replace("KIND", "FastAPIServer")}
+        for package in ("fastapi", "uvicorn", "websockets")
+    },
+}
 RAISED = {"a member": "LibraryMissing", "a batch as an archive": "InvalidRequest"}
 
 

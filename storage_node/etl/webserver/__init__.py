@@ -1,0 +1,20 @@
+"""Servers of one's own for transforms: write one method, and FastAPI, Flask, the standard library or gRPC serves it.
+
+    class Upper(FastAPIServer):
+        def transform(self, data, path, args):
+            return data.upper()
+
+    Upper().start("127.0.0.1", 9000)
+
+Importing this imports neither a web framework nor the store: that of a server is imported where one is made.
+"""
+
+from __future__ import annotations
+
+from storage_node.etl.webserver.base import TransformServer
+from storage_node.etl.webserver.fastapi_server import FastAPIServer
+from storage_node.etl.webserver.flask_server import FlaskServer
+from storage_node.etl.webserver.grpc_server import GRPCServer
+from storage_node.etl.webserver.http_server import HTTPMultiThreadedServer
+
+__all__ = ["FastAPIServer", "FlaskServer", "GRPCServer", "HTTPMultiThreadedServer", "TransformServer"]

@@ -1,0 +1,168 @@
+"""Transform server on FastAPI and uvicorn: HTTP and WebSocket on one event loop, transforms in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ais_loader.extras import needs
+from ais_loader.wire.generated import ais_etl_server_pb2 as pb
+from storage_node.etl.webserver.answer import answer
+from storage_node.etl.webserver.base import TransformServer
+from storage_node.etl.webserver.exchange import exchange
+from storage_node.etl.webserver.protocol import CHUNK_BYTES, HEALTH_PATH, TRANSFORM_PATH, WEBSOCKET_PATH, Request
+
+if TYPE_CHECKING:
+    import fastapi
+    import starlette.requests
+    import starlette.responses
+    import starlette.websockets
+
+T = TypeVar("T")
+IDLE_S = 300
+"""After which a connection on which nothing is asked is closed."""
+GRACE_S = 5
+"""For what runs, when it is to stop."""
+_MAX_THREADS = 256
+"""Of which most wait: for their turn, for a node, for what comes."""
+
+
+class FastAPIServer(TransformServer):
+    """hpush, hpull and ws by FastAPI. `app` may be given to another ASGI server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._require_framework()
+        self.app = self._made_app()
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="transform")
+        self._server: Any = None
+        self._stopped = False
+
+    def _require_framework(self) -> None:
+        with needs("fastapi", "FastAPIServer"):
+            import fastapi  # noqa: F401
+        with needs("uvicorn", "FastAPIServer"):
+            import uvicorn  # noqa: F401
+        with needs("websockets", "FastAPIServer"):
+            import websockets  # noqa: F401
+
+    def _made_app(self) -> fastapi.FastAPI:
+        with needs("fastapi", "FastAPIServer"):
+            import fastapi
+        app = fastapi.FastAPI(title=type(self).__name__)
+        app.add_api_route(HEALTH_PATH, _health, response_class=_plain_text())
+        # Below FastAPI's reading of parameters, which costs as much as all the rest of a small request.
+        app.router.add_route(TRANSFORM_PATH, self._transform, methods=["GET", "PUT"])
+        app.router.add_websocket_route(WEBSOCKET_PATH, self._websocket)
+        return app
+
+    def _serve(self, listener: socket.socket) -> None:
+        with needs("uvicorn", "FastAPIServer"):
+            import uvicorn
+        config = uvicorn.Config(
+            self.app,
+            log_level="warning",
+            access_log=False,
+            ws="websockets-sansio",
+            ws_max_size=4 * CHUNK_BYTES,
+            ws_per_message_deflate=False,
+            timeout_keep_alive=IDLE_S,
+            timeout_graceful_shutdown=GRACE_S,
+            lifespan="off",
+        )
+        self._server = uvicorn.Server(config)
+        if not self._stopped:
+            self._server.run(sockets=[listener])
+
+    def stop(self) -> None:
+        """Returns at once; what runs has some seconds to end."""
+        self._stopped = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    # -- HTTP
+
+    async def _transform(self, asked: starlette.requests.Request) -> starlette.responses.Response:
+        from starlette.responses import Response, StreamingResponse
+
+        request = Request.of_headers(asked.headers)
+        if self.streams and asked.method == "PUT":
+            body: Iterator[bytes] = _from_loop(asked.stream())
+            made = await self._in_thread(answer, self, request, body)
+        else:
+            body = iter((await asked.body(),))
+            made = await self._in_thread(answer, self, request, body)
+        if isinstance(made.body, bytes):
+            return Response(made.body, made.status, made.headers)
+        return StreamingResponse(self._each(made.body), made.status, made.headers)
+
+    async def _each(self, chunks: Iterator[T]) -> AsyncIterator[T]:
+        done: Any = object()
+        while (chunk := await self._in_thread(next, chunks, done)) is not done:
+            yield chunk
+
+    # -- WebSocket
+
+    async def _websocket(self, socket: starlette.websockets.WebSocket) -> None:
+        from starlette.websockets import WebSocketDisconnect
+
+        await socket.accept()
+        try:
+            while True:
+                first = pb.ServerInput.FromString(await socket.receive_bytes())
+                if self.streams:
+                    more = _from_loop(_inputs(socket))
+                    async for output in self._each(exchange(self, first, more)):
+                        await socket.send_bytes(output.SerializeToString())
+                    continue
+                inputs = [first]
+                while not inputs[-1].last:
+                    inputs.append(pb.ServerInput.FromString(await socket.receive_bytes()))
+                for frame in await self._in_thread(_frames, self, inputs):
+                    await socket.send_bytes(frame)
+        except WebSocketDisconnect:
+            pass  # between two objects that is how it ends; in the middle of one the node asks again
+
+
+def _frames(server: TransformServer, inputs: list[pb.ServerInput]) -> list[bytes]:
+    return [output.SerializeToString() for output in exchange(server, inputs[0], iter(inputs[1:]))]
+
+
+async def _inputs(socket: starlette.websockets.WebSocket) -> AsyncIterator[pb.ServerInput]:
+    while True:
+        yield pb.ServerInput.FromString(await socket.receive_bytes())
+
+
+def _from_loop(items: AsyncIterator[T]) -> Iterator[T]:
+    """For a thread: what comes on the event loop of whoever calls this."""
+    loop = asyncio.get_running_loop()
+
+    def each() -> Iterator[T]:
+        async def following() -> T:
+            return await anext(items)
+
+        while True:
+            wanted: Coroutine[Any, Any, T] = following()
+            try:
+                item = asyncio.run_coroutine_threadsafe(wanted, loop).result()
+            except StopAsyncIteration:
+                return
+            yield item
+
+    return each()
+
+
+async def _health() -> str:
+    return "running\n"
+
+
+def _plain_text() -> Any:
+    from starlette.responses import PlainTextResponse
+
+    return PlainTextResponse

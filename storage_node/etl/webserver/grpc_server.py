@@ -1,0 +1,80 @@
+"""Transform server on gRPC: each stream has a thread, which transforms one object after another."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from ais_loader.wire.generated import ais_etl_server_pb2 as pb
+from ais_loader.wire.generated import ais_etl_server_pb2_grpc as rpc
+from storage_node.etl.webserver.base import TransformServer, family_of
+from storage_node.etl.webserver.exchange import exchange
+from storage_node.etl.webserver.protocol import CHUNK_BYTES
+
+MAX_STREAMS = 256
+"""Of all nodes together: each holds a thread."""
+GRACE_S = 5.0
+"""For what runs, when it is to stop."""
+_OPTIONS = (
+    ("grpc.so_reuseport", 1),
+    ("grpc.max_receive_message_length", 4 * CHUNK_BYTES),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+)
+
+
+class GRPCServer(TransformServer):
+    """Our own stream, of protos/ais_etl_server.proto; addresses begin with grpc://."""
+
+    _scheme = "grpc"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stopping = threading.Event()
+
+    def _require_framework(self) -> None:
+        pass
+
+    def _bind(self, host: str, port: int) -> socket.socket:
+        """Holds the port, and does not listen: gRPC listens beside it, in each process."""
+        family = family_of(host)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            with socket.socket(family, socket.SOCK_STREAM) as alone:
+                alone.bind((host, port))  # another server at this port would get half of the streams
+                port = alone.getsockname()[1]
+            listener.bind((host, port))
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def _serve(self, listener: socket.socket) -> None:
+        host, port = listener.getsockname()[:2]
+        server = grpc.server(ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="transform"), options=_OPTIONS)
+        rpc.add_TransformStreamServicer_to_server(_Servicer(self), server)
+        server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        server.start()
+        self._stopping.wait()
+        server.stop(GRACE_S).wait()
+
+    def stop(self) -> None:
+        """Returns at once; what runs has some seconds to end."""
+        self._stopping.set()
+
+
+class _Servicer(rpc.TransformStreamServicer):
+    def __init__(self, server: TransformServer) -> None:
+        self._server = server
+
+    def Run(self, requests: Iterator[pb.ServerInput], context: Any) -> Iterator[pb.ServerOutput]:
+        for first in requests:
+            yield from exchange(self._server, first, requests)
+
+    def Health(self, request: pb.ServerHealthRequest, context: Any) -> pb.ServerHealthResponse:
+        return pb.ServerHealthResponse()

@@ -1,0 +1,157 @@
+"""Transform server of the standard library: a thread for each connection, and nothing to install."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from storage_node.etl.webserver.answer import Answer, answer
+from storage_node.etl.webserver.base import TransformServer
+from storage_node.etl.webserver.protocol import CHUNK_BYTES, HEALTH_PATH, TRANSFORM_PATH, Request
+
+IDLE_S = 300.0
+"""After which a connection on which nothing is asked is closed."""
+_LONGEST_LINE = 1 << 16
+
+
+class HTTPMultiThreadedServer(TransformServer):
+    """hpush and hpull by `http.server`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._server: _Server | None = None
+        self._stopped = False
+
+    def _require_framework(self) -> None:
+        pass
+
+    def _serve(self, listener: socket.socket) -> None:
+        handler = type("Handler", (_Handler,), {"transforms": self})
+        server = _Server(listener.getsockname(), handler, bind_and_activate=False)
+        server.socket.close()
+        server.socket = listener
+        self._server = server
+        try:
+            if not self._stopped:
+                server.serve_forever(0.1)
+        finally:
+            server.end_connections()
+
+    def stop(self) -> None:
+        """Returns when no more connections are taken."""
+        self._stopped = True
+        if self._server is not None:
+            self._server.shutdown()
+
+
+class _Server(ThreadingHTTPServer):
+    """That can end connections on which nobody asks anything."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._open: set[socket.socket] = set()  # guarded by _lock
+        self._lock = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever asked has gone: that is no news."""
+
+    def end_connections(self) -> None:
+        with self._lock:
+            for connection in self._open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RD)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    transforms: TransformServer
+    protocol_version = "HTTP/1.1"
+    server_version = "ais-loader"
+    disable_nagle_algorithm = True
+    wbufsize = 1 << 16
+    timeout = IDLE_S
+
+    def do_GET(self) -> None:
+        if self.path == HEALTH_PATH:
+            self._send(Answer(200, b"running\n"))
+        else:
+            self._transform()
+
+    def do_PUT(self) -> None:
+        self._transform()
+
+    def _transform(self) -> None:
+        if self.path != TRANSFORM_PATH:
+            self.close_connection = True
+            self._send(Answer(404, f"there is nothing at {self.path[:200]}\n".encode()))
+            return
+        body = self._body()
+        self._send(answer(self.transforms, Request.of_headers(self.headers), body))
+        for _ in body:  # what the transform did not want; the next request begins behind it
+            pass
+
+    def _body(self) -> Iterator[bytes]:
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            while size := int(self.rfile.readline(_LONGEST_LINE).split(b";")[0], 16):
+                while size:
+                    chunk = self._read(min(size, CHUNK_BYTES))
+                    size -= len(chunk)
+                    yield chunk
+                self.rfile.readline(_LONGEST_LINE)
+            while self.rfile.readline(_LONGEST_LINE).strip():
+                pass
+            return
+        left = int(self.headers.get("Content-Length") or 0)
+        while left:
+            chunk = self._read(min(left, CHUNK_BYTES))
+            left -= len(chunk)
+            yield chunk
+
+    def _read(self, size: int) -> bytes:
+        chunk = self.rfile.read(size)
+        if len(chunk) < size:
+            raise ConnectionError("the node broke off in the middle of the input")
+        return chunk
+
+    def _send(self, made: Answer) -> None:
+        self.send_response(made.status)
+        for name, value in made.headers.items():
+            self.send_header(name, value)
+        if isinstance(made.body, bytes):
+            if made.status != 204:
+                self.send_header("Content-Length", str(len(made.body)))
+            self.end_headers()
+            self.wfile.write(made.body)
+        else:
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            try:
+                for chunk in made.body:
+                    if chunk:
+                        self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+                        self.wfile.flush()
+            except Exception:
+                # Without its end the answer is seen to be broken off.
+                self.close_connection = True
+                raise
+            self.wfile.write(b"0\r\n\r\n")
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """What fails is logged where it fails; the rest is not."""
