@@ -72,6 +72,7 @@ class FastAPIServer(TransformServer):
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=GRACE_S,
             lifespan="off",
+            h11_max_incomplete_event_size=1 << 16,
         )
         self._server = uvicorn.Server(config)
         if not self._stopped:
@@ -89,7 +90,7 @@ class FastAPIServer(TransformServer):
     # -- HTTP
 
     async def _transform(self, asked: starlette.requests.Request) -> starlette.responses.Response:
-        from starlette.responses import Response, StreamingResponse
+        from starlette.responses import Response
 
         request = Request.of_headers(asked.headers)
         if self.streams and asked.method == "PUT":
@@ -100,7 +101,7 @@ class FastAPIServer(TransformServer):
             made = await self._in_thread(answer, self, request, body)
         if isinstance(made.body, bytes):
             return Response(made.body, made.status, made.headers)
-        return StreamingResponse(self._each(made.body), made.status, made.headers)
+        return _streamed(self._each(made.body), made.status, made.headers)
 
     async def _each(self, chunks: Iterator[T]) -> AsyncIterator[T]:
         done: Any = object()
@@ -156,6 +157,21 @@ def _from_loop(items: AsyncIterator[T]) -> Iterator[T]:
             yield item
 
     return each()
+
+
+def _streamed(chunks: AsyncIterator[bytes], status: int, headers: dict[str, str]) -> starlette.responses.Response:
+    """Not Starlette's own: that looks out for the client's end, and takes what is still to come of the input for it."""
+    from starlette.responses import Response
+
+    class Streamed(Response):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+            await send({"type": "http.response.start", "status": status, "headers": raw})
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+    return Streamed()
 
 
 async def _health() -> str:

@@ -43,9 +43,10 @@ class FlaskServer(TransformServer):
         def transform() -> flask.Response:
             body = _chunks(flask.request.stream)
             made = answer(self, Request.of_headers(flask.request.headers), body)
-            for _ in body:  # what the transform did not want; the next request begins behind it
-                pass
-            return flask.Response(made.body, made.status, made.headers)
+            if isinstance(made.body, bytes):
+                _drain(body)
+                return flask.Response(made.body, made.status, made.headers)
+            return flask.Response(_and_drained(made.body, body), made.status, made.headers)
 
         app.add_url_rule(HEALTH_PATH, view_func=health)
         app.add_url_rule(TRANSFORM_PATH, view_func=transform, methods=["GET", "PUT"])
@@ -76,6 +77,17 @@ class FlaskServer(TransformServer):
 def _chunks(stream: Any) -> Iterator[bytes]:
     while chunk := stream.read(CHUNK_BYTES):
         yield chunk
+
+
+def _drain(body: Iterator[bytes]) -> None:
+    """What the transform did not want; the next request begins behind it."""
+    for _ in body:
+        pass
+
+
+def _and_drained(output: Iterator[bytes], body: Iterator[bytes]) -> Iterator[bytes]:
+    yield from output
+    _drain(body)
 
 
 def _handler() -> type[Any]:

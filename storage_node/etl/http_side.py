@@ -1,0 +1,301 @@
+"""HTTP side of a node: where transforms' servers fetch their inputs (hpull) and put their outputs (direct put).
+
+    GET /inputs/BUCKET/NAME?version=…     an input that is lent at this moment, to whoever has its token
+    PUT /results/BUCKET/NAME              the output of a job, written as any other object is
+
+There is nothing else here: no list, no object that is not lent, no name to write that its token does not say. A token
+is for one method, one name and a time. For an input it is signed by a key of this very node, drawn when it starts. For
+a result it is signed by one that all nodes of a cluster derive from their secret, so that the node that runs a job can
+send a server to the node that will own the result; it is used once. Whoever takes a result says so in a receipt, signed
+as well, from which the job learns the version without having to believe the server.
+
+Belongs to one event loop. Nothing listens before it is first needed, and then on loopback unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from ais_loader.errors import LoaderError, NodeUnavailable, VersionConflict
+from ais_loader.extras import needs
+from storage_node.config import is_loopback
+from storage_node.etl.signed_tokens import TokenRefused, new_nonce, signed, verified
+from storage_node.etl.values import Content, Origin
+from storage_node.etl.webserver.protocol import CHECKSUM, CHUNK_BYTES, RECEIPT
+from storage_node.store.checksum import crc32c
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+SILENCE_S = 60.0
+"""After which whoever sends a result or takes an input has gone."""
+_SHUTDOWN_S = 2.0
+_INPUTS, _RESULTS = "/inputs/", "/results/"
+_GET, _PUT, _STORED = "get", "put", "stored"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PutTarget:
+    """Where a server is to put what it makes of one object."""
+
+    url: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What the node that owns it has stored, counted and summed by that node."""
+
+    version: str
+    size_bytes: int
+    checksum: int
+    """CRC-32C."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutClaims:
+    """What a token allows to put."""
+
+    bucket: str
+    name: str
+    max_bytes: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """As the job gave it: metadata, conditions."""
+
+
+PutResultCallable = Callable[[PutClaims, AsyncIterator[bytes]], Awaitable[str]]
+"""Write an object through the ordinary path; its version. What the chunks raise, it lets through, having written
+nothing."""
+
+
+class HttpSide:
+    """A small HTTP server on the node's event loop; starts when it is first needed."""
+
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0, advertise: str = "", peer_secret: str = "") -> None:
+        """
+        Args:
+            host: of this machine, where it listens; another than loopback only where the operator says so.
+            port: 0: any that is free.
+            advertise: HOST:PORT by which servers on other machines reach it; by default where it listens.
+            peer_secret: the cluster's; without one, results are taken by the tokens of this node alone.
+        """
+        self._host, self._port, self._advertise = host, port, advertise
+        self._own_key = secrets.token_bytes(32)
+        shared = hmac.digest(peer_secret.encode(), b"ais-loader results of transforms", hashlib.sha256)
+        self._put_key = shared if peer_secret else self._own_key
+        self._loans: dict[str, Content] = {}
+        self._used: dict[str, float] = {}
+        self._starting = asyncio.Lock()
+        self._runner: web.AppRunner | None = None
+        self._url = ""
+        self.put_result: PutResultCallable | None = None
+        """Without it no result is taken."""
+
+    async def start(self) -> str:
+        """Its URL; may be called again. Raises OSError, MissingExtra."""
+        async with self._starting:
+            if self._runner is None:
+                with needs("aiohttp", "the HTTP side of a node"):
+                    from aiohttp import web
+                app = web.Application(client_max_size=1)
+                app.router.add_get(_INPUTS + "{name:.*}", self._lent)
+                app.router.add_put(_RESULTS + "{name:.*}", self._taken)
+                runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+                await runner.setup()
+                try:
+                    await web.TCPSite(runner, self._host, self._port).start()
+                except BaseException:
+                    await runner.cleanup()
+                    raise
+                self._runner = runner
+                host, port = runner.addresses[0][:2]
+                self._url = f"http://{self._advertise or (f'[{host}]' if ':' in host else host) + f':{port}'}"
+                if not is_loopback(self._host):
+                    log.info("inputs and results of transforms are served at %s", self._url)
+        return self._url
+
+    async def stop(self) -> None:
+        """Connections are closed, after a moment for those in use."""
+        async with self._starting:
+            runner, self._runner = self._runner, None
+            if runner is not None:
+                await runner.cleanup()
+
+    # -- inputs
+
+    @contextlib.contextmanager
+    def lent(self, origin: Origin, content: Content, lifetime_s: float) -> Iterator[tuple[str, str]]:
+        """URL and token by which the input can be fetched, as often as wanted, until this ends. After `start`."""
+        nonce = new_nonce()
+        path = f"{_INPUTS}{quote(origin.bucket)}/{quote(origin.name)}?version={quote(origin.version)}"
+        self._loans[nonce] = content
+        try:
+            yield self._url + path, signed(self._own_key, _GET, {"path": path, "nonce": nonce}, lifetime_s)
+        finally:
+            del self._loans[nonce]
+
+    async def _lent(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        claims = self._claims(request, self._own_key, _GET)
+        content = self._loans.get(claims["nonce"])
+        if content is None:
+            raise web.HTTPGone(text="this input is not lent any more")
+        headers = {"Content-Type": "application/octet-stream", CHECKSUM: f"{content.checksum:08x}"}
+        if content.data is not None and content.size_bytes <= CHUNK_BYTES:
+            return web.Response(body=bytes(content.data), headers=headers)
+        response = web.StreamResponse(headers=headers)
+        response.content_length = content.size_bytes
+        await response.prepare(request)
+        for offset in range(0, content.size_bytes, CHUNK_BYTES):
+            if claims["nonce"] not in self._loans:
+                raise ConnectionResetError("the input was taken back while it was read")
+            chunk = await read(content, offset, CHUNK_BYTES)
+            async with asyncio.timeout(SILENCE_S):
+                await response.write(chunk)
+        return response
+
+    # -- results
+
+    def target(
+        self,
+        owner_url: str,
+        bucket: str,
+        name: str,
+        *,
+        max_bytes: int,
+        lifetime_s: float,
+        extra: Mapping[str, Any] | None = None,
+    ) -> PutTarget:
+        """Where to put one result: at the HTTP side `owner_url`, which is this one's or, by the cluster's secret,
+        another node's. Raises ValueError where it does not fit into a token."""
+        path = f"{_RESULTS}{quote(bucket)}/{quote(name)}"
+        claims = {
+            "path": path,
+            "nonce": new_nonce(),
+            "bucket": bucket,
+            "name": name,
+            "max_bytes": max_bytes,
+            "extra": dict(extra or {}),
+        }
+        return PutTarget(owner_url + path, signed(self._put_key, _PUT, claims, lifetime_s))
+
+    def stored(self, target: PutTarget, receipt: str) -> PutResult:
+        """What the owner says in its receipt. Raises TokenRefused where it is of another put, or of nobody."""
+        asked = verified(self._put_key, target.token, _PUT)
+        said = verified(self._put_key, receipt, _STORED)
+        if said["nonce"] != asked["nonce"]:
+            raise TokenRefused("the receipt is of another result")
+        return PutResult(said["version"], said["size"], said["checksum"])
+
+    async def _taken(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        claims = self._claims(request, self._put_key, _PUT)
+        if self.put_result is None:
+            raise web.HTTPServiceUnavailable(text="this node takes no results")
+        max_bytes = int(claims["max_bytes"])
+        if (request.content_length or 0) > max_bytes:
+            raise self._too_large(max_bytes)
+        self._use_once(claims)
+        counted = _Counted(request, max_bytes)
+        allowed = PutClaims(claims["bucket"], claims["name"], max_bytes, claims["extra"])
+        try:
+            version = await self.put_result(allowed, counted.chunks())
+        except (LoaderError, OSError, _TooLarge) as error:
+            del self._used[claims["nonce"]]  # nothing was written: it may be tried again
+            if isinstance(error, _TooLarge):
+                raise self._too_large(max_bytes) from error
+            text = f"{getattr(error, 'kind', 'io')}: {error}"
+            if isinstance(error, VersionConflict):
+                raise web.HTTPConflict(text=text) from error
+            if isinstance(error, NodeUnavailable | OSError):
+                raise web.HTTPServiceUnavailable(text=text) from error
+            raise web.HTTPInternalServerError(text=text) from error
+        said = {
+            "nonce": claims["nonce"], "version": version, "size": counted.size_bytes, "checksum": counted.checksum,
+        }  # fmt: skip
+        receipt = signed(self._put_key, _STORED, said, max(claims["expires"] - time.time(), SILENCE_S))
+        return web.Response(status=204, headers={RECEIPT: receipt})
+
+    def _use_once(self, claims: Mapping[str, Any]) -> None:
+        from aiohttp import web
+
+        now_s = time.time()
+        for nonce in [nonce for nonce, expires in self._used.items() if expires < now_s]:
+            del self._used[nonce]
+        if claims["nonce"] in self._used:
+            raise web.HTTPConflict(text="the token has been used")
+        self._used[claims["nonce"]] = claims["expires"]
+
+    @staticmethod
+    def _too_large(max_bytes: int) -> Exception:
+        from aiohttp import web
+
+        return web.HTTPRequestEntityTooLarge(max_bytes, 0, text=f"the result is larger than its {max_bytes:,} bytes")
+
+    @staticmethod
+    def _claims(request: web.Request, key: bytes, purpose: str) -> dict[str, Any]:
+        from aiohttp import web
+
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme != "Bearer":
+            raise web.HTTPUnauthorized(text="no token: Authorization: Bearer …")
+        try:
+            claims = verified(key, token, purpose)
+        except TokenRefused as error:
+            raise web.HTTPForbidden(text=str(error)) from error
+        if claims["path"] != request.raw_path:
+            raise web.HTTPForbidden(text="the token is of another object")
+        return claims
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class _Counted:
+    """The body of a PUT, counted and summed as it passes."""
+
+    def __init__(self, request: web.Request, max_bytes: int) -> None:
+        self._request, self._max_bytes = request, max_bytes
+        self.size_bytes = self.checksum = 0
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Raises _TooLarge, and OSError where the sender breaks off or says nothing for long."""
+        from aiohttp import ClientPayloadError
+
+        content = self._request.content
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    chunk = await content.readany()
+            except (ClientPayloadError, TimeoutError) as error:
+                raise ConnectionError(f"the result broke off after {self.size_bytes:,} bytes") from error
+            if not chunk:
+                if not content.is_eof():
+                    raise ConnectionError(f"the result broke off after {self.size_bytes:,} bytes")
+                return
+            self.size_bytes += len(chunk)
+            if self.size_bytes > self._max_bytes:
+                raise _TooLarge
+            self.checksum = crc32c(chunk, self.checksum)
+            yield chunk
+
+
+async def read(content: Content, offset: int, length: int) -> bytes:
+    """Of an input: from memory at once, from a file in a thread."""
+    if content.data is not None:
+        return bytes(content.read(offset, length))
+    return bytes(await asyncio.to_thread(content.read, offset, length))

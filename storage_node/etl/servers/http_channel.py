@@ -1,0 +1,144 @@
+"""hpush and hpull: one HTTP request for each object, over connections that are kept.
+
+hpush sends the object as the body of a PUT. hpull sends a GET that says where on this node's HTTP side the object is,
+from where the server fetches it; or which file it is, and then the two are alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from ais_loader.errors import TransformRefused
+from ais_loader.extras import needs
+from storage_node.etl.http_side import HttpSide, read
+from storage_node.etl.servers.channel import CONNECT_S, PutFailed, ServerFailed, Unanswered
+from storage_node.etl.servers.receiver import Receiver
+from storage_node.etl.values import Content, Origin
+from storage_node.etl.webserver.protocol import (
+    CHUNK_BYTES,
+    MAX_ERROR_CHARACTERS,
+    PUT_FAILED,
+    RECEIPT,
+    TRANSFORM_PATH,
+    Request,
+    short,
+)
+
+if TYPE_CHECKING:
+    import aiohttp
+
+IDLE_S = 60.0
+"""After which a connection that nobody uses is closed."""
+
+
+def new_session() -> aiohttp.ClientSession:
+    """Of connections that carry what we say and no more: no cookies, no compression, no proxy of the environment.
+
+    Raises TransformRefused without aiohttp.
+    """
+    with needs("aiohttp", "transforms that are servers", TransformRefused):
+        import aiohttp
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
+        trust_env=False,
+    )
+
+
+class HttpChannel:
+    """Each object is a request; the pool has as many connections as are in use at once."""
+
+    def __init__(self, address: str, http_side: HttpSide | None, lent_s: float = 0.0) -> None:
+        """`http_side`: hpull, of inputs that it lends for so long; without one hpush."""
+        self._lent_s = lent_s
+        self._url = address + TRANSFORM_PATH
+        self._http_side = http_side
+        self._session = new_session()
+
+    async def ask(self, request: Request, origin: Origin, content: Content, receiver: Receiver) -> str:
+        if self._http_side is None:
+            return await self._asked("PUT", request, content, receiver)
+        if request.file:
+            return await self._asked("GET", request, content, receiver)
+        await self._http_side.start()
+        with self._http_side.lent(origin, content, self._lent_s) as (url, token):
+            return await self._asked("GET", replace(request, source_url=url, source_token=token), content, receiver)
+
+    async def _asked(self, method: str, request: Request, content: Content, receiver: Receiver) -> str:
+        import aiohttp
+
+        headers = request.headers()
+        body: bytes | AsyncIterator[bytes] | None = None
+        if method == "PUT" and not request.file:
+            headers["Content-Length"] = str(content.size_bytes)
+            body = _body(content)
+        asked = self._session.request(method, self._url, data=body, headers=headers, allow_redirects=False)
+        try:
+            answer = await asked
+            try:
+                return await _answered(answer, request, receiver)
+            except BaseException:
+                answer.close()  # with its connection, on which something may be left
+                raise
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Unanswered(f"nobody answers at {self._url}: {error}", connected=False) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unanswered(f"{self._url} broke off: {error!r}", connected=True) from error
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def _body(content: Content) -> bytes | AsyncIterator[bytes]:
+    if content.data is not None and content.size_bytes <= CHUNK_BYTES:
+        return bytes(content.data)
+    return _chunks(content)
+
+
+async def _chunks(content: Content) -> AsyncIterator[bytes]:
+    for offset in range(0, content.size_bytes, CHUNK_BYTES):
+        yield await read(content, offset, CHUNK_BYTES)
+
+
+async def _answered(answer: aiohttp.ClientResponse, request: Request, receiver: Receiver) -> str:
+    if answer.status == 204 and request.put_url:
+        await answer.read()
+        return answer.headers.get(RECEIPT, "")
+    if answer.status != 200 or request.put_url:
+        await _refused(answer)
+    await _received(answer, receiver)
+    return ""
+
+
+async def _received(answer: aiohttp.ClientResponse, receiver: Receiver) -> None:
+    if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
+        raise ServerFailed(f"it answered with Content-Encoding {encoding}, which was not asked for")
+    if answer.content_length is not None and answer.content_length <= CHUNK_BYTES:
+        await receiver.take(await answer.read())
+        return
+    async for chunk in answer.content.iter_any():
+        await receiver.take(chunk)
+
+
+async def _refused(answer: aiohttp.ClientResponse) -> NoReturn:
+    said = ""
+    with contextlib.suppress(UnicodeDecodeError):
+        said = short((await answer.content.read(4 * MAX_ERROR_CHARACTERS)).decode())
+    status = f"HTTP {answer.status} {answer.reason}"
+    if answer.status == 503:
+        raise Unanswered(f"{status}: {said}", connected=False)
+    if PUT_FAILED in answer.headers:
+        raise PutFailed(said)
+    if answer.status == 500 and said:
+        raise ServerFailed(said)
+    if 300 <= answer.status < 400:
+        raise ServerFailed(f"{status}, and redirects are not followed")
+    if answer.status in (200, 204):
+        raise ServerFailed(f"{status} where {'204' if answer.status == 200 else '200'} is due: see direct_put")
+    raise ServerFailed(f"{status}: {said}" if said else status)

@@ -1,0 +1,126 @@
+"""Streams of messages to a server, kept in a pool: objects are spread over them, one at a time on each.
+
+The messages are those of protos/ais_etl_server.proto, whether a WebSocket carries them or a gRPC stream. One at a time:
+an object that is cancelled or breaks off takes its stream with it, and with two on a stream it would take the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from ais_loader.wire.generated import ais_etl_server_pb2 as pb
+from storage_node.etl.http_side import read
+from storage_node.etl.servers.channel import PutFailed, ServerFailed
+from storage_node.etl.servers.receiver import Receiver
+from storage_node.etl.values import Content, Origin
+from storage_node.etl.webserver.protocol import CHUNK_BYTES, Request
+from storage_node.tasks import retrieve, settled
+
+
+class Stream(Protocol):
+    """A connection, or a part of one; `send` and `receive` raise Unanswered when it breaks."""
+
+    async def send(self, message: pb.ServerInput) -> None: ...
+    async def receive(self) -> pb.ServerOutput: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None:
+        """At once, whatever is under way."""
+
+
+class MessageChannel:
+    """As many streams as objects are under way at once."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Stream]], release: Callable[[], Awaitable[None]]) -> None:
+        """
+        Args:
+            connect: makes a stream. Raises Unanswered.
+            release: closes what all of them share.
+        """
+        self._connect, self._release = connect, release
+        self._idle: list[Stream] = []
+        self._busy: set[Stream] = set()
+
+    async def ask(self, request: Request, origin: Origin, content: Content, receiver: Receiver) -> str:
+        stream = await self._free()
+        self._busy.add(stream)
+        between_two = False
+        try:
+            receipt = await _asked(stream, request, content, receiver)
+            between_two = True
+            return receipt
+        except (ServerFailed, PutFailed):
+            between_two = True
+            raise
+        finally:
+            self._busy.discard(stream)
+            if between_two:
+                self._idle.append(stream)
+            else:
+                stream.close()
+
+    async def _free(self) -> Stream:
+        while self._idle:
+            stream = self._idle.pop()
+            if not stream.closed:
+                return stream
+            stream.close()
+        return await self._connect()
+
+    async def close(self) -> None:
+        for stream in (*self._idle, *self._busy):
+            stream.close()
+        self._idle.clear()
+        await self._release()
+
+
+async def _asked(stream: Stream, request: Request, content: Content, receiver: Receiver) -> str:
+    """Whole, when it returns or raises ServerFailed or PutFailed: the stream is between two objects then."""
+    if request.file or content.size_bytes <= CHUNK_BYTES:
+        data = b"" if request.file else await read(content, 0, CHUNK_BYTES)
+        await stream.send(request.message(data, last=True))
+        return await _answered(stream, receiver, request)
+    sending = asyncio.create_task(_send(stream, request, content))
+    try:
+        # The server reads its input to the end even where it has failed, or needs no more of it.
+        receipt: str | Exception = await _answered(stream, receiver, request)
+    except (ServerFailed, PutFailed) as error:
+        receipt = error
+    except BaseException:
+        await _ended(sending)
+        raise
+    await settled(sending, sending.cancel)
+    if isinstance(receipt, Exception):
+        raise receipt
+    return receipt
+
+
+async def _ended(sending: asyncio.Task[None]) -> None:
+    """It reads the input, which is the caller's again afterwards."""
+    sending.cancel()
+    while not sending.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([sending])
+    retrieve(sending)
+
+
+async def _send(stream: Stream, request: Request, content: Content) -> None:
+    for offset in range(0, content.size_bytes, CHUNK_BYTES):
+        data, last = await read(content, offset, CHUNK_BYTES), offset + CHUNK_BYTES >= content.size_bytes
+        await stream.send(request.message(data, last) if not offset else pb.ServerInput(data=data, last=last))
+
+
+async def _answered(stream: Stream, receiver: Receiver, request: Request) -> str:
+    while True:
+        output = await stream.receive()
+        if output.error:
+            raise PutFailed(output.error) if output.put_failed else ServerFailed(output.error)
+        if output.data:
+            await receiver.take(output.data)
+        if output.last:
+            if request.put_url and not output.receipt:
+                raise ServerFailed("it sent back what it was to put: see direct_put")
+            return output.receipt

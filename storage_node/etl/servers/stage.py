@@ -1,0 +1,180 @@
+"""Stage of a transform that is somebody's server: tries, limits and connections of what passes through it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from ais_loader.errors import NodeUnavailable, TransformError, TransformFailed, TransformGone, TransformTimeout
+from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.config import ServerConfig
+from storage_node.etl.http_side import HttpSide, PutResult, PutTarget
+from storage_node.etl.servers.addresses import require_allowed
+from storage_node.etl.servers.channel import Channel, PutFailed, ServerFailed, Unanswered
+from storage_node.etl.servers.grpc_stream import grpc_channel
+from storage_node.etl.servers.http_channel import HttpChannel
+from storage_node.etl.servers.receiver import Receiver
+from storage_node.etl.servers.websocket import websocket_channel
+from storage_node.etl.signed_tokens import TokenRefused
+from storage_node.etl.values import Content, Origin
+from storage_node.etl.webserver.protocol import MAX_ARGS_BYTES, Request
+
+GONE_AFTER_S = 10.0
+"""A server that nobody reaches for so long is gone: long enough to start one anew."""
+CLOSE_S = 5.0
+"""For what runs when a stage is closed."""
+DEFAULT_RETRIES = 2
+"""Of an object in the middle of which the server broke off."""
+_PAUSES = Backoff(0.05, 1.0)
+_Communication = pb.TransformServer
+
+
+class Context(Protocol):
+    """What a server's stage needs of its node."""
+
+    @property
+    def config(self) -> ServerConfig: ...
+    @property
+    def http_side(self) -> HttpSide: ...
+
+
+class ServerStage:
+    """One version of a transform that is a server; belongs to the node's event loop."""
+
+    def __init__(self, transform: pb.Transform, context: Context, *, gone_after_s: float = GONE_AFTER_S) -> None:
+        """Raises TransformRefused where the operator has not listed the address, or where a library is missing."""
+        self._transform, self._context, self._gone_after_s = transform, context, gone_after_s
+        self._server = server = transform.server
+        limits, config = transform.limits, context.config
+        address = require_allowed(server, config.etl_servers)
+        self._timeout_s = min(limits.timeout_s or config.etl_timeout_s, config.etl_timeout_s)
+        self._max_bytes = min(limits.output_bytes or config.etl_output_bytes, config.etl_output_bytes)
+        self._retries = limits.retries or DEFAULT_RETRIES
+        self._channel = self._new_channel(address)
+        connections = server.connections or max(4, 2 * len(os.sched_getaffinity(0)))
+        self._free = asyncio.Semaphore(connections)
+        self._unreached_since: float | None = None
+        self._last_unreached = 0.0
+        self._closed = False
+        self._running = 0
+        self._nothing_runs = asyncio.Event()
+        self._nothing_runs.set()
+
+    def _new_channel(self, address: str) -> Channel:
+        match self._server.communication:
+            case _Communication.WEBSOCKET:
+                return websocket_channel(address)
+            case _Communication.GRPC:
+                return grpc_channel(address)
+            case _Communication.HPULL:
+                return HttpChannel(address, self._context.http_side, 2 * self._timeout_s)
+            case _:
+                return HttpChannel(address, None)
+
+    @property
+    def wants_path(self) -> bool:
+        return self._server.fqn
+
+    async def run(self, origin: Origin, content: Content, args: str) -> Content:
+        """See Stage."""
+        return (await self._tried(origin, content, self._request(origin, content, args)))[0].content()
+
+    async def run_to(self, origin: Origin, content: Content, args: str, target: PutTarget) -> PutResult:
+        """Pass one input through, whose output the server itself puts to `target`. The input stays the caller's.
+
+        Raises TransformFailed, TransformTimeout, TransformGone; NodeUnavailable where it was made and not taken: it
+        may have been stored, and a condition of the token decides whether it may be stored again.
+        """
+        request = replace(self._request(origin, content, args), put_url=target.url, put_token=target.token)
+        try:
+            _, receipt = await self._tried(origin, content, request)
+            return self._context.http_side.stored(target, receipt)
+        except PutFailed as error:
+            raise NodeUnavailable(f"{self._transform.name}: {origin}: was not put: {error}") from error
+        except TokenRefused as error:
+            raise TransformFailed(f"{self._transform.name}: {origin}: the server's receipt: {error}") from error
+
+    async def close(self) -> None:
+        """What runs has some seconds to end; then it is broken off, which fails it as gone."""
+        self._closed = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._nothing_runs.wait()
+        await self._channel.close()
+
+    def _request(self, origin: Origin, content: Content, args: str) -> Request:
+        by_header = self._server.communication in (_Communication.HPUSH, _Communication.HPULL)
+        if by_header and len(args.encode()) > MAX_ARGS_BYTES:
+            raise self._failed(origin, f"{len(args):,} characters of arguments, of {MAX_ARGS_BYTES:,} at most")
+        return Request(str(origin), args, content.path if self._server.fqn else "")
+
+    def _receiver(self, content: Content) -> Receiver:
+        inflation = self._transform.limits.inflation
+        inflated = int(inflation * content.size_bytes) if inflation else self._max_bytes
+        if inflated < self._max_bytes:
+            return Receiver(inflated, f"{inflation:g} times its input", self._spool)
+        return Receiver(self._max_bytes, "the most that it may", self._spool)
+
+    @property
+    def _spool(self) -> Path | None:
+        return None
+
+    async def _tried(self, origin: Origin, content: Content, request: Request) -> tuple[Receiver, str]:
+        """The output, or the receipt, from as many tries as are worth it."""
+        broken = failures = 0
+        while True:
+            async with self._free:
+                if self._closed:
+                    text = f"{self._transform.name}: {origin}: it was stopped, deleted or replaced meanwhile"
+                    raise TransformGone(text)
+                try:
+                    return await self._once(origin, content, request)
+                except Unanswered as error:
+                    if error.connected:
+                        broken += 1
+                        if broken > self._retries:
+                            raise self._failed(origin, f"{error}, in {broken} tries") from error
+                    else:
+                        self._require_reached(origin, error)
+            await asyncio.sleep(_PAUSES.pause_s(failures))
+            failures += 1
+
+    async def _once(self, origin: Origin, content: Content, request: Request) -> tuple[Receiver, str]:
+        receiver = self._receiver(content)
+        self._running += 1
+        self._nothing_runs.clear()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                receipt = await self._channel.ask(request, origin, content, receiver)
+            self._unreached_since = None
+            return receiver, receipt
+        except BaseException as error:
+            receiver.discard()
+            if isinstance(error, TimeoutError):
+                text = f"{self._transform.name}: {origin}: took longer than {self._timeout_s:g} s"
+                raise TransformTimeout(text) from error
+            if isinstance(error, ServerFailed | TransformError):
+                raise self._failed(origin, str(error)) from error
+            raise
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._nothing_runs.set()
+
+    def _require_reached(self, origin: Origin, error: Unanswered) -> None:
+        """All objects together give a server the time that it takes to be started anew. Raises TransformGone."""
+        now_s = asyncio.get_running_loop().time()
+        if self._unreached_since is None or now_s - self._last_unreached > self._gone_after_s:
+            self._unreached_since = now_s
+        self._last_unreached = now_s
+        if now_s - self._unreached_since >= self._gone_after_s:
+            text = f"{self._transform.name}: {origin}: {error}, for {self._gone_after_s:g} s"
+            raise TransformGone(text) from error
+
+    def _failed(self, origin: Origin, said: str) -> TransformFailed:
+        return TransformFailed(f"{self._transform.name}: {origin}: {said}")

@@ -1,0 +1,54 @@
+"""Signed tokens: claims in JSON with their HMAC, for whoever has the key, until they expire."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+MAX_TOKEN_CHARACTERS = 7000
+"""As one header of HTTP may have."""
+
+
+class TokenRefused(Exception):
+    """Not signed by this key, expired, or for something else; the message says which."""
+
+
+def new_nonce() -> str:
+    return secrets.token_urlsafe(12)
+
+
+def signed(key: bytes, purpose: str, claims: Mapping[str, Any], lifetime_s: float) -> str:
+    """A token for one purpose. Raises ValueError when the claims are too long for one."""
+    expires = time.time() + lifetime_s
+    body = _encoded(json.dumps({**claims, "purpose": purpose, "expires": expires}, separators=(",", ":")).encode())
+    token = f"{body}.{_encoded(_mac(key, body))}"
+    if len(token) > MAX_TOKEN_CHARACTERS:
+        raise ValueError(f"a token of {len(token):,} characters: names and metadata are too long for a direct put")
+    return token
+
+
+def verified(key: bytes, token: str, purpose: str) -> dict[str, Any]:
+    """The claims. Raises TokenRefused."""
+    body, _, mac = token.partition(".")
+    if not hmac.compare_digest(_encoded(_mac(key, body)).encode(), mac.encode("utf-8", "replace")):
+        raise TokenRefused("the token was not signed by this node or its cluster")
+    claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    if claims["purpose"] != purpose:
+        raise TokenRefused(f"the token is for {claims['purpose']}, not for {purpose}")
+    if claims["expires"] < time.time():
+        raise TokenRefused("the token has expired")
+    return claims
+
+
+def _mac(key: bytes, body: str) -> bytes:
+    return hmac.digest(key, body.encode("utf-8", "replace"), hashlib.sha256)
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
