@@ -130,7 +130,18 @@ SERVER = (
     "Upper()"
 )
 OF_PACKAGE |= {
-    "aiohttp": {},
+    "aiohttp": {
+        "the HTTP side of a node": (
+            "import asyncio; from storage_node.etl.http_side import HttpSide\n"
+            "async def started(): await HttpSide().start()\n"
+            "asyncio.run(started())"
+        ),
+        "a server's stage": (
+            "import asyncio; from storage_node.etl.servers.http_channel import HttpChannel\n"
+            "async def made(): HttpChannel('http://127.0.0.1:1', None)\n"
+            "asyncio.run(made())"
+        ),
+    },
     "cloudpickle": {},
     "flask": {"FlaskServer": SERVER.replace("KIND", "FlaskServer")},
     **{
@@ -138,7 +149,11 @@ OF_PACKAGE |= {
         for package in ("fastapi", "uvicorn", "websockets")
     },
 }
-RAISED = {"a member": "LibraryMissing", "a batch as an archive": "InvalidRequest"}
+RAISED = {
+    "a server's stage": "TransformRefused",
+    "a member": "LibraryMissing",
+    "a batch as an archive": "InvalidRequest",
+}
 
 
 @pytest.mark.parametrize("package", EXTRAS)

@@ -81,7 +81,10 @@ def grpc_channel(address: str) -> MessageChannel:
     async def connect() -> GrpcStream:
         try:
             async with asyncio.timeout(CONNECT_S):
-                await channel.channel_ready()
+                while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:  # and not only not yet
+                        raise Unanswered(f"nobody answers at {address}", connected=False)
+                    await channel.wait_for_state_change(state)
         except TimeoutError as error:
             raise Unanswered(f"nobody answers at {address}", connected=False) from error
         return GrpcStream(stub.Run(), address)

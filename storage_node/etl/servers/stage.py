@@ -15,7 +15,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.config import ServerConfig
 from storage_node.etl.http_side import HttpSide, PutResult, PutTarget
 from storage_node.etl.servers.addresses import require_allowed
-from storage_node.etl.servers.channel import Channel, PutFailed, ServerFailed, Unanswered
+from storage_node.etl.servers.channel import CONNECT_S, Channel, PutFailed, ServerFailed, Unanswered
 from storage_node.etl.servers.grpc_stream import grpc_channel
 from storage_node.etl.servers.http_channel import HttpChannel
 from storage_node.etl.servers.receiver import Receiver
@@ -169,7 +169,9 @@ class ServerStage:
     def _require_reached(self, origin: Origin, error: Unanswered) -> None:
         """All objects together give a server the time that it takes to be started anew. Raises TransformGone."""
         now_s = asyncio.get_running_loop().time()
-        if self._unreached_since is None or now_s - self._last_unreached > self._gone_after_s:
+        # Between two tries nobody pauses for longer: otherwise nobody has asked meanwhile.
+        between_s = self._gone_after_s + _PAUSES.longest_s + CONNECT_S
+        if self._unreached_since is None or now_s - self._last_unreached > between_s:
             self._unreached_since = now_s
         self._last_unreached = now_s
         if now_s - self._unreached_since >= self._gone_after_s:

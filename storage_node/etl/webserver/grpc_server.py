@@ -57,11 +57,14 @@ class GRPCServer(TransformServer):
     def _serve(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
         server = grpc.server(ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="transform"), options=_OPTIONS)
-        rpc.add_TransformStreamServicer_to_server(_Servicer(self), server)
+        servicer = _Servicer(self)
+        rpc.add_TransformStreamServicer_to_server(servicer, server)
         server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         server.start()
         self._stopping.wait()
-        server.stop(GRACE_S).wait()
+        stopped = server.stop(GRACE_S)
+        servicer.end_streams()
+        stopped.wait()
 
     def stop(self) -> None:
         """Returns at once; what runs has some seconds to end."""
@@ -71,10 +74,28 @@ class GRPCServer(TransformServer):
 class _Servicer(rpc.TransformStreamServicer):
     def __init__(self, server: TransformServer) -> None:
         self._server = server
+        self._ending = False
+        self._between: set[Any] = set()
+        """Streams between two objects: they would stay so until their node has another."""
+        self._lock = threading.Lock()
 
     def Run(self, requests: Iterator[pb.ServerInput], context: Any) -> Iterator[pb.ServerOutput]:
-        for first in requests:
+        while not self._ending:
+            with self._lock:
+                self._between.add(context)
+            first = next(requests, None)
+            with self._lock:
+                self._between.discard(context)
+            if first is None:
+                return
             yield from exchange(self._server, first, requests)
+
+    def end_streams(self) -> None:
+        """At once between two objects, otherwise after the one that is under way."""
+        self._ending = True
+        with self._lock:
+            for context in self._between:
+                context.cancel()
 
     def Health(self, request: pb.ServerHealthRequest, context: Any) -> pb.ServerHealthResponse:
         return pb.ServerHealthResponse()
