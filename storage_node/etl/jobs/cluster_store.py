@@ -1,0 +1,216 @@
+"""Store of a job in a cluster: sources from whichever node has them whole, results to the nodes that will own them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ais_loader import errors
+from ais_loader.errors import BucketNotFound, DriveFull, LoaderError, NodeUnavailable, NotFound, StaleMap
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
+from ais_loader.wire.generated import ais_contents_pb2, ais_contents_pb2_grpc
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.object_info import Stored, stored_of
+from storage_node.cluster.repair.source_reader import SourceReader
+from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
+from storage_node.etl.jobs.job_store import (
+    PAGE_NAMES,
+    Input,
+    Listed,
+    OwnStore,
+    Page,
+    local_heads,
+    local_inputs,
+    put_messages,
+)
+from storage_node.etl.jobs.shares import Division, takers
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
+from storage_node.node import Node
+from storage_node.store.drive.preconditions import parse_condition
+from storage_node.store.listing import PAGE_BYTES
+
+HEADS_TIMEOUT_S = 10.0
+_HEADS = 1000
+"""With one request."""
+
+
+class NodeStore:
+    """A node's, which is part of a cluster or is not. Belongs to the node's event loop."""
+
+    def __init__(self, node: Node, writes: WriteCoordinator, spool: Path | None = None) -> None:
+        self._node, self._writes, self._spool = node, writes, spool
+        self._own = OwnStore(node.store, node.read, spool)
+        self._sources = SourceReader(node, writes)
+
+    @property
+    def _view(self) -> ClusterView | None:
+        return self._node.membership.view if self._node.membership is not None else None
+
+    def _to_read(self, bucket: str) -> ReplicaSet | None:
+        """None for a bucket of this node alone. Raises BucketNotFound."""
+        found = self._writes.replica_set_to_read(bucket)
+        if found is None and self._view is not None:
+            raise BucketNotFound(f"bucket {bucket!r} does not exist; create_bucket makes it")
+        return found
+
+    def require(self, bucket: str, to_bucket: str) -> None:
+        self._to_read(bucket)
+        self._own.require(bucket, to_bucket)
+
+    def mine(self, bucket: str, names: Sequence[str], division: Division) -> list[bool]:
+        replica_set = self._to_read(bucket)
+        if replica_set is None:
+            return self._own.mine(bucket, names, division)
+        if replica_set.view.version != division.map_version:
+            raise StaleMap(f"the map has changed from version {division.map_version}")
+        here = replica_set.position
+        return [taker == here for taker in takers(replica_set.view, replica_set.bucket, names, division)]
+
+    async def page(self, bucket: str, prefix: str, start_after: str) -> Page:
+        if self._to_read(bucket) is None:
+            return await self._own.page(bucket, prefix, start_after)
+
+        def look() -> Page:
+            page = self._node.store.replicas.page(bucket, prefix, start_after, most=PAGE_NAMES, most_bytes=PAGE_BYTES)
+            found = [Listed(name, record.size_bytes) for name, record in page.objects]
+            found += [Listed(name, -1) for name in page.in_doubt]
+            return Page(sorted(found), page.next)
+
+        return await self._node.read(look)
+
+    # -- what is there
+
+    async def heads(self, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
+        replica_set = self._to_read(bucket)
+        if replica_set is None:
+            return await self._own.heads(bucket, names)
+        holders = replica_set.view.holders(replica_set.bucket, names) if names else []
+        avoided = self._writes.channels.avoided
+        asked = [
+            sorted(having, key=lambda at: at != replica_set.position and avoided(replica_set.endpoint(at)))
+            for having in holders
+        ]
+        found: dict[int, Stored | LoaderError] = {}
+        for turn in range(max(map(len, asked), default=0)):
+            by_node: dict[int, list[int]] = {}
+            for at, having in enumerate(asked):
+                # One that nobody has said anything of, or that may be on another node all the same.
+                if turn < len(having) and not isinstance(found.get(at), Stored):
+                    by_node.setdefault(having[turn], []).append(at)
+            answers = await asyncio.gather(
+                *(self._ask(replica_set, node, [names[at] for at in mine]) for node, mine in by_node.items())
+            )
+            for mine, answer in zip(by_node.values(), answers, strict=True):
+                for at, one in zip(mine, answer, strict=True):
+                    # That nobody says anything outranks that another one has nothing.
+                    if isinstance(one, Stored) or at not in found or isinstance(found[at], NotFound):
+                        found[at] = one
+            if turn == 0 and not replica_set.view.is_changing:
+                # Its first owner has been told of all writes: what that says counts.
+                asked = [
+                    having[:1] if isinstance(found.get(at), NotFound) else having for at, having in enumerate(asked)
+                ]
+        return [found[at] for at in range(len(names))]
+
+    async def _ask(self, replica_set: ReplicaSet, node: int, names: Sequence[str]) -> list[Stored | LoaderError]:
+        bucket = replica_set.bucket.name
+        if node == replica_set.position:
+            try:
+                return await self._node.read(local_heads, self._node.store, bucket, names)
+            except LoaderError as error:
+                return [error] * len(names)
+        endpoint, channels = replica_set.endpoint(node), self._writes.channels
+        stub = ais_contents_pb2_grpc.ContentsStub(channels.to(endpoint))
+        found: list[Stored | LoaderError] = []
+        for start in range(0, len(names), _HEADS):
+            some = names[start : start + _HEADS]
+            try:
+                with reporting(channels, endpoint):
+                    answer: ais_contents_pb2.HeadManyResponse = await stub.HeadMany(
+                        ais_contents_pb2.HeadManyRequest(bucket=bucket, name=some), timeout=HEADS_TIMEOUT_S
+                    )
+            except ReplicaLost as lost:
+                found += [NodeUnavailable(str(lost))] * len(some)
+                continue
+            part: list[Stored | LoaderError] = [stored_of(info) for info in answer.object]
+            for failure in answer.failure:
+                part[failure.position] = errors.from_node(failure.error.kind, failure.error.message)
+            found += part
+        return found
+
+    # -- reading
+
+    async def read(self, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
+        if self._to_read(bucket) is None:
+            return await self._own.read(bucket, names)
+        found = await self._node.read(local_inputs, self._node.store, self._spool, bucket, names)
+        for at, one in enumerate(found):
+            if isinstance(one, LoaderError):  # its copy here may be old, damaged, or not here yet
+                try:
+                    found[at] = await self._from_anywhere(bucket, names[at])
+                except LoaderError as error:
+                    found[at] = error
+        return found
+
+    async def _from_anywhere(self, bucket: str, name: str) -> Input:
+        source = await self._sources.open(compose_pb.ComposeRange(bucket=bucket, name=name))
+        try:
+            size_bytes = source.info.size_bytes
+            if size_bytes <= MAX_IN_MEMORY_BYTES:
+                parts = []
+                while chunk := await source.next():
+                    parts.append(chunk)
+                return Input(source.info.version, Content(size_bytes, source.checksum, memoryview(b"".join(parts))))
+            with tempfile.TemporaryFile(dir=self._spool, buffering=0) as file:
+                while chunk := await source.next():
+                    await self._node.read(file.write, chunk)
+                return Input(source.info.version, Content(size_bytes, source.checksum, fd=os.dup(file.fileno())))
+        except OSError as error:
+            raise DriveFull(f"{bucket}/{name} cannot be spooled: {error.strerror or error}") from error
+        finally:
+            await source.close()
+
+    # -- storing
+
+    async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
+        if self._view is None:
+            return await self._own.put_small(objects)
+
+        async def gone(request: pb.PutManyRequest) -> pb.PutManyResponse:
+            why = f"bucket {request.object[0].bucket!r} has been deleted meanwhile"
+            error = pb.Error(kind=BucketNotFound.kind, message=why)
+            return pb.PutManyResponse(result=[pb.PutResult(error=error) for _ in request.object])
+
+        answer = await self._writes.put_many(pb.PutManyRequest(object=objects), gone)
+        return [
+            stored_of(result.info)
+            if result.HasField("info")
+            else errors.from_node(result.error.kind, result.error.message)
+            for result in answer.result
+        ]
+
+    async def put_large(self, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Stored:
+        replica_set = self._writes.replica_set(bucket)
+        if replica_set is None:
+            if self._view is not None:
+                raise BucketNotFound(f"bucket {bucket!r} has been deleted meanwhile")
+            return await self._own.put_large(bucket, name, metadata, content)
+        header = pb.PutHeader(
+            bucket=bucket, name=name, metadata=metadata, size_bytes=content.size_bytes, checksum=content.checksum
+        )
+        async with contextlib.aclosing(put_messages(content, self._node.read)) as messages:
+            return stored_of(await self._writes.put(replica_set, header, messages))
+
+    async def delete(self, bucket: str, name: str, version: str) -> None:
+        replica_set = self._writes.replica_set(bucket)
+        if replica_set is None:
+            await self._own.delete(bucket, name, version)
+        else:
+            await self._writes.delete(replica_set, name, parse_condition(False, version))

@@ -1,0 +1,207 @@
+"""Store of a job: how sources are listed and read, and results looked up and stored; on a store of its own.
+
+A cluster's is in cluster_store.py.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from ais_loader.errors import DriveFull, LoaderError, NotFound, VersionConflict
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.object_info import Stored, stored_of
+from storage_node.etl.jobs.shares import Division
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
+from storage_node.store.checksum import crc32c
+from storage_node.store.drive.preconditions import parse_condition
+from storage_node.store.read.object_reader import open_object
+from storage_node.store.staging import stage_object
+from storage_node.store.store import Store
+from storage_node.store.upload import Upload
+
+PAGE_NAMES = 1000
+_PIECE_BYTES = 1 << 20
+T = TypeVar("T")
+
+
+class Work(Protocol):
+    """Runs a function that waits for drives, off the event loop."""
+
+    def __call__(self, function: Callable[..., T], /, *arguments: Any) -> Awaitable[T]: ...
+
+
+class Listed(NamedTuple):
+    name: str
+    size_bytes: int
+    """-1 where this node cannot say."""
+
+
+class Page(NamedTuple):
+    objects: list[Listed]
+    next: str | None
+    """The name after which the next page begins; None when there is none."""
+
+
+class Input(NamedTuple):
+    version: str
+    content: Content
+
+
+class JobStore(Protocol):
+    """Belongs to the event loop that transforms run on."""
+
+    def require(self, bucket: str, to_bucket: str) -> None:
+        """Raises BucketNotFound, SnapshotReadOnly, StoreReadOnly."""
+
+    def mine(self, bucket: str, names: Sequence[str], division: Division) -> list[bool]:
+        """Which names are this node's to take. Raises BucketNotFound, StaleMap when the map has changed."""
+
+    async def page(self, bucket: str, prefix: str, start_after: str) -> Page:
+        """What this node has, in name order. Raises LoaderError."""
+
+    async def heads(self, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
+        """What there is of each name; NotFound where it is certain that there is nothing. Raises LoaderError."""
+
+    async def read(self, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
+        """Whole and verified; each content is the caller's."""
+
+    async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]: ...
+    async def put_large(self, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Stored:
+        """Raises LoaderError. The content stays the caller's."""
+
+    async def delete(self, bucket: str, name: str, version: str) -> None:
+        """Only in this version. Raises VersionConflict, ObjectNotFound, LoaderError."""
+
+
+class OwnStore:
+    """Of a store that is part of no cluster: all sources are its own."""
+
+    def __init__(self, store: Store, work: Work, spool: Path | None = None) -> None:
+        self._store, self._work, self._spool = store, work, spool
+
+    def require(self, bucket: str, to_bucket: str) -> None:
+        self._store.bucket(bucket)
+        self._store.bucket_to_change(to_bucket)
+
+    def mine(self, bucket: str, names: Sequence[str], division: Division) -> list[bool]:
+        return [True] * len(names)
+
+    async def page(self, bucket: str, prefix: str, start_after: str) -> Page:
+        return await self._work(self._page, bucket, prefix, start_after)
+
+    def _page(self, bucket: str, prefix: str, start_after: str) -> Page:
+        found = [
+            Listed(name, record.size_bytes)
+            for name, record in self._store.objects(bucket, prefix, start_after, PAGE_NAMES)
+        ]
+        return Page(found, found[-1].name if len(found) == PAGE_NAMES else None)
+
+    async def heads(self, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
+        return await self._work(local_heads, self._store, bucket, names)
+
+    async def read(self, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
+        return await self._work(local_inputs, self._store, self._spool, bucket, names)
+
+    async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
+        return await self._work(self._put_small, objects)
+
+    def _put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
+        uploads: list[Upload | LoaderError] = []
+        for small in objects:
+            try:
+                uploads.append(
+                    stage_object(
+                        self._store,
+                        small.bucket,
+                        small.name,
+                        [small.data],
+                        dict(small.metadata),
+                        checksum=small.checksum,
+                        grouped=True,
+                    )
+                )
+            except LoaderError as error:
+                uploads.append(error)
+        done = self._store.commit_many(uploads)
+        return [one if isinstance(one, LoaderError) else stored_of(one) for one in done]
+
+    async def put_large(self, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Stored:
+        def put() -> Stored:
+            chunks = content.chunks(_PIECE_BYTES)
+            upload = stage_object(
+                self._store, bucket, name, chunks, metadata, size_bytes=content.size_bytes, checksum=content.checksum
+            )
+            return stored_of(upload.commit())
+
+        return await self._work(put)
+
+    async def delete(self, bucket: str, name: str, version: str) -> None:
+        def delete() -> None:
+            self._store.delete(bucket, name, condition=parse_condition(False, version))
+
+        await self._work(delete)
+
+
+def local_heads(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
+    """Raises BucketNotFound, Closed."""
+    store.bucket(bucket)
+    found: list[Stored | LoaderError] = []
+    for name in names:
+        try:
+            found.append(stored_of(store.head(bucket, name)))
+        except LoaderError as error:
+            found.append(error)
+    return found
+
+
+def local_inputs(store: Store, spool: Path | None, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
+    found: list[Input | LoaderError] = []
+    for name in names:
+        try:
+            reader = open_object(store, bucket, name, verify=True)
+            version, size_bytes, checksum = str(reader.record.version), reader.length, reader.record.checksum
+            found.append(Input(version, whole_content(reader, size_bytes, checksum, spool)))
+        except LoaderError as error:
+            found.append(error)
+    return found
+
+
+def whole_content(chunks: Iterator[bytes], size_bytes: int, checksum: int, spool: Path | None) -> Content:
+    """Takes all chunks, which are verified by whoever gives them. Raises what it raises, DriveFull."""
+    if size_bytes <= MAX_IN_MEMORY_BYTES:
+        parts = list(chunks)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        return Content(size_bytes, checksum, memoryview(data))
+    try:
+        with tempfile.TemporaryFile(dir=spool, buffering=0) as file:
+            for chunk in chunks:
+                file.write(chunk)
+            return Content(size_bytes, checksum, fd=os.dup(file.fileno()))
+    except OSError as error:
+        raise DriveFull(f"an input of {size_bytes:,} bytes cannot be spooled: {error.strerror or error}") from error
+
+
+async def put_messages(content: Content, work: Work) -> AsyncGenerator[pb.PutRequest, None]:
+    """After the header. Raises LoaderError."""
+    checksum = 0
+    for offset in range(0, content.size_bytes, _PIECE_BYTES):
+        try:
+            piece = bytes(await work(content.read, offset, _PIECE_BYTES))
+        except OSError as error:
+            raise LoaderError(f"a result cannot be read back: {error.strerror or error}") from error
+        checksum = crc32c(piece, checksum)
+        yield pb.PutRequest(data=piece)
+    yield pb.PutRequest(end=pb.PutEnd(size_bytes=content.size_bytes, checksum=content.checksum))
+
+
+def is_gone(found: Stored | LoaderError) -> bool:
+    return isinstance(found, NotFound)
+
+
+def is_superseded(error: LoaderError) -> bool:
+    """Of a deletion in one version: there is another one, or none."""
+    return isinstance(error, (VersionConflict, NotFound))

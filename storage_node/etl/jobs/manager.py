@@ -1,0 +1,381 @@
+"""Jobs of one node: begins its part of each that runs, tells the others how far it is, and ends those that are done.
+
+A job is a value that all nodes know: in the cluster's map, or in the record of a store of its own. Whoever sees it
+running does its part, whatever has died before. Nobody leads: the first node that can tell that all parts are the whole
+says so, and to say it again changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+from ais_loader.errors import InvalidRequest, JobNotFound, LoaderError
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.job_names import JobNames
+from ais_loader.wire.object_info import Stored, info_of
+from storage_node.etl.jobs.job_store import JobStore
+from storage_node.etl.jobs.part import MAX_FAILURES, Part
+from storage_node.etl.jobs.putter import SMALL_BYTES
+from storage_node.etl.jobs.run import JobRun
+from storage_node.etl.jobs.shares import Division, add, is_complete, whole
+from storage_node.etl.jobs.stamp import stages_text, stamp
+from storage_node.etl.values import Origin, Transforms
+from storage_node.store.names import check_bucket_name, check_object_name
+
+TICK_S = 0.25
+ASK_S = 1.0
+"""Between two looks at what the other nodes have done."""
+DOWN_S = 3.0
+"""A node that has not answered for so long is done without."""
+ENDING_S = 2.0
+"""The first node of the map says that a job is done; the others, when it has not after this time."""
+BEAT_S = 2.0
+MAX_JOBS = 64
+"""In the record, those that have ended included."""
+ENDED_KEPT = 64
+_PER_CORE = 8
+"""Objects in transformation for each core, those that wait for a worker included."""
+log = logging.getLogger(__name__)
+
+
+class JobRecords(Protocol):
+    """Where jobs are kept."""
+
+    @property
+    def view(self) -> ClusterView | None:
+        """The newest map; None for a store of its own."""
+
+    def jobs(self) -> Sequence[pb.TransformJob]: ...
+    async def start(self, job: pb.TransformJob) -> None:
+        """Raises TransformExists while one of this name runs; one that has ended gives way."""
+
+    async def end(self, job_uuid: bytes, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts) -> None:
+        """Nothing, for one that has ended, or is not known any more."""
+
+    async def delete(self, name: str) -> None:
+        """Raises JobNotFound; InvalidRequest while it runs."""
+
+
+class JobPeers(Protocol):
+    """The other nodes of the map."""
+
+    async def parts(
+        self, nodes: Sequence[bytes], request: pb.JobPartRequest
+    ) -> Mapping[bytes, pb.JobPartResponse | None]:
+        """None for a node that does not answer."""
+
+
+class NoPeers:
+    async def parts(
+        self, nodes: Sequence[bytes], request: pb.JobPartRequest
+    ) -> Mapping[bytes, pb.JobPartResponse | None]:
+        return {}
+
+
+class _Running:
+    def __init__(self, run: JobRun, task: asyncio.Task[None], part: Part) -> None:
+        self.run, self.task, self.part = run, task, part
+        self.others: dict[bytes, pb.NodeJob] = {}
+        self.asked_s = -ASK_S
+        self.complete_since_s: float | None = None
+        self.fatal: LoaderError | None = None
+
+
+class JobManager:
+    """Belongs to the event loop that transforms run on; `run` is its task."""
+
+    def __init__(
+        self,
+        node_uuid: bytes,
+        store: JobStore,
+        records: JobRecords,
+        transforms: Transforms,
+        peers: JobPeers | None = None,
+        workers: int = 0,
+    ) -> None:
+        """`workers`: that transforms have on this node; 0: as many as there are cores."""
+        self._node_uuid = node_uuid
+        self._store, self._records, self._transforms = store, records, transforms
+        self._peers: JobPeers = peers or NoPeers()
+        self._concurrency = _PER_CORE * (workers or len(os.sched_getaffinity(0)))
+        self._running: dict[bytes, _Running] = {}
+        self._ended: dict[bytes, Part] = {}
+        self._silent_since_s: dict[bytes, float] = {}
+
+    # -- what goes on by itself
+
+    async def run(self) -> None:
+        """Until it is cancelled; then what runs is let go of."""
+        try:
+            while True:
+                await self._look()
+                await asyncio.sleep(TICK_S)
+        finally:
+            for running in self._running.values():
+                running.run.stop()
+                running.task.cancel()
+            if self._running:
+                await asyncio.wait([running.task for running in self._running.values()])
+            self._running.clear()
+
+    async def _look(self) -> None:
+        now = {job.uuid: job for job in self._records.jobs() if job.state == pb.TransformJob.RUNNING}
+        for job_uuid, job in now.items():
+            if job_uuid not in self._running:
+                self._begin(job)
+        for job_uuid in list(self._running):
+            if job_uuid not in now:
+                await self._finish(job_uuid)
+        if self._running:
+            await asyncio.gather(*(self._see_to(running) for running in list(self._running.values())))
+
+    def _begin(self, job: pb.TransformJob) -> None:
+        known = pb.TransformJob()
+        known.CopyFrom(job)
+        part = Part(self._node_uuid)
+
+        def fatal(error: LoaderError) -> None:
+            if running.fatal is None:
+                running.fatal = error
+                run.stop()
+
+        run = JobRun(known, self._store, self._transforms, part, self._division, fatal, self._concurrency)
+        task = asyncio.create_task(run.run(), name=f"job {job.name}")
+        running = self._running[job.uuid] = _Running(run, task, part)
+
+    async def _finish(self, job_uuid: bytes) -> None:
+        """It has ended: what runs is finished here."""
+        running = self._running[job_uuid]
+        running.run.stop()
+        if not running.task.done():
+            return  # looked at again soon
+        del self._running[job_uuid]
+        if not running.task.cancelled() and (error := running.task.exception()) is not None:
+            log.error("job %s failed on this node", running.run.job.name, exc_info=error)
+        self._ended[job_uuid] = running.part
+        for old in list(self._ended)[:-ENDED_KEPT]:
+            del self._ended[old]
+
+    def _division(self) -> Division:
+        view = self._records.view
+        if view is None:
+            return Division()
+        now_s = time.monotonic()
+        down = [
+            node.uuid
+            for node in view.nodes
+            if node.uuid != self._node_uuid and now_s - self._silent_since_s.get(node.uuid, now_s) >= DOWN_S
+        ]
+        return Division(view.version, tuple(sorted(down)))
+
+    def _others(self) -> list[bytes]:
+        view = self._records.view
+        return [] if view is None else [node.uuid for node in view.nodes if node.uuid != self._node_uuid]
+
+    async def _see_to(self, running: _Running) -> None:
+        job = running.run.job
+        if running.task.done() and not running.run.stopped:
+            error = None if running.task.cancelled() else running.task.exception()
+            log.error("job %s failed on this node, and begins anew", job.name, exc_info=error)
+            del self._running[job.uuid]
+            return
+        if running.fatal is not None:
+            await self._end(running, pb.TransformJob.FAILED, str(running.fatal))
+            return
+        now_s = time.monotonic()
+        if now_s - running.asked_s >= ASK_S:
+            running.asked_s = now_s
+            await self._ask(running)
+        division = self._division()
+        if running.part.division != division or not running.part.finished:
+            running.run.changed.set()
+            running.complete_since_s = None
+            return
+        if (counts := self._whole(running, division)) is None:
+            running.complete_since_s = None
+            return
+        if running.complete_since_s is None:
+            running.complete_since_s = now_s
+        answering = [node for node in sorted([self._node_uuid, *self._others()]) if node not in division.without]
+        if answering[0] == self._node_uuid or now_s - running.complete_since_s >= ENDING_S:
+            await self._end(running, pb.TransformJob.DONE, "", counts)
+
+    def _whole(self, running: _Running, division: Division) -> pb.JobCounts | None:
+        view = self._records.view
+        if view is None:
+            return whole({self._node_uuid: running.part.message()}, [self._node_uuid], division)
+        bucket = view.to_read(running.run.job.bucket)
+        if bucket is None or not is_complete(view, bucket, division):
+            return None
+        parts = {**running.others, self._node_uuid: running.part.message()}
+        return whole(parts, [node.uuid for node in view.nodes], division)
+
+    async def _ask(self, running: _Running) -> None:
+        nodes = self._others()
+        answers = await self._peers.parts(nodes, pb.JobPartRequest(job_uuid=running.run.job.uuid))
+        now_s = time.monotonic()
+        running.others = {}
+        for node, answer in answers.items():
+            if answer is None:
+                self._silent_since_s.setdefault(node, now_s)
+                continue
+            self._silent_since_s.pop(node, None)
+            running.others[node] = answer.part
+
+    async def _end(
+        self, running: _Running, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts | None = None
+    ) -> None:
+        if counts is None:
+            counts = running.part.message().counts
+            for part in running.others.values():
+                add(counts, part.counts)
+        try:
+            await self._records.end(running.run.job.uuid, state, problem, counts)
+        except LoaderError as error:
+            log.warning("job %s has ended, which cannot be recorded now: %s", running.run.job.name, error)
+
+    # -- what others ask
+
+    def part(self, request: pb.JobPartRequest) -> pb.JobPartResponse:
+        """This node's part; one that it knows nothing of is not finished."""
+        running = self._running.get(request.job_uuid)
+        part = running.part if running is not None else self._ended.get(request.job_uuid)
+        if part is None:
+            return pb.JobPartResponse(part=pb.NodeJob(node_uuid=self._node_uuid, answers=True))
+        failures = part.failures if request.with_failures else ()
+        return pb.JobPartResponse(part=part.message(), failure=failures)
+
+    # -- what clients ask
+
+    async def start(self, request: pb.StartJobRequest) -> pb.JobInfo:
+        """Raises LoaderError."""
+        job = pb.TransformJob()
+        job.CopyFrom(request.job)
+        job.name = job.name or f"job-{uuid.uuid4().hex[:8]}"
+        check_bucket_name(job.name)
+        if not job.stage:
+            raise InvalidRequest("a job needs a transform")
+        JobNames(job)
+        self._store.require(job.bucket, job.to_bucket)
+        self._fill_versions(job.stage)
+        job.uuid, job.state, job.created_ns = uuid.uuid4().bytes, pb.TransformJob.RUNNING, time.time_ns()
+        await self._records.start(job)
+        return await self._info(job)
+
+    def _fill_versions(self, stages: Sequence[pb.JobStage]) -> None:
+        """Raises TransformNotFound, TransformGone."""
+        call = batch_pb.TransformCall(
+            stage=[batch_pb.TransformStage(name=stage.name, args=stage.args) for stage in stages]
+        )
+        for stage, version in zip(stages, self._transforms.versions(call), strict=True):
+            stage.uuid = version
+
+    def _job(self, name: str) -> pb.TransformJob:
+        for job in self._records.jobs():
+            if job.name == name:
+                return job
+        raise JobNotFound(f"there is no job {name!r}")
+
+    async def _info(self, job: pb.TransformJob) -> pb.JobInfo:
+        info = pb.JobInfo(job=job)
+        others = self._others()
+        request = pb.JobPartRequest(job_uuid=job.uuid)
+        answers = await self._peers.parts(others, request)
+        here = self.part(request).part
+        for part in (here, *(answer.part for answer in answers.values() if answer is not None)):
+            info.node.append(part)
+            add(info.counts, part.counts)
+        info.node.extend(pb.NodeJob(node_uuid=node) for node in others if answers.get(node) is None)
+        if job.state != pb.TransformJob.RUNNING:
+            info.counts.CopyFrom(job.counts)
+        return info
+
+    async def watch(self, request: pb.WatchJobRequest) -> AsyncIterator[pb.JobInfo]:
+        """Raises JobNotFound, also when it is deleted meanwhile."""
+        last, said_s = b"", 0.0
+        while True:
+            info = await self._info(self._job(request.name))
+            done = info.job.state != pb.TransformJob.RUNNING
+            text = info.SerializeToString(deterministic=True)
+            if done or not request.wait or text != last or time.monotonic() - said_s >= BEAT_S:
+                yield info
+                last, said_s = text, time.monotonic()
+            if done or not request.wait:
+                return
+            await asyncio.sleep(TICK_S)
+
+    async def list(self) -> pb.ListJobsResponse:
+        return pb.ListJobsResponse(job=await asyncio.gather(*map(self._info, self._records.jobs())))
+
+    async def failures(self, name: str) -> pb.ListJobFailuresResponse:
+        """Of nodes that answer. Raises JobNotFound."""
+        job = self._job(name)
+        request = pb.JobPartRequest(job_uuid=job.uuid, with_failures=True)
+        answers = await self._peers.parts(self._others(), request)
+        parts = [self.part(request), *(answer for answer in answers.values() if answer is not None)]
+        found = sorted((failure for part in parts for failure in part.failure), key=lambda one: one.object)
+        total = max(job.counts.failed, sum(part.part.counts.failed for part in parts))
+        return pb.ListJobFailuresResponse(failure=found[:MAX_FAILURES], more=total > min(len(found), MAX_FAILURES))
+
+    async def stop(self, name: str) -> pb.JobInfo:
+        """Returns when that is recorded. Raises JobNotFound, LoaderError."""
+        job = self._job(name)
+        if job.state == pb.TransformJob.RUNNING:
+            counts = (await self._info(job)).counts
+            await self._records.end(job.uuid, pb.TransformJob.STOPPED, "", counts)
+        return await self._info(self._job(name))
+
+    async def delete(self, name: str) -> None:
+        """Raises JobNotFound, InvalidRequest while it runs."""
+        if self._job(name).state == pb.TransformJob.RUNNING:
+            raise InvalidRequest(f"job {name!r} is running: stop it first")
+        await self._records.delete(name)
+
+    async def copy(self, request: pb.CopyObjectRequest) -> pb.CopyObjectResponse:
+        """Raises LoaderError."""
+        stages = list(request.stage)
+        if not stages:
+            raise InvalidRequest("a copy through a transform needs one")
+        check_object_name(request.to_name)
+        self._store.require(request.bucket, request.to_bucket)
+        self._fill_versions(stages)
+        call = batch_pb.TransformCall(
+            stage=[batch_pb.TransformStage(name=stage.name, args=stage.args) for stage in stages]
+        )
+        found = (await self._store.read(request.bucket, [request.name]))[0]
+        if isinstance(found, LoaderError):
+            raise found
+        origin = Origin(request.bucket, request.name, found.version)
+        versions = tuple(stage.uuid for stage in stages)
+        made = None
+        try:
+            made = await self._transforms.run(call, origin, found.content, versions)
+            metadata = stamp(f"{request.bucket}/{request.name}", found.version, stages_text(stages))
+            stored: Stored | LoaderError
+            if made.data is not None and made.size_bytes <= SMALL_BYTES:
+                small = objects_pb.SmallObject(
+                    bucket=request.to_bucket,
+                    name=request.to_name,
+                    data=bytes(made.data),
+                    checksum=made.checksum,
+                    metadata=metadata,
+                )
+                stored = (await self._store.put_small([small]))[0]
+                if isinstance(stored, LoaderError):
+                    raise stored
+            else:
+                stored = await self._store.put_large(request.to_bucket, request.to_name, metadata, made)
+        finally:
+            found.content.close()
+            if made is not None:
+                made.close()
+        return pb.CopyObjectResponse(info=info_of(request.to_bucket, request.to_name, stored))

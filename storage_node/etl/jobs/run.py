@@ -1,0 +1,427 @@
+"""Run of a job on one node: passes over the sources that are its own, until every one has its result.
+
+A pass looks up which results are there already, so that it costs little where the one before has done the work: after a
+restart, when nodes come or go, and when a job is run again for what has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from ais_loader.errors import (
+    BucketNotFound,
+    InvalidRequest,
+    LoaderError,
+    NotFound,
+    OutcomeUnknown,
+    SnapshotReadOnly,
+    StaleMap,
+    TransformGone,
+    TransformNotFound,
+)
+from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.job_names import JobNames
+from ais_loader.wire.object_info import Stored
+from storage_node.etl.jobs.job_store import Input, JobStore, Listed, is_gone, is_superseded
+from storage_node.etl.jobs.part import Part
+from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
+from storage_node.etl.jobs.shares import Division
+from storage_node.etl.jobs.stamp import JOB_KEY, SOURCE_KEY, is_result, stages_text, stamp
+from storage_node.etl.values import Content, Origin, Transforms
+from storage_node.memory_budget import MemoryBudget
+
+GROUP_OBJECTS, GROUP_BYTES = 128, 8 << 20
+"""Looked up and read together: so many sources, or bytes."""
+_GROUPS = 3
+"""Under way at the same time."""
+_HELD_BYTES = 64 << 20
+"""Of results that wait to be stored, as far as that can be told beforehand."""
+AGAIN = Backoff(0.5, 8.0, jitter=0.2)
+TRIES = 6
+"""Of an object that cannot be had, transformed or stored for now: some 15 s. Then it has failed."""
+ENDS_THE_JOB = (BucketNotFound, SnapshotReadOnly, TransformNotFound)
+log = logging.getLogger(__name__)
+
+
+class OnFatal(Protocol):
+    def __call__(self, error: LoaderError) -> None:
+        """The job cannot go on as a whole."""
+
+
+class JobRun:
+    """Belongs to the event loop.
+
+    Args:
+        division: how the sources are shared out now.
+        concurrency: objects in transformation at once, where the job does not say.
+    """
+
+    def __init__(
+        self,
+        job: pb.TransformJob,
+        store: JobStore,
+        transforms: Transforms,
+        part: Part,
+        division: Callable[[], Division],
+        on_fatal: OnFatal,
+        concurrency: int,
+    ) -> None:
+        self.job, self.part = job, part
+        self._store, self._transforms = store, transforms
+        self._division, self._on_fatal = division, on_fatal
+        self._names = JobNames(job)
+        self._call = batch_pb.TransformCall(
+            stage=[batch_pb.TransformStage(name=stage.name, args=stage.args) for stage in job.stage]
+        )
+        self._versions = tuple(stage.uuid for stage in job.stage)
+        self._stages = stages_text(job.stage)
+        self._turns = asyncio.Semaphore(job.concurrency or concurrency)
+        self._held = MemoryBudget(_HELD_BYTES)
+        self._inflation = 1.0
+        self._putter = Putter(store.put_small)
+        self._again: list[tuple[str, LoaderError]] = []
+        self._stopping = False
+        self.changed = asyncio.Event()
+        """To be set when the division has changed, or `stop` was called."""
+
+    def stop(self) -> None:
+        """What runs is finished, and nothing is begun any more."""
+        self._stopping = True
+        self.changed.set()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopping
+
+    async def run(self) -> None:
+        """Until it is stopped. Cancelled, it lets go of what runs first."""
+        failures = 0
+        try:
+            while not self._stopping:
+                self.changed.clear()
+                division = self._division()
+                if self.part.finished and self.part.division == division:
+                    await self.changed.wait()
+                    continue
+                self.part.begin(division)
+                try:
+                    await self._pass(division)
+                    failures = 0
+                except ENDS_THE_JOB as error:
+                    self._on_fatal(error)
+                    await self.changed.wait()
+                except LoaderError as error:
+                    # Copies here are being compared, a drive is away, the map is changing: none of it lasts.
+                    log.info("job %s: its sources cannot be gone through now: %s", self.job.name, error)
+                    await self._pause(AGAIN.pause_s(failures))
+                    failures += 1
+        finally:
+            await self._putter.close()
+
+    async def _pause(self, pause_s: float) -> None:
+        """Ended by whatever changes."""
+        if not self.changed.is_set():
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self.changed.wait()
+            except TimeoutError:
+                pass
+
+    def _go_on(self, division: Division) -> bool:
+        return not self._stopping and division == self._division()
+
+    # -- one pass
+
+    async def _pass(self, division: Division) -> None:
+        """Raises LoaderError when it could not go through all; then it has to be begun anew."""
+        self._store.require(self.job.bucket, self.job.to_bucket)
+        self._require_versions()
+        self._again = []
+        await self._through(self._groups(division), division)
+        for tried in range(TRIES):
+            if not self._again or not self._go_on(division):
+                break
+            await self._pause(AGAIN.pause_s(tried))
+            again, self._again = self._again, []
+            self.part.counts.seen -= len(again)
+            self._require_versions()
+            await self._through(_in_groups([Listed(name, -1) for name, _ in again]), division)
+        for name, error in self._again:
+            self._failed(name, "", error)
+        self._again = []
+        if self.job.synchronize and self._go_on(division) and not self.job.inspect:
+            await self._delete_orphans(division)
+        if self._go_on(division):
+            self.part.finished = True
+
+    def _require_versions(self) -> None:
+        """Raises TransformNotFound, which ends the job; TransformGone while a transform is stopped."""
+        versions = self._transforms.versions(self._call)
+        for stage, version in zip(self.job.stage, versions, strict=True):
+            if stage.uuid != version:
+                raise TransformNotFound(
+                    f"transform {stage.name!r} was replaced while the job was running; run it again, by the new one"
+                )
+
+    async def _through(self, groups: AsyncGenerator[list[Listed], None], division: Division) -> None:
+        """Raises the first LoaderError of a group, when all that run have ended."""
+        running: set[asyncio.Task[None]] = set()
+        error: LoaderError | None = None
+        try:
+            async with aclosing(groups) as found:
+                async for group in found:
+                    running.add(asyncio.ensure_future(self._group(group)))
+                    if len(running) >= _GROUPS:
+                        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                        error = error or _first_error(done)
+                    if error is not None or not self._go_on(division):
+                        break
+            while running:
+                done, running = await asyncio.wait(running)
+                error = error or _first_error(done)
+        finally:
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running)
+        if error is not None:
+            raise error
+
+    async def _groups(self, division: Division) -> AsyncGenerator[list[Listed], None]:
+        """This node's sources. Raises LoaderError."""
+        job = self.job
+        if job.object:
+            wanted = sorted({name for name in job.object if self._names.takes(name)}, key=str.encode)
+            async for group in _in_groups(await self._mine([Listed(name, -1) for name in wanted], division)):
+                yield group
+            return
+        start_after: str | None = ""
+        while start_after is not None:
+            page = await self._store.page(job.bucket, job.prefix, start_after)
+            taken = [one for one in page.objects if self._names.takes(one.name)]
+            async for group in _in_groups(await self._mine(taken, division)):
+                yield group
+            start_after = page.next
+
+    async def _mine(self, listed: Sequence[Listed], division: Division) -> list[Listed]:
+        if not listed:
+            return []
+        mine = self._store.mine(self.job.bucket, [one.name for one in listed], division)
+        return [one for one, is_mine in zip(listed, mine, strict=True) if is_mine]
+
+    # -- one group
+
+    async def _group(self, group: Sequence[Listed]) -> None:
+        """Raises what ends the job, or the pass."""
+        self.part.counts.seen += len(group)
+        wanted = await self._unrivalled(group)
+        results = {one.name: self._names.result_of(one.name) for one in wanted}
+        there: dict[str, Stored] = {}
+        if not self.job.inspect:
+            there = await self._there(self.job.to_bucket, list(results.values()))
+        left = [one.name for one in wanted]
+        if there:
+            now = await self._heads_of_sources([name for name in left if results[name] in there])
+            left = [name for name in left if not self._is_done(name, now.get(name), there.get(results[name]))]
+        if not left:
+            return
+        try:
+            inputs = await self._store.read(self.job.bucket, left)
+        except ENDS_THE_JOB:
+            raise
+        except LoaderError as error:
+            inputs = [error] * len(left)
+        async with asyncio.TaskGroup() as several:
+            for name, one in zip(left, inputs, strict=True):
+                several.create_task(self._object(name, results[name], one))
+
+    async def _unrivalled(self, group: Sequence[Listed]) -> list[Listed]:
+        """Without those whose results have the names of others'."""
+        rivals = {one.name: found for one in group if (found := self._names.rivals(one.name))}
+        if not rivals:
+            return list(group)
+        asked = sorted({name for found in rivals.values() for name in found})
+        there = await self._there(self.job.bucket, asked)
+        left = []
+        for one in group:
+            rival = next((name for name in rivals.get(one.name, ()) if name in there), None)
+            if rival is None:
+                left.append(one)
+                continue
+            self._failed(
+                one.name,
+                "",
+                InvalidRequest(
+                    f"{one.name!r} and {rival!r} would both become {self._names.result_of(one.name)!r}; rename, or "
+                    "choose one of them by pattern"
+                ),
+            )
+        return left
+
+    async def _there(self, bucket: str, names: Sequence[str]) -> dict[str, Stored]:
+        """Those that nobody can say anything of are not there."""
+        found = await self._store.heads(bucket, names)
+        return {name: one for name, one in zip(names, found, strict=True) if isinstance(one, Stored)}
+
+    async def _heads_of_sources(self, names: Sequence[str]) -> dict[str, Stored]:
+        return await self._there(self.job.bucket, names) if names else {}
+
+    def _is_done(self, name: str, source: Stored | None, result: Stored | None) -> bool:
+        """Whether its result is there, which is then counted."""
+        if source is None or result is None:
+            return False
+        if not is_result(result.metadata, self._label(name), source.version, self._stages):
+            return False
+        counts = self.part.counts
+        if result.metadata.get(JOB_KEY) == self.job.uuid.hex():
+            counts.transformed += 1
+            counts.input_bytes += source.size_bytes
+            counts.output_bytes += result.size_bytes
+        else:
+            counts.skipped += 1
+        return True
+
+    def _label(self, name: str) -> str:
+        return f"{self.job.bucket}/{name}"
+
+    # -- one object
+
+    async def _object(self, name: str, result: str, one: Input | LoaderError) -> None:
+        if isinstance(one, LoaderError):
+            self._not_done(name, "", one)
+            return
+        expected = round(one.content.size_bytes * max(1.0, self._inflation))
+        try:
+            await self._held.acquire(expected)
+            try:
+                async with self._turns:
+                    if self._stopping:
+                        return
+                    made = await self._transform(name, one)
+                try:
+                    await self._keep(name, result, one, made)
+                finally:
+                    made.close()
+            finally:
+                self._held.release(expected)
+        except ENDS_THE_JOB as error:
+            if isinstance(error, TransformNotFound):
+                self._not_done(name, one.version, TransformGone(str(error)))
+            else:
+                self._on_fatal(error)
+        except LoaderError as error:
+            self._not_done(name, one.version, error)
+        finally:
+            one.content.close()
+
+    async def _transform(self, name: str, one: Input) -> Content:
+        began_s = asyncio.get_running_loop().time()
+        origin = Origin(self.job.bucket, name, one.version)
+        try:
+            return await self._transforms.run(self._call, origin, one.content, self._versions)
+        finally:
+            self.part.counts.busy_s += asyncio.get_running_loop().time() - began_s
+
+    async def _keep(self, name: str, result: str, one: Input, made: Content) -> None:
+        """Raises LoaderError."""
+        size_bytes, input_bytes = made.size_bytes, one.content.size_bytes
+        self._inflation = 0.9 * self._inflation + 0.1 * (size_bytes / max(1, input_bytes))
+        if not self.job.inspect:
+            metadata = stamp(self._label(name), one.version, self._stages, self.job.uuid)
+            if made.data is not None and size_bytes <= SMALL_BYTES:
+                await self._putter.put(
+                    objects_pb.SmallObject(
+                        bucket=self.job.to_bucket,
+                        name=result,
+                        data=bytes(made.data),
+                        checksum=made.checksum,
+                        metadata=metadata,
+                    )
+                )
+            else:
+                await self._store.put_large(self.job.to_bucket, result, metadata, made)
+        counts = self.part.counts
+        counts.transformed += 1
+        counts.input_bytes += input_bytes
+        counts.output_bytes += size_bytes
+
+    def _not_done(self, name: str, version: str, error: LoaderError) -> None:
+        if isinstance(error, NotFound) and not self.job.object and not isinstance(error, BucketNotFound):
+            self.part.counts.seen -= 1  # deleted since it was listed
+        elif error.retryable or isinstance(error, (OutcomeUnknown, TransformGone, StaleMap)):
+            self._again.append((name, error))
+        else:
+            self._failed(name, version, error)
+
+    def _failed(self, name: str, version: str, error: LoaderError) -> None:
+        self.part.failed(name, version, error)
+        if not self.job.continue_on_error:
+            self._on_fatal(type(error)(f"{self._label(name)}: {error}"))
+
+    # -- what is left over
+
+    async def _delete_orphans(self, division: Division) -> None:
+        """Delete results of this node's whose sources, by the names of this job, are gone."""
+        start_after: str | None = ""
+        while start_after is not None and self._go_on(division):
+            page = await self._store.page(self.job.to_bucket, self.job.to_prefix, start_after)
+            listed = [one for one in page.objects if not one.name.startswith("/")]
+            mine: Iterable[bool] = ()
+            if listed:
+                mine = self._store.mine(self.job.to_bucket, [one.name for one in listed], division)
+            names = [one.name for one, is_mine in zip(listed, mine, strict=True) if is_mine]
+            if names:
+                await self._delete_orphans_among(names)
+            start_after = page.next
+
+    async def _delete_orphans_among(self, names: Sequence[str]) -> None:
+        results: dict[str, tuple[str, str]] = {}
+        label = self._label("")
+        for name, found in zip(names, await self._store.heads(self.job.to_bucket, names), strict=True):
+            if isinstance(found, Stored) and (source := found.metadata.get(SOURCE_KEY, "")).startswith(label):
+                of = source.removeprefix(label)
+                if self._names.takes(of) and self._names.result_of(of) == name:
+                    results[name] = of, found.version
+        if not results:
+            return
+        sources = await self._store.heads(self.job.bucket, [of for of, _ in results.values()])
+        for (name, (_, version)), found_source in zip(results.items(), sources, strict=True):
+            if not is_gone(found_source):
+                continue
+            try:
+                await self._store.delete(self.job.to_bucket, name, version)
+                self.part.counts.deleted += 1
+            except LoaderError as error:
+                if not is_superseded(error):
+                    self._failed(name, version, error)
+
+
+def _first_error(done: Iterable[asyncio.Task[None]]) -> LoaderError | None:
+    """Raises what is no LoaderError."""
+    found = None
+    for task in done:
+        if isinstance(error := task.exception(), LoaderError):
+            found = found or error
+        elif error is not None:
+            raise error
+    return found
+
+
+async def _in_groups(listed: Sequence[Listed]) -> AsyncGenerator[list[Listed], None]:
+    group: list[Listed] = []
+    size_bytes = 0
+    for one in listed:
+        if group and (len(group) >= GROUP_OBJECTS or size_bytes + one.size_bytes > GROUP_BYTES):
+            yield group
+            group, size_bytes = [], 0
+        group.append(one)
+        size_bytes += max(0, one.size_bytes)
+    if group:
+        yield group

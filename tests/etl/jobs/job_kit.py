@@ -1,0 +1,138 @@
+"""Jobs over a store of this process, with a transform whose runs are counted, and told what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ais_loader.errors import LoaderError, TransformExists, TransformNotFound
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.etl.jobs.job_store import OwnStore
+from storage_node.etl.jobs.manager import JobManager
+from storage_node.etl.values import Content, Origin
+from storage_node.store.read.object_reader import open_object
+from storage_node.store.staging import stage_object
+from storage_node.store.store import Store
+
+T = TypeVar("T")
+
+
+class Upper:
+    """The transform "upper"."""
+
+    def __init__(self) -> None:
+        self.version = uuid.uuid4().bytes
+        self.runs: Counter[tuple[str, str]] = Counter()
+        self.answer: Callable[[Origin, bytes], bytes] = lambda origin, data: data.upper()
+
+    def versions(self, call: batch_pb.TransformCall) -> tuple[bytes, ...]:
+        for stage in call.stage:
+            if stage.name != "upper":
+                raise TransformNotFound(f"there is no transform {stage.name!r}")
+        return (self.version,) * len(call.stage)
+
+    def wants_path(self, call: batch_pb.TransformCall) -> bool:
+        return False
+
+    async def run(
+        self, call: batch_pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()
+    ) -> Content:
+        self.runs[origin.name, origin.version] += 1
+        try:
+            await asyncio.sleep(0)
+            return Content.of(self.answer(origin, b"".join(content.chunks())))
+        finally:
+            content.close()
+
+
+class Records:
+    """Outlives the managers that use it, as drives do."""
+
+    view: ClusterView | None = None
+
+    def __init__(self) -> None:
+        self.kept: dict[str, pb.TransformJob] = {}
+
+    def jobs(self) -> Sequence[pb.TransformJob]:
+        return list(self.kept.values())
+
+    async def start(self, job: pb.TransformJob) -> None:
+        if job.name in self.kept and self.kept[job.name].state == pb.TransformJob.RUNNING:
+            raise TransformExists(f"job {job.name!r} is running")
+        self.kept[job.name] = job
+
+    async def end(self, job_uuid: bytes, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts) -> None:
+        for job in self.kept.values():
+            if job.uuid == job_uuid and job.state == pb.TransformJob.RUNNING:
+                job.state, job.problem = state, problem
+                job.counts.CopyFrom(counts)
+
+    async def delete(self, name: str) -> None:
+        del self.kept[name]
+
+
+class OneStore:
+    """A store with the buckets "a" and "b"."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store.open([folder], mode="a")
+        for bucket in ("a", "b"):
+            self.store.create_bucket(bucket)
+        self.upper, self.records = Upper(), Records()
+
+    def put(self, bucket: str, objects: dict[str, bytes]) -> None:
+        done = self.store.commit_many(
+            [stage_object(self.store, bucket, name, [data], {}) for name, data in objects.items()]
+        )
+        assert not any(isinstance(one, LoaderError) for one in done)
+
+    def contents(self, bucket: str) -> dict[str, bytes]:
+        return {name: b"".join(open_object(self.store, bucket, name)) for name, _ in self.store.objects(bucket)}
+
+    def metadata(self, bucket: str, name: str) -> dict[str, str]:
+        return dict(self.store.head(bucket, name).metadata)
+
+    @contextlib.asynccontextmanager
+    async def manager(self) -> AsyncIterator[JobManager]:
+        async def work(function: Callable[..., T], /, *arguments: Any) -> T:
+            return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+
+        manager = JobManager(b"n" * 16, OwnStore(self.store, work), self.records, self.upper, workers=2)
+        task = asyncio.create_task(manager.run())
+        try:
+            yield manager
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def run(self, during: Callable[[JobManager], Awaitable[None]] | None = None, **fields: Any) -> pb.JobInfo:
+        """Run a job to its end."""
+
+        async def go() -> pb.JobInfo:
+            async with asyncio.timeout(20), self.manager() as manager:
+                started = await manager.start(pb.StartJobRequest(job=job_of(**fields)))
+                if during is not None:
+                    await during(manager)
+                return await ended(manager, started.job.name)
+
+        return asyncio.run(go())
+
+
+def job_of(**fields: Any) -> pb.TransformJob:
+    defaults: dict[str, Any] = {"bucket": "a", "to_bucket": "b", "continue_on_error": True}
+    defaults["stage"] = [pb.JobStage(name="upper")]
+    return pb.TransformJob(**{**defaults, **fields})
+
+
+async def ended(manager: JobManager, name: str) -> pb.JobInfo:
+    last = pb.JobInfo()
+    async for info in manager.watch(pb.WatchJobRequest(name=name, wait=True)):
+        last = info
+    return last
