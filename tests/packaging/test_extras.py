@@ -269,6 +269,9 @@ def test_no_optional_package_is_imported_but_where_its_absence_is_told() -> None
     behind_a_check = {  # in functions that nobody gets to without it
         "storage_node/metrics.py": {"prometheus_client in a function"},
         "storage_node/ops/ray_actors.py": {"ray in a function"},
+        "storage_node/etl/http_side.py": {"aiohttp in a function"},
+        "storage_node/etl/servers/http_channel.py": {"aiohttp in a function"},
+        "storage_node/etl/servers/websocket.py": {"aiohttp in a function"},
     }
     for folder in ("ais_loader", "storage_node", "integrations"):
         for path in sorted((ROOT / folder).rglob("*.py")):

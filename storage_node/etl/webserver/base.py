@@ -110,6 +110,7 @@ class TransformServer(ABC):
             thread = threading.Thread(target=self._serve, args=(listener,), name="transform-server", daemon=True)
             thread.start()
             try:
+                self._await_listening()
                 yield self._url(listener)
             finally:
                 self.stop()
@@ -128,6 +129,9 @@ class TransformServer(ABC):
     @abstractmethod
     def _require_framework(self) -> None:
         """Raises MissingExtra."""
+
+    def _await_listening(self) -> None:  # noqa: B027 - most have
+        """Returns at once where `_bind` has done it."""
 
     @abstractmethod
     def _serve(self, listener: socket.socket) -> None:

@@ -20,6 +20,7 @@ MAX_STREAMS = 256
 """Of all nodes together: each holds a thread."""
 GRACE_S = 5.0
 """For what runs, when it is to stop."""
+START_S = 10.0
 _OPTIONS = (
     ("grpc.so_reuseport", 1),
     ("grpc.max_receive_message_length", 4 * CHUNK_BYTES),
@@ -35,6 +36,7 @@ class GRPCServer(TransformServer):
     def __init__(self) -> None:
         super().__init__()
         self._stopping = threading.Event()
+        self._listening = threading.Event()
 
     def _require_framework(self) -> None:
         pass
@@ -46,6 +48,8 @@ class GRPCServer(TransformServer):
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             with socket.socket(family, socket.SOCK_STREAM) as alone:
+                # Beside connections of an earlier server that are timing out, and not beside another one.
+                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 alone.bind((host, port))  # another server at this port would get half of the streams
                 port = alone.getsockname()[1]
             listener.bind((host, port))
@@ -54,6 +58,9 @@ class GRPCServer(TransformServer):
             raise
         return listener
 
+    def _await_listening(self) -> None:
+        self._listening.wait(START_S)
+
     def _serve(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
         server = grpc.server(ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="transform"), options=_OPTIONS)
@@ -61,6 +68,7 @@ class GRPCServer(TransformServer):
         rpc.add_TransformStreamServicer_to_server(servicer, server)
         server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         server.start()
+        self._listening.set()
         self._stopping.wait()
         stopped = server.stop(GRACE_S)
         servicer.end_streams()

@@ -41,6 +41,7 @@ class NodeLink:
         self._origins = {_origin(url) for url in origins}
         self._lock = threading.Lock()
         self._idle: dict[tuple[str, int], list[http.client.HTTPConnection]] = {}  # guarded by _lock
+        self._closed = False  # guarded by _lock
 
     def fetched(self, url: str, token: str) -> Iterator[bytes]:
         """The input, in chunks. Raises NodeLinkFailed, also while it is consumed."""
@@ -75,8 +76,9 @@ class NodeLink:
         return taken
 
     def close(self) -> None:
-        """Connections that are not in use."""
+        """Connections that are not in use now, and others after their use."""
         with self._lock:
+            self._closed = True
             for connections in self._idle.values():
                 while connections:
                     connections.pop().close()
@@ -100,7 +102,10 @@ class NodeLink:
             connection.close()
             raise
         with self._lock:
-            idle.append(connection)
+            if not self._closed:
+                idle.append(connection)
+                return
+        connection.close()
 
 
 def _asked(
