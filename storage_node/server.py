@@ -237,10 +237,10 @@ class NodeServer:
             self.metrics_port = held.enter_context(served)
             await peer_server.start()
             await server.start()
-            self._started.set()
             map_sync = MapSync(
                 node.learn, self.membership, self._acceptor_store, self.endpoint, self.peer_endpoint, node.caller
             )
+            self._started.set()
             beside = [
                 asyncio.create_task(keep_going("removing replaced files", lambda: self._reap(node))),
                 asyncio.create_task(keep_going("measuring the load", node.pressure.watch)),

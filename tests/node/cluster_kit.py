@@ -113,7 +113,7 @@ class LocalCluster:
                 self.map.bucket[0].uuid = uuid.uuid4().bytes
                 self.view = ClusterView(self.map)
             self._teach()
-            self._await_leases()
+            self.await_compared()
         except BaseException:
             self._held.close()
             raise
@@ -124,8 +124,8 @@ class LocalCluster:
         self.map.version += 1
         self._teach()
 
-    def _await_leases(self) -> None:
-        """Nodes that have just learned their map are not read from for a moment."""
+    def await_compared(self) -> None:
+        """Nodes that have just learned a map are not read from for a moment."""
         uuids = [bucket.uuid for bucket in self.map.bucket]
         copied = any(bucket.copies > 1 for bucket in self.map.bucket)
         for number in range(len(self.nodes)):

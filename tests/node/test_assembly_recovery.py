@@ -255,10 +255,21 @@ def test_a_batch_planned_with_an_old_map_is_planned_again(tmp_path: Path, joined
             number = next(at for at, node in enumerate(cluster.nodes) if node.membership.node_uuid == owner)
             if before[name] != [number]:
                 cluster.put_on(number, {name: OBJECTS[name]})
-        answer = cluster.ask([*NAMES, "nope"])
-        assert answer.order == list(range(len(NAMES) + 1))
-        assert [at for at in answer.order if answer.status[at]] == [len(NAMES)]
-        assert all(answer.data[at] == OBJECTS[name] for at, name in enumerate(NAMES))
+        cluster.await_compared()  # who has become an owner reads nothing out before
+
+        def whole() -> bool:
+            """At once, but for what node 0 itself has become the owner of, and compares when it has learnt the map."""
+            answer = cluster.ask([*NAMES, "nope"])
+            assert answer.order == list(range(len(NAMES) + 1))
+            assert answer.status.pop(len(NAMES)) == pb.NOT_FOUND
+            for at, name in enumerate(NAMES):
+                new_owner = cluster.view.nodes[cluster.owners(name)[0]].uuid == cluster.nodes[0].membership.node_uuid
+                assert answer.data[at] == OBJECTS[name] or (
+                    answer.status[at] == pb.UNAVAILABLE and new_owner and before[name] != [0]
+                )
+            return not any(answer.status.values())
+
+        eventually(whole)
         view = cluster.nodes[0].membership.view
         assert view is not None
         assert view.version == cluster.map.version

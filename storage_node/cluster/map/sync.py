@@ -69,10 +69,11 @@ class MapSync:
         self._caller = caller
         self._undecided: pb.ClusterMap | None = None
         self._said = ""
+        self._moved = self._has_moved()
+        """By the map that it had at its start: what it is taught later says where it is."""
 
     async def run(self) -> None:
         """Until cancelled."""
-        moved = self._has_moved()
         asked = 0
         in_vain = 0
         async with AsyncChannels(self._caller) as channels:
@@ -81,8 +82,8 @@ class MapSync:
                 random.shuffle(peers)
                 answered = await self._ask(channels, peers[: PEERS_ASKED if asked else None])
                 asked += 1
-                if moved:
-                    moved = not await self._publish()
+                if self._moved:
+                    self._moved = not await self._publish()
                 await self._finish()
                 in_vain = 0 if answered or not peers else in_vain + 1
                 await asyncio.sleep(BACKOFF.pause_s(in_vain))
