@@ -84,12 +84,12 @@ class TransformServer(ABC):
         Raises OSError when it cannot listen, MissingExtra when the web framework is not installed.
         """
         self._require_framework()
-        with contextlib.closing(self._bind(host, port)) as listener:
-            log.info("%s serves at %s with %d processes", type(self).__name__, self._url(listener), workers)
+        with contextlib.closing(reserved(host, port) if workers > 1 else self._bind(host, port)) as held:
+            log.info("%s serves at %s with %d processes", type(self).__name__, self._url(held), workers)
             if workers > 1:
-                processes.serve(workers, lambda: self._serve_until_told(listener))
+                processes.serve(workers, lambda: self._serve_until_told(self._beside(held)))
             else:
-                self._serve_until_told(listener)
+                self._serve_until_told(held)
 
     def _serve_until_told(self, listener: socket.socket) -> None:
         def told(number: int, frame: object) -> None:
@@ -116,6 +116,10 @@ class TransformServer(ABC):
                 self.stop()
                 thread.join(20)
                 self._link.close()
+
+    def _beside(self, held: socket.socket) -> socket.socket:
+        """A listener of this process' own: of a shared one, one process would take all of a node's connections."""
+        return socket.create_server(held.getsockname(), family=held.family, backlog=1024, reuse_port=True)
 
     def _bind(self, host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family_of(host), backlog=1024)
@@ -244,6 +248,24 @@ class TransformServer(ABC):
 
 def family_of(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def reserved(host: str, port: int) -> socket.socket:
+    """Holds a port, and does not listen: others do beside it. Raises OSError where somebody listens already."""
+    family = family_of(host)
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with socket.socket(family, socket.SOCK_STREAM) as alone:
+            # Beside connections of an earlier server that are timing out, and not beside another one.
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind((host, port))  # another server at this port would get half of the connections
+            port = alone.getsockname()[1]
+        holder.bind((host, port))
+    except BaseException:
+        holder.close()
+        raise
+    return holder
 
 
 def _chunks_of(file: Path) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ import grpc
 
 from ais_loader.wire.generated import ais_etl_server_pb2 as pb
 from ais_loader.wire.generated import ais_etl_server_pb2_grpc as rpc
-from storage_node.etl.webserver.base import TransformServer, family_of
+from storage_node.etl.webserver.base import TransformServer, reserved
 from storage_node.etl.webserver.exchange import exchange
 from storage_node.etl.webserver.protocol import CHUNK_BYTES
 
@@ -42,21 +42,11 @@ class GRPCServer(TransformServer):
         pass
 
     def _bind(self, host: str, port: int) -> socket.socket:
-        """Holds the port, and does not listen: gRPC listens beside it, in each process."""
-        family = family_of(host)
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            with socket.socket(family, socket.SOCK_STREAM) as alone:
-                # Beside connections of an earlier server that are timing out, and not beside another one.
-                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                alone.bind((host, port))  # another server at this port would get half of the streams
-                port = alone.getsockname()[1]
-            listener.bind((host, port))
-        except BaseException:
-            listener.close()
-            raise
-        return listener
+        """gRPC listens by itself, beside what holds the port."""
+        return reserved(host, port)
+
+    def _beside(self, held: socket.socket) -> socket.socket:
+        return held
 
     def _await_listening(self) -> None:
         self._listening.wait(START_S)

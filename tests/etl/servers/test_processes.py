@@ -1,0 +1,121 @@
+"""Servers as their authors start them: a process, or several that share a port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from storage_node.etl.values import Content
+from tests.etl.servers.server_kit import FRAMEWORKS, GRPC, HPUSH, ORIGIN, bytes_of, open_stage, run
+
+SCRIPT = """
+import os, resource, sys
+from tests.etl.servers.server_kit import FRAMEWORKS
+
+framework, port, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+class Pid(FRAMEWORKS[framework]):
+    def setup(self):
+        self.ready = os.getpid()
+
+    def transform_stream(self, chunks, path, args):
+        if args.get("die"):
+            os._exit(1)
+        if args.get("sum"):
+            total = sum(map(len, chunks))
+            yield b"%d %d" % (total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+        elif args.get("make"):
+            for _ in range(args["make"]):
+                yield bytes(1 << 20)
+        else:
+            yield b"%d" % self.ready
+
+Pid().start("127.0.0.1", port, workers=workers)
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def started(framework: str, workers: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, framework, str(port), str(workers)])
+    try:
+        yield f"{'grpc' if framework == 'grpc' else 'http'}://127.0.0.1:{port}", process
+        children = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert not psutil.wait_procs(children, 5)[1]
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_several_processes_share_a_port_and_one_that_dies_is_made_anew(framework: str) -> None:
+    async def pids(address: str, made: int = 40) -> set[int]:
+        """Over connections of their own: those that there are stay with their process."""
+        communication = GRPC if framework == "grpc" else HPUSH
+        async with open_stage(address, communication, gone_after_s=30, retries=50, connections=20) as (stage, _):
+            contents = await asyncio.gather(*(stage.run(ORIGIN, Content.of(b""), "") for _ in range(made)))
+            return {int(bytes_of(content)) for content in contents}
+
+    async def both(address: str) -> set[int]:
+        found: set[int] = set()
+        while len(found) < 2:
+            found |= await pids(address)
+        return found
+
+    async def main(address: str, process: subprocess.Popen[bytes]) -> None:
+        first = await both(address)
+        assert process.pid not in first and first == {child.pid for child in psutil.Process(process.pid).children()}
+        killed = min(first)
+        job = asyncio.create_task(pids(address, 2000))
+        os.kill(killed, signal.SIGKILL)
+        assert len(await job) >= 1  # every object has been answered
+        while killed in (now := await both(address)):
+            pass
+        assert len(now) == 2
+
+    with started(framework, 2) as (address, process):
+        run(main(address, process), 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["fastapi", "grpc"])
+def test_a_streaming_transform_holds_neither_its_input_nor_its_output(framework: str, tmp_path: Any) -> None:
+    size_bytes = 300 << 20
+
+    async def main(address: str) -> None:
+        async with open_stage(address, GRPC if framework == "grpc" else HPUSH, gone_after_s=30) as (stage, _):
+            path = tmp_path / "large"
+            with path.open("wb") as file:
+                file.truncate(size_bytes)
+            content = Content(size_bytes, 0, fd=os.open(path, os.O_RDONLY))
+            before = psutil.Process().memory_info().rss
+            read, peak_mb = map(int, bytes_of(await stage.run(ORIGIN, content, '{"sum": true}')).split())
+            content.close()
+            assert read == size_bytes and peak_mb < 200
+            made = await stage.run(ORIGIN, Content.of(b""), '{"make": 300}')
+            assert made.size_bytes == size_bytes
+            made.close()
+            assert psutil.Process().memory_info().rss - before < 100 << 20
+
+    with started(framework, 1) as (address, _):
+        run(main(address), 60)
