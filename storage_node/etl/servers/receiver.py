@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
 
 from ais_loader.errors import TransformFailed
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
@@ -19,14 +18,14 @@ from storage_node.store.checksum import crc32c
 class Receiver:
     """One output; `take` its chunks, then `content`, or `discard`."""
 
-    def __init__(self, max_bytes: int, reason: str, folder: Path | None) -> None:
+    def __init__(self, max_bytes: int, reason: str, new_file: Callable[[], int]) -> None:
         """
         Args:
             max_bytes: more fails.
             reason: which limit that is, for the message.
-            folder: of the spool.
+            new_file: the spool's: a descriptor of a file without a name.
         """
-        self._max_bytes, self._reason, self._folder = max_bytes, reason, folder
+        self._max_bytes, self._reason, self._new_file = max_bytes, reason, new_file
         self._parts: list[bytes] = []
         self._fd = -1
         self.size_bytes = self.checksum = 0
@@ -48,8 +47,7 @@ class Receiver:
 
     def _spool(self) -> None:
         if self._fd < 0:
-            self._fd, name = tempfile.mkstemp(prefix="answer-", dir=self._folder)
-            os.unlink(name)
+            self._fd = self._new_file()
         parts, self._parts = self._parts, []
         for part in parts:
             view = memoryview(part)

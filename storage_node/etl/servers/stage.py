@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from ais_loader.errors import NodeUnavailable, TransformError, TransformFailed, TransformGone, TransformTimeout
@@ -34,8 +33,16 @@ _PAUSES = Backoff(0.05, 1.0)
 _Communication = pb.TransformServer
 
 
+class SpoolFiles(Protocol):
+    def new_file(self) -> int:
+        """A descriptor of a file without a name. Raises OSError."""
+
+
 class Context(Protocol):
     """What a server's stage needs of its node."""
+
+    @property
+    def spool(self) -> SpoolFiles: ...
 
     @property
     def config(self) -> ServerConfig: ...
@@ -117,12 +124,8 @@ class ServerStage:
         inflation = self._transform.limits.inflation
         inflated = int(inflation * content.size_bytes) if inflation else self._max_bytes
         if inflated < self._max_bytes:
-            return Receiver(inflated, f"{inflation:g} times its input", self._spool)
-        return Receiver(self._max_bytes, "the most that it may", self._spool)
-
-    @property
-    def _spool(self) -> Path | None:
-        return None
+            return Receiver(inflated, f"{inflation:g} times its input", self._context.spool.new_file)
+        return Receiver(self._max_bytes, "the most that it may", self._context.spool.new_file)
 
     async def _tried(self, origin: Origin, content: Content, request: Request) -> tuple[Receiver, str]:
         """The output, or the receipt, from as many tries as are worth it."""

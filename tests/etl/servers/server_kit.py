@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -84,10 +85,20 @@ def new_server(framework: str, form: type = Whole, **attributes: Any) -> Transfo
     return server
 
 
+class Spool:
+    """Files without names."""
+
+    def new_file(self) -> int:
+        fd, path = tempfile.mkstemp()
+        os.unlink(path)
+        return fd
+
+
 @dataclass
 class NodeContext:
     """What a stage has of its node."""
 
+    spool: Spool
     config: ServerConfig
     http_side: HttpSide
 
@@ -126,7 +137,7 @@ async def open_stage(
         server=pb.TransformServer(address=address, communication=communication, fqn=fqn, connections=connections),
         limits=pb.TransformLimits(**limits),
     )
-    stage = ServerStage(transform, NodeContext(config, side), gone_after_s=gone_after_s)
+    stage = ServerStage(transform, NodeContext(Spool(), config, side), gone_after_s=gone_after_s)
     try:
         yield stage, side
     finally:
