@@ -1,0 +1,127 @@
+"""Fences around a worker: limits that the kernel holds, and what a worker does not inherit.
+
+Each worker is a process in a session of its own, killed as a group; it dies with the process that started it, has
+limits of memory, of the size of its files and of descriptors, a scrubbed environment, an empty folder to work in, a low
+priority, and, where the operator says so and the system allows it, another user and a network of its own with nothing
+in it. It inherits one descriptor, its socket.
+
+What these do not hold off is said in docs/etl.md: without another user, a worker reads what the node's user may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ais_loader.errors import TransformRefused
+
+_PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET, _CLONE_NEWUSER = 0x40000000, 0x10000000
+_DESCRIPTORS = 256
+_NICENESS = 5
+_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
+"""Of the environment: what finds programs and libraries. Nothing that says who we are to anybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fences:
+    """Of one worker. Sent to it as JSON."""
+
+    memory_bytes: int
+    """Of private memory that it may write to (RLIMIT_DATA). Beyond, its allocations fail; what it has in memory is
+    watched besides, for what that does not count."""
+    file_bytes: int
+    """Of a file that it writes, and so of an output (RLIMIT_FSIZE)."""
+    network: bool
+    parent: int
+    """The process whose death it must not outlive."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def start(argv: list[str], folder: Path, keep_fd: int, stderr: int, user: str) -> subprocess.Popen[bytes]:
+    """A process of its own session, with nothing of ours but `keep_fd`.
+
+    Raises TransformRefused where it cannot run as that user, OSError.
+    """
+    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    environment |= {"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    as_user: dict[str, Any] = {"user": user, "group": group_of(user), "extra_groups": []} if user else {}
+    try:
+        return subprocess.Popen(
+            argv,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stderr,
+            stderr=stderr,
+            close_fds=True,
+            pass_fds=(keep_fd,),
+            start_new_session=True,
+            **as_user,
+        )
+    except PermissionError as error:
+        if user:
+            raise TransformRefused(f"etl_user={user}: this process may not become it ({error})") from error
+        raise
+
+
+def group_of(user: str) -> int:
+    """Raises TransformRefused where there is no such user."""
+    import pwd
+
+    try:
+        return pwd.getpwnam(user).pw_gid
+    except KeyError:
+        raise TransformRefused(f"etl_user={user}: there is no such user on this machine") from None
+
+
+def enter(fences: Fences) -> None:
+    """In the worker, before anything of its transform is loaded. Raises OSError where a fence cannot be put up."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != fences.parent:  # it died before that
+        sys.exit(1)
+    if not fences.network and libc.unshare(_CLONE_NEWNET) and libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, f"etl_network=false: no network namespace can be made here ({os.strerror(number)})")
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
+    _limit(resource.RLIMIT_FSIZE, fences.file_bytes)
+    _limit(resource.RLIMIT_DATA, fences.memory_bytes)
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+
+
+def die_with_parent() -> None:
+    """For `preexec_fn` of a program that a worker starts: the worker has one thread."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _limit(which: int, value: int) -> None:
+    _, hard = resource.getrlimit(which)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (value, value))
+
+
+def kill_group(pid: int) -> None:
+    """The worker and all that it has started and that did not make a session of its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def resident_bytes(pid: int) -> int:
+    """What a process has in memory; 0 for one that has gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,70 @@
+"""Spool: files without names, on a drive, for what is too large to be held in memory.
+
+A file of the spool is unlinked from its beginning (O_TMPFILE): it is gone with whoever has it open last, also after a
+kill, and there is nothing to be cleared away. Folders, which workers run in, are named by the process that made them;
+those of processes that are no more are removed by the next.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
+from storage_node.store.checksum import crc32c
+
+_READ_BYTES = 1 << 20
+
+
+class Spool:
+    """Thread-safe. `folder` is made when it is first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._cleared = False
+
+    def new_file(self) -> int:
+        """A descriptor, open for reading and writing. Raises OSError."""
+        self._begin()
+        try:
+            return os.open(self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:  # a file system that knows no such files
+            fd, path = tempfile.mkstemp(dir=self.folder)
+            os.unlink(path)
+            return fd
+
+    def new_folder(self) -> Path:
+        """An empty one, which whoever asks removes. Raises OSError."""
+        self._begin()
+        return Path(tempfile.mkdtemp(prefix=f"worker-{os.getpid()}-", dir=self.folder))
+
+    def _begin(self) -> None:
+        if self._cleared:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for left in self.folder.glob("worker-*-*"):
+            pid = left.name.split("-")[1]
+            if not Path("/proc", pid).exists():
+                shutil.rmtree(left, ignore_errors=True)
+        self._cleared = True
+
+
+def taken(fd: int, size_bytes: int) -> tuple[Content, bool]:
+    """What a file holds from its beginning, summed; and whether the file went with it: what is small is copied, and its
+    file can be used again. Waits for the drive. Raises OSError."""
+    if size_bytes <= MAX_IN_MEMORY_BYTES:
+        data = bytearray()
+        while len(data) < size_bytes and (part := os.pread(fd, size_bytes - len(data), len(data))):
+            data += part
+        if len(data) < size_bytes:
+            raise OSError(f"{len(data):,} bytes of {size_bytes:,}")
+        return Content.of(bytes(data)), False
+    checksum, at = 0, 0
+    while at < size_bytes:
+        part = os.pread(fd, min(_READ_BYTES, size_bytes - at), at)
+        if not part:
+            raise OSError(f"{at:,} bytes of {size_bytes:,}")
+        checksum, at = crc32c(part, checksum), at + len(part)
+    return Content(size_bytes, checksum, fd=fd), True

@@ -1,0 +1,240 @@
+"""Transforms of one node: by name, each in its version, started when it is first asked for and replaced without a gap.
+
+What was begun with one version ends with it: a version that was replaced is closed when its last run has ended. Workers
+are shared by tenants in turns, and what a tenant has had of them is counted in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+from ais_loader.errors import LoaderError, TransformFailed, TransformGone, TransformNotFound, TransformRefused
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.etl.stage_context import StageContext, StageCounts, StageLog
+from storage_node.etl.values import Content, Origin, Stage
+from storage_node.etl.worker_stage import CommandStage, PythonStage, told, workers_of
+from storage_node.tasks import retrieve
+from storage_node.turns import ASKING, Turns
+
+MAX_STAGES = 16
+"""Of one pipeline."""
+
+
+def open_stage(transform: pb.Transform, context: StageContext) -> Stage:
+    """Raises TransformRefused, MissingExtra."""
+    match transform.WhichOneof("source"):
+        case "python":
+            return PythonStage(transform, context)
+        case "command":
+            return CommandStage(transform, context)
+        case "server":
+            from storage_node.etl.servers.stage import ServerStage
+
+            return ServerStage(transform, context)
+        case _:
+            raise TransformRefused(f"{transform.name}: of a kind that this node does not know")
+
+
+class _Opened:
+    """A version, and who uses it."""
+
+    def __init__(self, transform: pb.Transform, stage: Stage) -> None:
+        self.transform, self.stage = transform, stage
+        self.users = 0
+        self.retired = False
+
+
+class NodeTransforms:
+    """A `Transforms`. Belongs to the event loop that stages run on.
+
+    Args:
+        known: the transform of a name, as the cluster's map or the store's record has it now; None for none.
+        context: what every stage has; logs and counts are each transform's own.
+    """
+
+    def __init__(self, known: Callable[[str], pb.Transform | None], context: StageContext) -> None:
+        self._known, self._context = known, context
+        self._opened: dict[str, _Opened] = {}
+        self._of_name: dict[str, tuple[StageLog, StageCounts]] = {}
+        self._turns = Turns(workers_of(context.config), spare=0)
+        self._closing: set[asyncio.Task[None]] = set()
+        self._problems: dict[str, str] = {}
+        self._closed = False
+
+    # -- a `Transforms`
+
+    def versions(self, call: batch_pb.TransformCall) -> tuple[bytes, ...]:
+        return tuple(self._transform(stage.name).uuid for stage in call.stage)
+
+    def wants_path(self, call: batch_pb.TransformCall) -> bool:
+        transform = self._transform(call.stage[0].name)
+        return transform.python.path or transform.server.fqn
+
+    async def run(
+        self, call: batch_pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()
+    ) -> Content:
+        try:
+            for at, stage in enumerate(call.stage):
+                async with self.using(stage.name, versions[at] if versions else b"") as opened:
+                    made = await self._counted(opened, stage, origin, content)
+                content.close()
+                content = made
+            made, content = content, Content(0, 0)
+            return made
+        finally:
+            content.close()
+
+    async def _counted(
+        self, opened: Stage, stage: batch_pb.TransformStage, origin: Origin, content: Content
+    ) -> Content:
+        counts = self.counts(stage.name)
+        async with self._turns.turn(ASKING.get()):
+            began_s = time.monotonic()
+            try:
+                made = await opened.run(origin, content, stage.args)
+            except LoaderError as error:
+                counts.failed += 1
+                counts.errors.appendleft(told(error))
+                raise
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # a defect of ours: of this object, not of its neighbours
+                counts.failed += 1
+                counts.errors.appendleft(told(error))
+                raise TransformFailed(f"{stage.name}: {origin}: {type(error).__name__}: {error}") from error
+            finally:
+                counts.busy_s += time.monotonic() - began_s
+        counts.objects += 1
+        counts.input_bytes += content.size_bytes
+        counts.output_bytes += made.size_bytes
+        return made
+
+    @contextlib.asynccontextmanager
+    async def using(self, name: str, version: bytes = b"") -> AsyncIterator[Stage]:
+        """The stage of a name, which is not closed meanwhile. Raises as `run`."""
+        opened = self._open(name, version)
+        opened.users += 1
+        try:
+            yield opened.stage
+        finally:
+            opened.users -= 1
+            if opened.retired and not opened.users:
+                self._close(opened)
+
+    # -- versions
+
+    def _transform(self, name: str) -> pb.Transform:
+        transform = self._known(name)
+        if transform is None:
+            raise TransformNotFound(f"there is no transform {name!r}; client.etl.init makes one")
+        if transform.stopped:
+            raise TransformGone(f"transform {name!r} is stopped; client.etl.start starts it again")
+        return transform
+
+    def _open(self, name: str, version: bytes) -> _Opened:
+        if self._closed:
+            raise TransformGone(f"transform {name!r}: this node is stopping")
+        transform = self._transform(name)
+        if version and transform.uuid != version:
+            raise TransformGone(f"transform {name!r} has been replaced meanwhile")
+        opened = self._opened.get(name)
+        if opened is not None and opened.transform.uuid == transform.uuid:
+            return opened
+        if opened is not None:
+            self._retire(name)
+        log, counts = self._own(name)
+        try:
+            stage = open_stage(transform, replace(self._context, log=log, counts=counts))
+        except LoaderError as error:
+            self._problems[name] = told(error)
+            raise
+        except ImportError as error:  # an extra that is missing
+            self._problems[name] = told(error)
+            raise TransformRefused(f"{name}: {error}") from error
+        self._problems.pop(name, None)
+        self._opened[name] = opened = _Opened(transform, stage)
+        return opened
+
+    def _retire(self, name: str) -> None:
+        opened = self._opened.pop(name)
+        opened.retired = True
+        if not opened.users:
+            self._close(opened)
+
+    def _close(self, opened: _Opened) -> None:
+        task = asyncio.ensure_future(opened.stage.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        task.add_done_callback(retrieve)
+
+    def follow(self) -> None:
+        """Close what has been stopped, deleted or replaced since; to be called when the map or the record changes."""
+        for name, opened in list(self._opened.items()):
+            transform = self._known(name)
+            if transform is None or transform.stopped or transform.uuid != opened.transform.uuid:
+                self._retire(name)
+            if transform is None:
+                self._of_name.pop(name, None)
+
+    async def try_out(self, transform: pb.Transform) -> None:
+        """Whether it can be started here. Raises what is wrong with it."""
+        try:
+            stage = open_stage(transform, replace(self._context, log=StageLog(), counts=StageCounts()))
+        except ImportError as error:
+            raise TransformRefused(f"{transform.name}: {error}") from error
+        try:
+            if isinstance(stage, PythonStage | CommandStage):
+                await stage.try_out()
+        finally:
+            await stage.close()
+
+    async def close(self) -> None:
+        self._closed = True
+        for name in list(self._opened):
+            opened = self._opened.pop(name)
+            opened.retired = True
+            self._close(opened)
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    # -- what is told
+
+    def _own(self, name: str) -> tuple[StageLog, StageCounts]:
+        return self._of_name.setdefault(name, (StageLog(), StageCounts()))
+
+    def counts(self, name: str) -> StageCounts:
+        return self._own(name)[1]
+
+    def state(self, transform: pb.Transform, *, with_log: bool) -> pb.NodeTransform:
+        """Of this node; without its uuid."""
+        name = transform.name
+        found = self._of_name.get(name)
+        problem = self._problems.get(name, "")
+        state = pb.NodeTransform.RUNNING if name in self._opened else pb.NodeTransform.IDLE
+        if transform.stopped:
+            state = pb.NodeTransform.STOPPED
+        elif problem:
+            state = pb.NodeTransform.FAILED
+        told_ = pb.NodeTransform(state=state, problem=problem)
+        if found is not None:
+            log, counts = found
+            for one in (
+                "workers",
+                "objects",
+                "failed",
+                "input_bytes",
+                "output_bytes",
+                "busy_s",
+                "cache_hits",
+                "restarts",
+            ):
+                setattr(told_, one, getattr(counts, one))
+            told_.error.extend(counts.errors)
+            if with_log:
+                told_.log = log.text()
+        return told_

@@ -1,0 +1,400 @@
+"""Worker: the process in which a transform runs, one object at a time, and what it and the node say to each other.
+
+Run by a node as `python -m storage_node.etl.worker FD`, behind the fences of `fences.py`. It imports as little as it
+can:
+a worker is started when there is work, and again when one has died.
+
+What an author writes is a function, or a class that is made once in each worker, for heavy state:
+
+    def shout(data: memoryview, suffix: str = "!") -> bytes: ...        # args by name
+    class Embed:
+        def __init__(self): self.model = ...
+        def __call__(self, data: memoryview) -> bytes: ...              # or a method `transform`
+    def stream(chunks: Iterator[memoryview]) -> Iterator[bytes]: ...    # streaming=True: in constant memory
+    def by_path(path: str) -> bytes: ...                                # path=True: a file to open and read
+
+One that has a parameter `origin` is given "bucket/name" there. What is returned, or yielded, is bytes-like.
+
+On the wire, over a socket pair: heads of fixed size, JSON behind them, then bytes. Small inputs and outputs travel
+there; larger inputs lie in a memory file that both have mapped, or are a file whose descriptor comes along; larger
+outputs go into a file of the spool that the node has sent. The node takes nothing of what a worker says on trust: it
+counts and sums what is there, and never unpickles anything.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import mmap
+import os
+import shlex
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+REQUEST = struct.Struct("<IQB")
+"""Bytes of JSON, bytes of data, where the data is. As many descriptors come along as the JSON says."""
+REPLY = struct.Struct("<BQI")
+"""What it is, bytes of data, bytes of JSON; JSON and then data, if it is inline, follow."""
+INLINE, SHARED, FILE = 0, 1, 2
+"""Where an input is: behind the request, in the memory file, in a file of its own."""
+READY, IS_INLINE, IS_FILE, RAISED = 0, 1, 2, 3
+INLINE_BYTES = 64 << 10
+CHUNK_BYTES = 1 << 20
+MAX_JSON_BYTES = 1 << 20
+_MAX_FDS = 4
+_TOLD = 2000
+"""Characters of what an error says."""
+
+
+class Failed(Exception):
+    """What the object's entry is to say."""
+
+
+class Input:
+    """Of one call."""
+
+    def __init__(self, data: memoryview | None, fd: int, offset: int, size_bytes: int) -> None:
+        self.data, self.fd, self.offset, self.size_bytes = data, fd, offset, size_bytes
+
+    def view(self) -> memoryview:
+        """All of it; a file is mapped."""
+        if self.data is not None:
+            return self.data
+        if not self.size_bytes:
+            return memoryview(b"")
+        skip = self.offset % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self.fd, self.size_bytes + skip, prot=mmap.PROT_READ, offset=self.offset - skip)
+        return memoryview(mapped)[skip:]
+
+    def chunks(self) -> Iterator[memoryview]:
+        if self.data is not None:
+            for at in range(0, len(self.data), CHUNK_BYTES):
+                yield self.data[at : at + CHUNK_BYTES]
+            return
+        for at in range(0, self.size_bytes, CHUNK_BYTES):
+            part = os.pread(self.fd, min(CHUNK_BYTES, self.size_bytes - at), self.offset + at)
+            if not part:
+                raise Failed(f"its input ended after {at:,} of {self.size_bytes:,} bytes")
+            yield memoryview(part)
+
+    def file(self) -> str:
+        """A path that opens it, from this process and from its children, until the call is over."""
+        whole = self.data is None and self.offset == 0 and os.fstat(self.fd).st_size == self.size_bytes
+        if not whole:
+            fd = os.memfd_create("input")
+            for part in self.chunks():
+                _write(fd, part)
+            self.close()
+            self.data, self.fd, self.offset = None, fd, 0
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Worker:
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._shared, self._output = -1, -1
+        self._run: Callable[[Input, dict[str, Any]], Any] = _nothing
+
+    def serve(self) -> None:
+        while (request := self._receive()) is not None:
+            said, source = request
+            try:
+                if "setup" in said:
+                    self._set_up(said["setup"], source)
+                    self._reply(READY)
+                else:
+                    self._deliver(self._run(source, said))
+            except Failed as failed:
+                self._reply(RAISED, error=str(failed))
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt | SystemExit | BrokenPipeError):
+                    raise
+                self._reply(RAISED, error=_told(error))
+                traceback.print_exc()
+            finally:
+                source.close()
+
+    # -- the wire
+
+    def _receive(self) -> tuple[dict[str, Any], Input] | None:
+        head, fds, _, _ = socket.recv_fds(self._socket, REQUEST.size, _MAX_FDS, socket.MSG_WAITALL)
+        if len(head) < REQUEST.size:
+            return None
+        json_bytes, size_bytes, place = REQUEST.unpack(head)
+        said = json.loads(self._exactly(json_bytes))
+        for kind in said.pop("fds", ()):
+            fd = fds.pop(0)
+            if kind == "shared":
+                self._shared = fd
+            elif kind == "output":
+                if self._output >= 0:
+                    os.close(self._output)
+                self._output = fd
+            else:
+                return said, Input(None, fd, said["offset"], size_bytes)
+        if place == SHARED:
+            return said, Input(memoryview(mmap.mmap(self._shared, size_bytes, prot=mmap.PROT_READ)), -1, 0, size_bytes)
+        return said, Input(memoryview(self._exactly(size_bytes)), -1, 0, size_bytes)
+
+    def _exactly(self, size_bytes: int) -> bytes:
+        data = bytearray(size_bytes)
+        view, at = memoryview(data), 0
+        while at < size_bytes:
+            got = self._socket.recv_into(view[at:])
+            if not got:
+                sys.exit(0)
+            at += got
+        return bytes(data)
+
+    def _reply(self, kind: int, data: bytes | memoryview = b"", size_bytes: int = 0, **said: object) -> None:
+        text = json.dumps(said).encode() if said else b""
+        self._socket.sendall(b"".join((REPLY.pack(kind, len(data) or size_bytes, len(text)), text, data)))
+
+    def _deliver(self, made: Any) -> None:
+        if made is None or isinstance(made, str):
+            raise Failed(f"it returned {type(made).__name__}: need bytes, or with streaming=True an iterator of bytes")
+        if isinstance(made, _Written):
+            self._reply(IS_FILE, size_bytes=made.size_bytes)
+            return
+        try:
+            view = memoryview(made).cast("B")
+        except TypeError:
+            raise Failed(f"it returned {type(made).__name__}: need bytes, or something with a buffer") from None
+        if len(view) <= INLINE_BYTES:
+            self._reply(IS_INLINE, view)
+        else:
+            self._reply(IS_FILE, size_bytes=self._write([view]))
+
+    def _write(self, parts: Iterable[Any]) -> int:
+        os.ftruncate(self._output, 0)
+        os.lseek(self._output, 0, os.SEEK_SET)
+        return sum(_write(self._output, part) for part in parts)
+
+    # -- what runs
+
+    def _set_up(self, setup: dict[str, Any], source: Input) -> None:
+        if setup["kind"] == "command":
+            self._run = _Command(setup, self).run
+            return
+        if (running := f"{sys.version_info[0]}.{sys.version_info[1]}") != setup["python"]:
+            raise Failed(f"it was pickled by Python {setup['python']}, and Python {running} runs it: init it from that")
+        _require(setup["requirements"])
+        try:
+            import cloudpickle
+        except ImportError as error:
+            raise Failed(f"{sys.executable} has no cloudpickle: pip install 'ais-loader[etl]' ({error})") from error
+        made = cloudpickle.loads(bytes(source.view()))
+        if isinstance(made, type):
+            made = made()
+        function = made.transform if hasattr(made, "transform") else made
+        if not callable(function):
+            raise Failed(f"{setup['name']} is no function, and has no method transform")
+        self._run = _Function(function, setup, self).run
+
+    def write_all(self, parts: Iterable[Any]) -> _Written:
+        return _Written(self._write(parts))
+
+    @property
+    def output(self) -> int:
+        return self._output
+
+
+class _Written:
+    """An output that is in the output file already."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+
+class _Function:
+    def __init__(self, function: Callable[..., Any], setup: dict[str, Any], worker: Worker) -> None:
+        self._function, self._worker = function, worker
+        self._streaming, self._path = setup["streaming"], setup["path"]
+        try:
+            self._wants_origin = "origin" in inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            self._wants_origin = False
+
+    def run(self, source: Input, said: dict[str, Any]) -> Any:
+        arguments = json.loads(said["args"]) if said["args"] else {}
+        if not isinstance(arguments, dict):
+            raise Failed(f"args: need an object of names and values, got {type(arguments).__name__}")
+        if self._wants_origin:
+            arguments.setdefault("origin", said["origin"])
+        given = source.file() if self._path else source.chunks() if self._streaming else source.view()
+        made = self._function(given, **arguments)
+        if self._streaming and not isinstance(made, bytes | bytearray | memoryview):
+            return self._worker.write_all(made)
+        return made
+
+
+class _Command:
+    def __init__(self, setup: dict[str, Any], worker: Worker) -> None:
+        self._template: list[str] = setup["argument"]
+        self._suffixes = setup["input_suffix"], setup["output_suffix"]
+        self._worker = worker
+
+    def run(self, source: Input, said: dict[str, Any]) -> Any:
+        given = json.loads(said["args"]) if said["args"] else {}
+        if not isinstance(given, dict):
+            raise Failed(f"args: need an object of names and values, got {type(given).__name__}")
+        files = {
+            "input": os.path.abspath("input" + self._suffixes[0]),
+            "output": os.path.abspath("output" + self._suffixes[1]),
+        }
+        words = command_line(self._template, given, files)
+        by_file = any("{input}" in word for word in self._template)
+        to_file = any("{output}" in word for word in self._template)
+        path = source.file()
+        if by_file:
+            os.symlink(path, files["input"])
+        os.ftruncate(self._worker.output, 0)
+        os.lseek(self._worker.output, 0, os.SEEK_SET)
+        try:
+            with open(path if not by_file else os.devnull, "rb") as stdin, open("stderr", "w+b") as stderr:
+                done = subprocess.run(
+                    words,
+                    stdin=stdin,
+                    stdout=stderr if to_file else self._worker.output,
+                    stderr=stderr,
+                    check=False,
+                    preexec_fn=_die_with_parent,
+                )
+                stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _TOLD))
+                said_last = stderr.read().decode(errors="replace").strip()
+            if said_last:
+                print(said_last, file=sys.stderr, flush=True)
+            if done.returncode:
+                raise Failed(f"{shlex.join(words)} ended with {done.returncode}: {said_last[-_TOLD:]}")
+            if to_file:
+                try:
+                    with open(files["output"], "rb") as made, open(self._worker.output, "wb", closefd=False) as output:
+                        shutil.copyfileobj(made, output, CHUNK_BYTES)
+                except FileNotFoundError:
+                    raise Failed(f"{shlex.join(words)} wrote no {{output}}") from None
+            return _Written(os.fstat(self._worker.output).st_size)
+        except FileNotFoundError as error:
+            raise Failed(f"{words[0]}: {error.strerror}") from error
+        finally:
+            for left in (*files.values(), "stderr"):
+                if os.path.lexists(left):
+                    os.unlink(left)
+
+
+def command_line(template: list[str], given: dict[str, Any], files: dict[str, str]) -> list[str]:
+    """The words of a command. A value is one word, or a part of one, and never more; pure.
+
+    Raises Failed for an argument that is missing, or that a program would take for an option.
+    """
+    unused = set(given)
+    words = []
+    for number, word in enumerate(template):
+        made, rest = "", word
+        while rest:
+            before, brace, after = rest.partition("{")
+            made += before
+            if not brace:
+                break
+            slot, closed, rest = after.partition("}")
+            if not closed:
+                raise Failed(f"{word!r}: a brace that is not closed")
+            if slot in files:
+                made += files[slot]
+                continue
+            name, colon, default = slot.removeprefix("args.").partition(":")
+            if not slot.startswith("args.") or not name:
+                raise Failed(
+                    f"{word!r}: {{{slot}}} is none of {{input}}, {{output}}, {{args.NAME}}, {{args.NAME:DEFAULT}}"
+                )
+            unused.discard(name)
+            if name not in given and not colon:
+                raise Failed(f"args: {name!r} is missing")
+            value = given.get(name, default)
+            if not isinstance(value, str | int | float) or "\0" in str(value):
+                raise Failed(f"args: {name!r}: need text or a number, got {type(value).__name__}")
+            text = str(value)
+            if not made and not word.partition("{")[0] and text.startswith("-") and number and isinstance(value, str):
+                raise Failed(f"args: {name!r}: {text!r} would be taken for an option")
+            made += text
+        words.append(made)
+    if unused:
+        raise Failed(f"args: {sorted(unused)[0]!r} is none that this command takes")
+    return words
+
+
+def _die_with_parent() -> None:
+    from storage_node.etl.fences import die_with_parent
+
+    die_with_parent()
+
+
+def _require(requirements: list[str]) -> None:
+    """Raises Failed for packages that this interpreter has not got, or has in another version."""
+    if not requirements:
+        return
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    missing = []
+    for text in requirements:
+        wanted = Requirement(text)
+        try:
+            found = metadata.version(wanted.name)
+        except metadata.PackageNotFoundError:
+            missing.append(f"{text} (not installed)")
+            continue
+        if not wanted.specifier.contains(found, prereleases=True):
+            missing.append(f"{text} (there is {found})")
+    if missing:
+        raise Failed(
+            f"{sys.executable} has not what it needs: {', '.join(missing)}; install it there, or set etl_python"
+        )
+
+
+def _write(fd: int, part: Any) -> int:
+    view = memoryview(part).cast("B")
+    at = 0
+    while at < len(view):
+        at += os.write(fd, view[at:])
+    return at
+
+
+def _told(error: BaseException) -> str:
+    """The error, and where in the transform's own code it was raised."""
+    said = "".join(traceback.format_exception_only(error)).strip()
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    where = f" ({frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+    return said[:_TOLD] + where
+
+
+def _nothing(source: Input, said: dict[str, Any]) -> Any:
+    raise Failed("a call before its set-up")
+
+
+def main() -> None:
+    from storage_node.etl.fences import Fences, enter
+
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        enter(Fences(**json.loads(sys.argv[2])))
+    except OSError as error:
+        text = json.dumps({"error": str(error), "refused": True}).encode()
+        sock.sendall(REPLY.pack(RAISED, 0, len(text)) + text)
+        return
+    Worker(sock).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Worker stage: a transform's pool of worker processes, for Python code and for commands.
+
+Workers are started when there is work for them, up to as many as run at once, kept for a while, and started anew when
+one has died: at once for the next object, and with growing pauses while none gets as far as to be ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import time
+from typing import Any
+
+from ais_loader.errors import LoaderError, TransformError, TransformFailed, TransformGone, TransformRefused
+from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.config import ServerConfig
+from storage_node.etl.fences import Fences
+from storage_node.etl.stage_context import StageContext
+from storage_node.etl.values import Content, Origin
+from storage_node.etl.worker_process import WorkerDied, WorkerProcess
+from storage_node.tasks import settled
+
+IDLE_S = 60.0
+DEFAULT_RETRIES = 1
+_PAUSES = Backoff(0.5, 30.0, jitter=0.2)
+ANY_PROGRAM = "*"
+"""In `etl_commands`: whatever there is."""
+
+
+class WorkerStage:
+    """A `Stage`. Subclasses say what a worker is set up with."""
+
+    def __init__(self, transform: pb.Transform, context: StageContext) -> None:
+        """Raises TransformRefused."""
+        self._transform, self._context = transform, context
+        config, limits = context.config, transform.limits
+        self._timeout_s = min(limits.timeout_s or config.etl_timeout_s, config.etl_timeout_s)
+        self._max_bytes = min(limits.output_bytes or config.etl_output_bytes, config.etl_output_bytes)
+        self._memory_bytes = min(limits.memory_bytes or config.etl_worker_memory_bytes, config.etl_worker_memory_bytes)
+        self._free = asyncio.Semaphore(min(transform.workers or 1 << 20, workers_of(config)))
+        self._idle: list[WorkerProcess] = []
+        self._busy: set[WorkerProcess] = set()
+        self._ending: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._failures = 0
+        self._not_before_s = 0.0
+        self._last_failure: TransformError | TransformRefused | None = None
+
+    @property
+    def wants_path(self) -> bool:
+        return False
+
+    def _setup(self) -> tuple[dict[str, Any], bytes]:
+        """What a worker is told, and the code that it is given."""
+        raise NotImplementedError
+
+    async def run(self, origin: Origin, content: Content, args: str) -> Content:
+        """See Stage."""
+        limits = self._transform.limits
+        said = {"args": args, "origin": str(origin)}
+        most_bytes = self._max_bytes
+        if limits.inflation:
+            most_bytes = min(most_bytes, int(limits.inflation * content.size_bytes))
+        for tried in range((limits.retries or DEFAULT_RETRIES) + 1):
+            async with self._free:
+                worker = await self._worker()
+                self._busy.add(worker)
+                try:
+                    output = await worker.run(said, content, self._timeout_s, most_bytes)
+                except WorkerDied as error:
+                    if tried >= (limits.retries or DEFAULT_RETRIES):
+                        raise type(error)(f"{self._transform.name}: {origin}: {error}") from error
+                    continue
+                except TransformError as error:
+                    raise type(error)(f"{self._transform.name}: {origin}: {error}") from error
+                finally:
+                    self._busy.discard(worker)
+                    self._give_back(worker)
+                return output
+        raise AssertionError("unreachable")
+
+    async def try_out(self) -> None:
+        """Start a worker. Raises what that raises."""
+        self._give_back(await self._worker())
+
+    async def _worker(self) -> WorkerProcess:
+        if self._closed:
+            raise TransformGone(f"{self._transform.name}: it was stopped, deleted or replaced meanwhile")
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.alive:
+                return worker
+            self._close(worker)
+        if self._last_failure is not None and time.monotonic() < self._not_before_s:
+            raise type(self._last_failure)(f"{self._last_failure} (tried again in a while)")
+        worker = WorkerProcess(self._context.spool, self._memory_bytes, self._context.on_thread, self._context.log.add)
+        self._context.counts.workers += 1
+        config = self._context.config
+        fences = Fences(self._memory_bytes, self._max_bytes, config.etl_network, os.getpid())
+        setup, code = self._setup()
+        try:
+            await worker.start(setup, code, fences, python=config.etl_python, user=config.etl_user)
+        except BaseException as error:
+            self._context.counts.workers -= 1
+            if isinstance(error, OSError):
+                error = TransformFailed(f"{self._transform.name}: no worker can be started: {error}")
+            elif isinstance(error, TransformError | TransformRefused):
+                error = type(error)(f"{self._transform.name}: it does not start: {error}")
+            else:
+                raise
+            self._not_before_s = time.monotonic() + _PAUSES.pause_s(self._failures)
+            self._failures += 1
+            self._last_failure = error
+            raise error from None
+        self._failures, self._last_failure = 0, None
+        return worker
+
+    def _give_back(self, worker: WorkerProcess) -> None:
+        if self._closed or not worker.alive:
+            if not worker.alive:
+                self._context.counts.restarts += 1
+            self._close(worker)
+            return
+        self._idle.append(worker)
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().call_later(IDLE_S, self._end_idle)
+
+    def _end_idle(self) -> None:
+        """Those that have had nothing to do for long."""
+        self._ending = None
+        now_s = time.monotonic()
+        for worker in [one for one in self._idle if now_s - one.idle_since_s >= IDLE_S - 1]:
+            self._idle.remove(worker)
+            self._close(worker)
+        if self._idle:
+            self._ending = asyncio.get_running_loop().call_later(IDLE_S, self._end_idle)
+
+    def _close(self, worker: WorkerProcess) -> None:
+        self._context.counts.workers -= 1
+        task = asyncio.ensure_future(worker.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """See Stage: those who run have their time-out to end in."""
+        self._closed = True
+        if self._ending is not None:
+            self._ending.cancel()
+        while self._idle:
+            self._close(self._idle.pop())
+        deadline_s = time.monotonic() + self._timeout_s
+        while self._busy and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
+        for worker in list(self._busy):
+            worker.kill()
+        while self._closing:
+            await settled(asyncio.ensure_future(asyncio.wait(self._closing)))
+
+
+class PythonStage(WorkerStage):
+    """A function or a class of a client's."""
+
+    def __init__(self, transform: pb.Transform, context: StageContext) -> None:
+        if not context.config.etl_code:
+            raise TransformRefused(
+                f"{transform.name}: this node runs no code of clients': its operator would have to allow it "
+                "(etl_code = true, or serve --etl-code)"
+            )
+        super().__init__(transform, context)
+
+    @property
+    def wants_path(self) -> bool:
+        return self._transform.python.path
+
+    def _setup(self) -> tuple[dict[str, Any], bytes]:
+        python = self._transform.python
+        setup = {
+            "kind": "python",
+            "name": python.qualified_name or self._transform.name,
+            "python": python.python or f"{sys.version_info[0]}.{sys.version_info[1]}",
+            "requirements": list(python.requirement),
+            "streaming": python.streaming,
+            "path": python.path,
+        }
+        return setup, python.pickle
+
+
+class CommandStage(WorkerStage):
+    """A command of those that the operator lists."""
+
+    def __init__(self, transform: pb.Transform, context: StageContext) -> None:
+        super().__init__(transform, context)
+        words = list(transform.command.argument)
+        if not words:
+            raise TransformRefused(f"{transform.name}: a command without words")
+        allowed = context.config.etl_commands
+        if ANY_PROGRAM not in allowed and words[0] not in allowed:
+            listed = ", ".join(allowed) or "none"
+            raise TransformRefused(
+                f"{transform.name}: {words[0]!r} is none of the programs that this node runs: {listed}; its operator "
+                "would have to add it (etl_commands, or serve --etl-command)"
+            )
+        found = shutil.which(words[0])
+        if found is None:
+            raise TransformRefused(f"{transform.name}: there is no program {words[0]!r} on this node (PATH)")
+        self._words = [found, *words[1:]]
+
+    def _setup(self) -> tuple[dict[str, Any], bytes]:
+        command = self._transform.command
+        suffixes = {"input_suffix": command.input_suffix, "output_suffix": command.output_suffix}
+        return {"kind": "command", "argument": self._words, **suffixes}, b""
+
+
+def workers_of(config: ServerConfig) -> int:
+    """Objects that are transformed at once."""
+    return config.etl_workers or len(os.sched_getaffinity(0))
+
+
+def told(error: BaseException) -> str:
+    """An error in one line, for the list of a transform's latest ones."""
+    with contextlib.suppress(Exception):
+        return (f"{error.kind}: " if isinstance(error, LoaderError) else "") + " ".join(str(error).split())[:500]
+    return type(error).__name__

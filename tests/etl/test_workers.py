@@ -1,0 +1,515 @@
+"""Workers: what they make, and every way in which a transform can fail without more than its object being lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ais_loader.errors import (
+    TransformError,
+    TransformFailed,
+    TransformGone,
+    TransformNotFound,
+    TransformRefused,
+    TransformTimeout,
+)
+from ais_loader.testing import eventually, seeded_bytes
+from storage_node.etl.values import Content
+from tests.etl.worker_kit import ORIGIN, call, of_command, of_function, run_one, transforms_of
+
+MiB = 1 << 20
+
+
+def upper(data: memoryview) -> bytes:
+    return bytes(data).upper()
+
+
+# -- what they make
+
+
+@pytest.mark.parametrize("size", [0, 1, 64 << 10, (64 << 10) + 1, 3 * MiB, 9 * MiB])
+def test_bytes_of_any_size_pass_through(tmp_path: Path, size: int) -> None:
+    data = seeded_bytes(size, seed=size)
+    assert run_one(tmp_path, of_function(lambda data: bytes(data)[::-1]), data) == data[::-1]
+
+
+def test_an_input_that_is_a_file_is_read_from_where_it_begins(tmp_path: Path) -> None:
+    data = seeded_bytes(6 * MiB, seed=1)
+    (tmp_path / "object").write_bytes(b"head" + data + b"tail")
+
+    async def run(function: Any, **fields: Any) -> bytes:
+        async with transforms_of(tmp_path, of_function(function, **fields)) as transforms:
+            fd = os.open(tmp_path / "object", os.O_RDONLY)
+            content = Content(len(data), 0, fd=fd, offset=4)
+            made = await transforms.run(call(), ORIGIN, content)
+            assert content.fd == -1  # closed
+            return bytes(made.read(0, made.size_bytes))
+
+    def by_path(path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    assert asyncio.run(run(lambda data: bytes(data))) == data
+    assert asyncio.run(run(lambda chunks: (bytes(chunk) for chunk in chunks), streaming=True)) == data
+    assert asyncio.run(run(by_path, path=True)) == data
+
+
+def test_arguments_the_origin_and_anything_with_a_buffer(tmp_path: Path) -> None:
+    def told(data: memoryview, *, times: int, origin: str) -> Any:
+        import array
+
+        return array.array("B", origin.encode() + bytes(data) * times)
+
+    assert run_one(tmp_path, of_function(told), b"ab", times=3) == b"b/en/a.wavababab"
+
+
+class Counter:
+    """Made once in a worker."""
+
+    def __init__(self) -> None:
+        self.made_by = os.getpid()
+        self.calls = 0
+
+    def transform(self, data: memoryview) -> bytes:
+        self.calls += 1
+        return f"{self.made_by == os.getpid()} {self.calls}".encode()
+
+
+def test_a_class_is_made_once_for_each_worker(tmp_path: Path) -> None:
+    async def run() -> list[bytes]:
+        async with transforms_of(tmp_path, of_function(Counter), etl_workers=1) as transforms:
+            return [bytes((await transforms.run(call(), ORIGIN, Content.of(b""))).read(0, 99)) for _ in range(3)]
+
+    assert asyncio.run(run()) == [b"True 1", b"True 2", b"True 3"]
+
+
+def test_a_pipeline_passes_each_output_on(tmp_path: Path) -> None:
+    async def run() -> bytes:
+        shout = of_function(lambda data: bytes(data) + b"!", name="shout")
+        async with transforms_of(tmp_path, of_function(upper, name="upper"), shout) as transforms:
+            made = await transforms.run(call("upper", "shout", "shout"), ORIGIN, Content.of(b"ab"))
+            counts = transforms.counts("shout")
+            assert (counts.objects, counts.input_bytes, counts.output_bytes) == (2, 5, 7)
+            return bytes(made.read(0, 99))
+
+    assert asyncio.run(run()) == b"AB!!"
+
+
+def test_several_run_at_once_and_no_more_than_there_are_workers(tmp_path: Path) -> None:
+    def where(data: memoryview) -> bytes:
+        import time
+
+        time.sleep(0.2)
+        return str(os.getpid()).encode()
+
+    async def run() -> set[bytes]:
+        async with transforms_of(tmp_path, of_function(where), etl_workers=2) as transforms:
+            made = await asyncio.gather(*(transforms.run(call(), ORIGIN, Content.of(b"")) for _ in range(6)))
+            assert transforms.counts("f").workers == 2
+            return {bytes(one.read(0, 99)) for one in made}
+
+    assert len(asyncio.run(run())) == 2
+
+
+@pytest.mark.slow
+def test_what_streams_needs_no_more_memory_for_more_bytes(tmp_path: Path) -> None:
+    """In a file system in memory the file would be counted."""
+
+    def grow(chunks: Iterator[memoryview], times: int) -> Iterator[bytes]:
+        for chunk in chunks:
+            for _ in range(times):
+                yield bytes(chunk)
+
+    (tmp_path / "large").write_bytes(bytes(64 * MiB))
+
+    async def run() -> None:
+        async with transforms_of(tmp_path, of_function(grow, streaming=True, memory_bytes=80 * MiB)) as transforms:
+            content = Content(64 * MiB, 0, fd=os.open(tmp_path / "large", os.O_RDONLY))
+            made = await transforms.run(call(times=4), ORIGIN, content)
+            assert made.size_bytes == 256 * MiB and made.fd >= 0
+            made.close()
+
+    asyncio.run(run())
+
+
+# -- commands
+
+
+def test_a_command_reads_stdin_and_writes_stdout(tmp_path: Path) -> None:
+    data = seeded_bytes(300_000, seed=3)
+    assert run_one(tmp_path, of_command("cat"), data) == data
+    assert run_one(tmp_path, of_command("tr", "a-z", "{args.to:A-Z}"), b"abc") == b"ABC"
+    assert run_one(tmp_path, of_command("tr", "a-z", "{args.to:A-Z}"), b"abc", to="b-za") == b"bcd"
+
+
+def test_a_command_by_files_has_their_suffixes(tmp_path: Path) -> None:
+    command = of_command("cp", "{input}", "{output}", input_suffix=".flac", output_suffix=".wav")
+    assert run_one(tmp_path, command, b"sound") == b"sound"
+    shown = run_one(tmp_path, of_command("echo", "{input}", input_suffix=".flac"), b"sound")
+    assert shown.rstrip().endswith(b".flac")
+
+
+@pytest.mark.parametrize(
+    ("words", "args", "what"),
+    [
+        (("tr", "{args.set}", "x"), {}, "'set' is missing"),
+        (("tr", "{args.set}", "x"), {"set": "-d"}, "would be taken for an option"),
+        (("tr", "a", "b"), {"other": 1}, "is none that this command takes"),
+        (("tr", "{nonsense}", "b"), {}, "is none of"),
+        (("tr", "{args.set"), {}, "not closed"),
+        (("tr", "{args.set}", "x"), {"set": ["a"]}, "need text or a number"),
+        (("false",), {}, "ended with 1"),
+        (("sh", "-c", "echo it is broken >&2; exit 3"), {}, "ended with 3: it is broken"),
+        (("true", "{output}"), {}, "wrote no {output}"),
+    ],
+)
+def test_a_command_that_fails_says_what_is_wrong(tmp_path: Path, words: tuple[str, ...], args: Any, what: str) -> None:
+    with pytest.raises(TransformFailed, match=what.replace("{", r"\{")):
+        run_one(tmp_path, of_command(*words), b"abc", **args)
+
+
+def test_an_argument_is_one_word_whatever_is_in_it(tmp_path: Path) -> None:
+    made = run_one(tmp_path, of_command("printf", "%s|", "{args.word}", "x={args.word}"), b"", word="a b; rm $HOME")
+    assert made == b"a b; rm $HOME|x=a b; rm $HOME|"
+
+
+# -- what is refused
+
+
+def test_a_node_runs_nothing_that_its_operator_has_not_allowed(tmp_path: Path) -> None:
+    with pytest.raises(TransformRefused, match="etl_code"):
+        run_one(tmp_path, of_function(upper), b"", {"etl_code": False})
+    with pytest.raises(TransformRefused, match=r"'cat' is none of the programs.*none"):
+        run_one(tmp_path, of_command("cat"), b"", {"etl_commands": ()})
+    assert run_one(tmp_path, of_command("cat"), b"x", {"etl_commands": ("cat",)}) == b"x"
+    with pytest.raises(TransformRefused, match="there is no program 'no-such'"):
+        run_one(tmp_path, of_command("no-such"), b"")
+
+
+def test_code_of_another_python_and_without_its_requirements_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TransformFailed, match=r"pickled by Python 2\.7"):
+        run_one(tmp_path, of_function(upper, python="2.7"), b"")
+    with pytest.raises(TransformFailed, match=r"no-such-package.*not installed.*numpy<1.*there is"):
+        run_one(tmp_path, of_function(upper, requirement=["no-such-package>=1", "numpy<1"]), b"")
+    assert run_one(tmp_path, of_function(upper, requirement=["numpy>=1"]), b"a") == b"A"
+
+
+def test_what_is_not_there_or_stopped_is_said(tmp_path: Path) -> None:
+    stopped = of_function(upper)
+    stopped.stopped = True
+    with pytest.raises(TransformGone, match="is stopped"):
+        run_one(tmp_path, stopped, b"")
+
+    async def run() -> None:
+        async with transforms_of(tmp_path, of_function(upper)) as transforms:
+            with pytest.raises(TransformNotFound, match="there is no transform 'g'"):
+                await transforms.run(call("g"), ORIGIN, Content.of(b""))
+            with pytest.raises(TransformGone, match="replaced"):
+                await transforms.run(call(), ORIGIN, Content.of(b""), [b"another version"])
+
+    asyncio.run(run())
+
+
+# -- fences
+
+
+def raises(data: memoryview) -> bytes:
+    raise ValueError(f"not {bytes(data)!r}")
+
+
+def hangs(data: memoryview) -> bytes:
+    import time
+
+    if data:
+        time.sleep(600)
+    return b"quick"
+
+
+def leaks(data: memoryview) -> bytes:
+    held = []
+    while True:
+        held.append(bytearray(b"x" * (8 << 20)))
+
+
+def leaks_slowly(data: memoryview) -> bytes:
+    """In shared memory, which no limit of the kernel counts."""
+    import mmap
+    import time
+
+    held = mmap.mmap(-1, 400 << 20)
+    for at in range(0, 400 << 20, 4096):
+        held[at] = 1
+    time.sleep(60)
+    return b""
+
+
+def dies(data: memoryview) -> bytes:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return b""
+
+
+def exits(data: memoryview) -> bytes:
+    os._exit(3)
+
+
+def closes(data: memoryview) -> bytes:
+    import time
+
+    os.closerange(3, 200)
+    time.sleep(60)
+    return b""
+
+
+def babbles(data: memoryview) -> bytes:
+    for fd in range(3, 30):
+        with contextlib.suppress(OSError):
+            os.write(fd, b"\xff" * 100)
+    return b""
+
+
+def lies(data: memoryview) -> bytes:
+    """Says that the output file has more than is written to it."""
+    import sys
+
+    worker = sys.modules["__main__"]
+    frame = sys._getframe()
+    while not isinstance(frame.f_locals.get("self"), worker.Worker):  # type: ignore[attr-defined]
+        frame = frame.f_back  # type: ignore[assignment]
+    real = frame.f_locals["self"]
+    real._write = lambda parts: 1 << 20
+    return bytes(100 << 10)
+
+
+def inflates(data: memoryview) -> bytes:
+    return bytes(data) * 100
+
+
+def floods(chunks: Iterator[memoryview]) -> Iterator[bytes]:
+    while True:
+        yield bytes(1 << 20)
+
+
+def returns_text(data: memoryview) -> Any:
+    return "text"
+
+
+FENCES: dict[str, tuple[Any, dict[str, Any], type[TransformError], str]] = {
+    "raises": (raises, {}, TransformFailed, r"ValueError: not b'abc' \(raises, line"),
+    "hangs": (hangs, {"timeout_s": 0.5}, TransformTimeout, "took too long"),
+    "leaks": (leaks, {"memory_bytes": 300 << 20}, TransformFailed, "MemoryError"),
+    "leaks where no limit counts": (leaks_slowly, {"memory_bytes": 200 << 20}, TransformFailed, "bytes in memory"),
+    "is killed": (dies, {}, TransformFailed, "ended by signal 9"),
+    "exits": (exits, {}, TransformFailed, "ended with 3"),
+    "closes its socket": (closes, {}, TransformFailed, "closed its socket"),
+    "writes to the socket": (babbles, {}, TransformFailed, "makes no sense"),
+    "lies about its size": (lies, {}, TransformFailed, "said 1,048,576 bytes, and wrote 0"),
+    "inflates": (inflates, {"inflation": 50.0}, TransformFailed, "it made 300 bytes, at most 150"),
+    "makes too much": (inflates, {"output_bytes": 299}, TransformFailed, "it made 300 bytes, at most 299"),
+    "returns no bytes": (returns_text, {}, TransformFailed, "it returned str"),
+}
+
+
+@pytest.mark.parametrize("case", FENCES)
+def test_a_transform_that(tmp_path: Path, case: str) -> None:
+    """Fails its object, typed and named, and the next one is served."""
+    function, limits, error, what = FENCES[case]
+    good = of_function(upper, name="good")
+
+    async def run() -> None:
+        async with transforms_of(
+            tmp_path, of_function(function, retries=1, **limits), good, etl_workers=1
+        ) as transforms:
+            for _ in range(2):
+                with pytest.raises(error, match=what) as raised:
+                    await transforms.run(call(), ORIGIN, Content.of(b"abc"))
+                assert str(raised.value).startswith("f: b/en/a.wav: ")
+                made = await transforms.run(call("good"), ORIGIN, Content.of(b"abc"))
+                assert bytes(made.read(0, 9)) == b"ABC"
+            assert transforms.counts("f").failed == 2 and error.kind in transforms.counts("f").errors[0]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_flood_is_stopped_by_the_size_of_its_file(tmp_path: Path) -> None:
+    with pytest.raises(TransformFailed, match=r"File too large|signal 25"):
+        run_one(tmp_path, of_function(floods, streaming=True, output_bytes=4 * MiB), b"abc")
+
+
+def test_a_worker_that_has_died_is_tried_once_more_and_then_the_object_fails(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+
+    def dies_once(data: memoryview, marks: str) -> bytes:
+        with open(marks, "ab") as file:
+            file.write(b"x")
+        if os.stat(marks).st_size == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return b"the second time"
+
+    assert run_one(tmp_path, of_function(dies_once), b"", marks=str(marks)) == b"the second time"
+    assert marks.read_bytes() == b"xx"
+
+
+def test_children_of_a_worker_end_with_it(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+
+    def forks(data: memoryview, pids: str) -> bytes:
+        import subprocess
+        import time
+
+        child = subprocess.Popen(["sleep", "600"])
+        with open(pids, "w") as file:
+            file.write(str(child.pid))
+        time.sleep(600)
+        return b""
+
+    with pytest.raises(TransformTimeout):
+        run_one(tmp_path, of_function(forks, timeout_s=1.0), b"x", pids=str(pids))
+    pid = int(pids.read_text())
+    eventually(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+
+
+def test_a_worker_inherits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+    def sees(data: memoryview) -> bytes:
+        import json
+
+        links = []
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        told = {
+            "fds": links,
+            "env": dict(os.environ),
+            "cwd": os.listdir("."),
+            "nice": os.nice(0),
+            "sid": os.getsid(0) == os.getpid(),
+        }
+        return json.dumps(told).encode()
+
+    with open(tmp_path / "open-file", "w") as held:
+        os.set_inheritable(held.fileno(), True)
+        told = json.loads(run_one(tmp_path, of_function(sees), b""))
+    assert not [link for link in told["fds"] if "open-file" in link]
+    assert sum("socket:" in link for link in told["fds"]) == 1
+    assert "AWS_SECRET_ACCESS_KEY" not in told["env"] and told["env"]["HOME"].startswith(str(tmp_path / "spool"))
+    assert told["cwd"] == [] and told["nice"] >= 5 and told["sid"]
+
+
+def test_without_a_network_there_is_none_or_nothing_starts(tmp_path: Path) -> None:
+    def reaches(data: memoryview) -> bytes:
+        import socket
+
+        try:
+            socket.create_connection(("127.0.0.1", int(bytes(data))), timeout=2)
+        except OSError as error:
+            return type(error).__name__.encode()
+        return b"reached"
+
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1]).encode()
+        assert run_one(tmp_path, of_function(reaches), port) == b"reached"
+        try:
+            assert run_one(tmp_path, of_function(reaches), port, {"etl_network": False}) != b"reached"
+        except TransformRefused as error:
+            assert "no network namespace can be made here" in str(error)
+
+
+def test_another_user_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(TransformRefused, match="no such user"):
+        run_one(tmp_path, of_function(upper), b"", {"etl_user": "nobody-of-this-name"})
+
+
+def test_one_that_never_starts_is_not_started_again_and_again(tmp_path: Path) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            raise RuntimeError("no model here")
+
+    async def run() -> None:
+        async with transforms_of(tmp_path, of_function(Broken)) as transforms:
+            began = time.monotonic()
+            for _ in range(50):
+                with pytest.raises(TransformFailed, match="does not start: RuntimeError: no model here"):
+                    await transforms.run(call(), ORIGIN, Content.of(b""))
+            assert time.monotonic() - began < 20
+            assert transforms.counts("f").workers == 0
+
+    asyncio.run(run())
+
+
+def test_one_that_is_cancelled_is_ended_and_its_worker_is_replaced(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with transforms_of(tmp_path, of_function(hangs), etl_workers=1) as transforms:
+            running = asyncio.ensure_future(transforms.run(call(), ORIGIN, Content.of(b"x")))
+            await asyncio.sleep(0.5)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            made = await transforms.run(call(), ORIGIN, Content.of(b""))
+            assert bytes(made.read(0, 9)) == b"quick"
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_version_that_is_replaced_ends_what_it_has_begun(tmp_path: Path) -> None:
+    def slow(data: memoryview) -> bytes:
+        import time
+
+        time.sleep(0.5)
+        return b"old"
+
+    async def run() -> list[bytes]:
+        known = {"f": of_function(slow, uuid=b"1" * 16)}
+        async with transforms_of(tmp_path) as transforms:
+            transforms._known = known.get
+            old = asyncio.ensure_future(transforms.run(call(), ORIGIN, Content.of(b"")))
+            await asyncio.sleep(0.1)
+            known["f"] = of_function(lambda data: b"new", uuid=b"2" * 16)
+            transforms.follow()
+            new = await transforms.run(call(), ORIGIN, Content.of(b""))
+            return [bytes((await old).read(0, 9)), bytes(new.read(0, 9))]
+
+    assert asyncio.run(run()) == [b"old", b"new"]
+
+
+def test_nothing_is_left_of_workers_when_their_process_is_killed(tmp_path: Path) -> None:
+    program = """
+import asyncio, sys
+from pathlib import Path
+from tests.etl.test_workers import hangs
+from tests.etl.worker_kit import ORIGIN, Content, call, of_function, transforms_of
+async def run():
+    async with transforms_of(Path(sys.argv[1]), of_function(hangs)) as transforms:
+        running = asyncio.ensure_future(transforms.run(call(), ORIGIN, Content.of(b"x")))
+        while not (stage := transforms._opened.get("f")) or not stage.stage._busy:
+            await asyncio.sleep(0.01)
+        print([worker._process.pid for worker in stage.stage._busy][0], flush=True)
+        await running
+asyncio.run(run())
+"""
+    root = Path(__file__).resolve().parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, cwd=root, text=True
+    )
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    eventually(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+    assert list((tmp_path / "spool").glob("worker-*"))  # of the dead
+    assert run_one(tmp_path, of_function(upper), b"a") == b"A"
+    assert not list((tmp_path / "spool").glob(f"worker-{process.pid}-*"))
