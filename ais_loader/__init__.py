@@ -36,6 +36,7 @@ from ais_loader.requests import BatchOptions
 from ais_loader.snapshots import SnapshotInfo
 from ais_loader.summary import BucketSummary
 from ais_loader.timing import BatchTiming
+from ais_loader.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
 
 if TYPE_CHECKING:
     from ais_loader.datasets import BatchIterableDataset, MapDataset
@@ -61,6 +62,8 @@ __all__ = [
     "Entry",
     "Failure",
     "Item",
+    "JobCounts",
+    "JobFailures",
     "LoaderError",
     "MapDataset",
     "MemberInfo",
@@ -70,6 +73,7 @@ __all__ = [
     "ObjectReader",
     "PackedBatch",
     "PartInfo",
+    "PlannedResult",
     "Progress",
     "PromoteResult",
     "PromoteSummary",
@@ -78,6 +82,7 @@ __all__ = [
     "ShufflePlan",
     "SnapshotInfo",
     "Status",
+    "TransformJob",
     "UploadInfo",
     "WithOpaque",
     "connect",

@@ -22,6 +22,7 @@ from ais_loader.content import Content, Source
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.objects.bucket_composing import BucketComposing
+from ais_loader.objects.bucket_transforming import BucketTransforming
 from ais_loader.objects.delete import delete_many, delete_prefix, iter_delete_many
 from ais_loader.objects.folders import download, put_folder
 from ais_loader.objects.head_many import head_many
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from ais_loader.client import Client
 
 
-class Bucket(BucketComposing):
+class Bucket(BucketComposing, BucketTransforming):
     """The objects under one bucket's name. Cheap to make; holds nothing."""
 
     def __init__(self, client: Client, name: str) -> None:

@@ -25,6 +25,7 @@ from ais_loader.wire.generated import (
     ais_cluster_pb2_grpc,
     ais_compose_pb2_grpc,
     ais_contents_pb2_grpc,
+    ais_etl_pb2_grpc,
     ais_objects_pb2_grpc,
     ais_promote_pb2_grpc,
     ais_replica_pb2_grpc,
@@ -42,6 +43,8 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.node import NodeSnapshots
 from storage_node.config import ServerConfig
 from storage_node.descriptors import raise_descriptor_limit
+from storage_node.etl.jobs.manager import JobManager
+from storage_node.etl.values import Transforms
 from storage_node.metrics import metrics_served, require_library
 from storage_node.node import Node
 from storage_node.promote.store_folders import of_store, require_apart
@@ -51,6 +54,7 @@ from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
 from storage_node.services.drives import DriveService
 from storage_node.services.errors import abort
+from storage_node.services.etl_jobs import EtlJobsPeerService, EtlJobsService, jobs_of_node
 from storage_node.services.objects import BucketsService, NodeService, ObjectsService
 from storage_node.services.peer_check import PeerCheck
 from storage_node.services.promote import PromoteService
@@ -97,12 +101,20 @@ class NodeServer:
     A context manager that does both. Its methods may be called from any thread but the node's own.
     """
 
-    def __init__(self, drives: Sequence[str | PathLike[str]], config: ServerConfig | None = None) -> None:
+    def __init__(
+        self,
+        drives: Sequence[str | PathLike[str]],
+        config: ServerConfig | None = None,
+        *,
+        transforms: Callable[[Node], Transforms] | None = None,
+    ) -> None:
         """
         Args:
             drives: folders of one store, at least one; made if they are missing.
             config: without it the defaults, which listen on loopback at port 7480.
+            transforms: what jobs pass objects through, made on the node's event loop; without it there are none.
         """
+        self._transforms = transforms
         self.config = config or ServerConfig()
         self._drives = list(drives)
         self._store: Store | None = None
@@ -223,6 +235,11 @@ class NodeServer:
             self.drives = drives = DriveManager(node, self.membership, self._acceptor_store, repair)
             drives.require_free = lambda folder: require_apart(self.config.promote_roots, [folder])
             ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), methods)
+            jobs: JobManager | None = None
+            if self._transforms is not None:
+                jobs = jobs_of_node(node, self.membership, writes, self._transforms(node))
+                ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlJobsService(node, jobs), methods)
+                ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlJobsPeerService(jobs), methods)
             repair.prepare()
             session = {"Session": _session_handler(batches)}
             methods.add_registered_method_handlers("ais_loader.v1.GetBatch", session, sizes=False)
@@ -248,11 +265,14 @@ class NodeServer:
                 asyncio.create_task(keep_going("following the cluster's map", map_sync.run)),
                 asyncio.create_task(keep_going("taking care of snapshots", snapshots.sweep.run)),
             ]
+            if jobs is not None:
+                beside.append(asyncio.create_task(keep_going("passing buckets through transforms", jobs.run)))
             repair.start()
             drives.start()
             await self._stopping.wait()
             for task in beside:
                 task.cancel()
+            await asyncio.wait(beside, timeout=STOP_TIMEOUT_S)
             await drives.stop()
             await repair.stop()
             batches.stop()

@@ -36,7 +36,7 @@ ais_loader.transport.grpc
 ais_loader.transport.cluster
 storage_node
 ais_loader.transport.embedded
-ais_loader.objects
+ais_loader.objects ais_loader.transform_job
 ais_loader
 ais_loader.testing
 ais_loader.cli

@@ -12,6 +12,7 @@ from ais_loader.content import Content
 from ais_loader.entry import ObjectInfo
 from ais_loader.objects import copy as copying
 from ais_loader.objects.append import append, append_members
+from ais_loader.objects.job_stages import EtlLike, job_stages
 from ais_loader.objects.multipart import (
     MultipartUpload,
     UploadInfo,
@@ -32,16 +33,31 @@ class BucketComposing(ABC):
     @abstractmethod
     def _transport(self) -> Transport: ...
 
-    def copy(self, name: str, to: str, *, to_bucket: str | None = None, if_absent: bool = False) -> ObjectInfo:
+    def copy(
+        self,
+        name: str,
+        to: str,
+        *,
+        to_bucket: str | None = None,
+        if_absent: bool = False,
+        etl: EtlLike | None = None,
+    ) -> ObjectInfo:
         """Copy an object, with its metadata, in this bucket or to another one. The store does it: no bytes come here.
 
         Args:
             if_absent: copy it only where there is no object of that name.
+            etl: put what a transform, or a pipeline, makes of it. The metadata name the source's version and the
+                transforms', and are not the source's. Not together with `if_absent`.
 
         The source is verified while it is read; of a damaged one nothing is made.
         Raises ObjectNotFound, BucketNotFound, InvalidName, CorruptObject, InvalidRequest (a copy of itself),
-        VersionConflict, and what `put` raises.
+        VersionConflict, and what `put` raises; with `etl` TransformNotFound, TransformFailed, TransformTimeout,
+        TransformGone.
         """
+        if etl is not None:
+            return copying.copy_transformed(
+                self._transport, self.name, name, to_bucket or self.name, to, job_stages(etl), if_absent=if_absent
+            )
         return copying.copy_object(self._transport, self.name, name, to_bucket or self.name, to, if_absent=if_absent)
 
     def rename(self, name: str, to: str, *, to_bucket: str | None = None, if_absent: bool = False) -> ObjectInfo:

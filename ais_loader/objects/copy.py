@@ -8,7 +8,7 @@ copied, in the version that was copied: between the two the object has both name
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Literal, TypeAlias
@@ -20,6 +20,7 @@ from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.parts import require_ordinary
 from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import Patience
+from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 
 Copied: TypeAlias = ObjectInfo | errors.LoaderError | None
 """What came of one object of many: the copy, why there is none, or None for one that was there already."""
@@ -41,6 +42,24 @@ def copy_object(
     if if_absent:
         request.object.condition.if_absent = True
     return transport.compose(request)
+
+
+def copy_transformed(
+    transport: Transport,
+    bucket: str,
+    name: str,
+    to_bucket: str,
+    to: str,
+    stages: Sequence[etl_pb.JobStage],
+    *,
+    if_absent: bool,
+) -> ObjectInfo:
+    """See Bucket.copy."""
+    require_ordinary(to)
+    if if_absent:
+        raise errors.InvalidRequest("if_absent and etl: what a transform makes is put whatever is there")
+    request = etl_pb.CopyObjectRequest(bucket=bucket, name=name, to_bucket=to_bucket, to_name=to, stage=stages)
+    return transport.copy_transformed(request)
 
 
 def rename_object(

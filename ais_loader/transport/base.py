@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ais_loader.content import Buffer, Source
 from ais_loader.entry import MemberInfo, ObjectInfo
@@ -20,6 +20,9 @@ from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
+from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
+
+JobMethod: TypeAlias = Literal["StartJob", "ListJobs", "ListJobFailures", "StopJob", "DeleteJob"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +159,14 @@ class Transport(Protocol):
 
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         """One result per file, as it becomes known; raises for what concerns all of them."""
+
+    def job(self, method: JobMethod, request: Any) -> Any:
+        """A method of the Etl service that is about jobs; see protos/ais_etl.proto."""
+
+    def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
+        """When there is something new, and every few seconds, until it has ended. Lazy. Raises JobNotFound."""
+
+    def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo: ...
 
     def open_batch(
         self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"

@@ -23,12 +23,13 @@ from ais_loader.options import EmbeddedOptions
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary, PrefixSummary
-from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, NoLongBatches, PutSpec
+from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, JobMethod, NoLongBatches, PutSpec
 from ais_loader.transport.validation import require_bucket, require_metadata, require_object, require_text
 from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
+from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.object_info import stored_of
 from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job
@@ -257,6 +258,22 @@ class EmbeddedTransport(NoLongBatches):
             else:
                 info = ObjectInfo(spec.bucket, outcome.name, *outcome.stored)
                 yield PromoteResult(outcome.path, outcome.name, "skipped" if outcome.skipped else "promoted", info)
+
+    # -- jobs
+
+    def job(self, method: JobMethod, request: Any) -> Any:
+        raise self._without_jobs()
+
+    def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
+        raise self._without_jobs()
+
+    def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
+        raise self._without_jobs()
+
+    def _without_jobs(self) -> errors.LoaderError:
+        if not self._store_here().writable:
+            return errors.StoreReadOnly("the store is open for reading only")
+        return errors.Unsupported("an embedded store passes no buckets through transforms: a cluster's nodes do")
 
     # -- batches
 

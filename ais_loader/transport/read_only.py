@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ais_loader.errors import StoreReadOnly
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.transport.base import Transport
+from ais_loader.transport.base import JobMethod, Transport
 
 READS = frozenset(
     [
@@ -26,6 +26,7 @@ READS = frozenset(
         "list_members",
         "open_batch",
         "open_long_batch",
+        "watch_job",
         "describe",
         "close",
     ]
@@ -51,6 +52,9 @@ class ReadOnlyTransport:
 
     def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
         return self._nodes.snapshots(action, bucket, name) if action == "list" else self._refuse()
+
+    def job(self, method: JobMethod, request: Any) -> Any:
+        return self._nodes.job(method, request) if method in ("ListJobs", "ListJobFailures") else self._refuse()
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise StoreReadOnly(f'{self._nodes.url} was connected to for reading only; connect with mode="a" to write')

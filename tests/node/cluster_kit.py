@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,8 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.session import BatchService
 from storage_node.config import ServerConfig
+from storage_node.etl.values import Transforms
+from storage_node.node import Node
 from storage_node.server import NodeServer
 from storage_node.store.format import Version
 from storage_node.store.staging import stage_object
@@ -78,6 +80,7 @@ class LocalCluster:
         configs: Mapping[int, Mapping[str, Any]] | None = None,
         states: Mapping[int, int] | None = None,
         spread: Iterable[str] = (),
+        transforms: Callable[[Node], Transforms] | None = None,
         **config: Any,
     ) -> None:
         self.nodes: list[NodeServer] = []
@@ -90,7 +93,7 @@ class LocalCluster:
                 settings = ServerConfig(
                     port=0, **{"read_lease_s": LEASE_S, **config, **(configs or {}).get(number, {})}
                 )
-                node = self._held.enter_context(NodeServer([root / f"node-{number}"], settings))
+                node = self._held.enter_context(NodeServer([root / f"node-{number}"], settings, transforms=transforms))
                 self.nodes.append(node)
                 if linked:
                     self.links.append(self._held.enter_context(FaultyLink(node.peer_endpoint)))

@@ -19,7 +19,7 @@ from ais_loader.options import ClusterOptions
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
-from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, PutSpec, Transport
+from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, JobMethod, PutSpec, Transport
 from ais_loader.transport.cluster.transport import RoutedTransport
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.transport import GrpcTransport
@@ -29,6 +29,7 @@ from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
+from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 
 QUICK_TIMEOUT_S = 2.0
 _ALL: weakref.WeakSet[ClusterTransport] = weakref.WeakSet()
@@ -178,6 +179,15 @@ class ClusterTransport:
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         yield from self._there().list_members(bucket, name, prefix=prefix, page_size=page_size)
+
+    def job(self, method: JobMethod, request: Any) -> Any:
+        return self._there().job(method, request)
+
+    def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
+        yield from self._there().watch_job(name)
+
+    def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
+        return self._there().copy_transformed(request)
 
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         yield from self._there().promote(spec)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ais_loader import errors
 from ais_loader.batch import Batch
@@ -20,7 +20,7 @@ from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
-from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, NoLongBatches, PutSpec
+from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, JobMethod, NoLongBatches, PutSpec
 from ais_loader.transport.cluster.columns import Columns, grouped
 from ais_loader.transport.cluster.failover import DAMAGED, QUICK_TIMEOUT_S, Failover
 from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
@@ -39,6 +39,7 @@ from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.cluster_map import ClusterView, sure_copies
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
+from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.placement import object_hash
 
@@ -393,6 +394,24 @@ class RoutedTransport(Failover, NoLongBatches):
 
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         return promote(self.members, spec)
+
+    # -- jobs: whichever node answers knows of all
+
+    def job(self, method: JobMethod, request: Any) -> Any:
+        return self._any(lambda node: node.job(method, request))
+
+    def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
+        members = self.members
+        node = members.anybody()[0]
+        try:
+            yield from members.transport(node).watch_job(name)
+        except (errors.NodeUnavailable, errors.SilenceTimeout):
+            members.suspect(node)  # whoever watches again asks another one
+            raise
+
+    def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
+        copy = self._heard_of(request.bucket, lambda node: node.copy_transformed(request), request.to_bucket)
+        return self._write(request.bucket, request.name, copy, again=True)
 
     # -- batches
 

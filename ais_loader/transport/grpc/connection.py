@@ -23,6 +23,7 @@ from ais_loader.wire.channel_options import CHANNEL_OPTIONS, for_patience
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_compose_pb2_grpc as compose_rpc
 from ais_loader.wire.generated import ais_contents_pb2_grpc as contents_rpc
+from ais_loader.wire.generated import ais_etl_pb2_grpc as etl_rpc
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_promote_pb2_grpc as promote_rpc
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc as snapshots_rpc
@@ -66,6 +67,7 @@ class Connection:
         self.objects = rpc.ObjectsStub(named)
         self.compose = compose_rpc.ComposeStub(named)
         self.contents = contents_rpc.ContentsStub(named)
+        self.etl = etl_rpc.EtlStub(named)
         self.node = rpc.NodeStub(self.channel)
         self.cluster = cluster_rpc.ClusterStub(self.channel)
         self.promote = promote_rpc.PromoteStub(named)

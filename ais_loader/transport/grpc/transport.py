@@ -23,13 +23,14 @@ from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.transport.base import FrameStream, PutSpec
+from ais_loader.transport.base import FrameStream, JobMethod, PutSpec
 from ais_loader.transport.fork_safety import GATE, take_part
 from ais_loader.transport.grpc.bucket_calls import BucketCalls
 from ais_loader.transport.grpc.compose import composed
 from ais_loader.transport.grpc.connection import AllForked, Connection, CutByFork
 from ais_loader.transport.grpc.contents_calls import ContentsCalls
 from ais_loader.transport.grpc.download import Call, download
+from ais_loader.transport.grpc.job_calls import call_job, watch_job
 from ais_loader.transport.grpc.member_pages import listed_members
 from ais_loader.transport.grpc.promote_calls import promote_request, run_promotion
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S, PutAnswers, put_large
@@ -46,6 +47,7 @@ from ais_loader.urls import is_host_port
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
+from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 
@@ -372,6 +374,18 @@ class GrpcTransport(BucketCalls, ContentsCalls):
     def look_at(self, request: promote_pb.LookRequest, *, timeout_s: float) -> promote_pb.LookResponse:
         answer: promote_pb.LookResponse = self._call(lambda here: here.promote.Look(request, timeout=timeout_s))
         return answer
+
+    # -- jobs
+
+    def job(self, method: JobMethod, request: Any) -> Any:
+        return self._call(lambda here: call_job(here, method, request))
+
+    def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
+        return watch_job(self._here(), name)
+
+    def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
+        # No deadline: the time is the transform's, which has one.
+        return object_info(self._call(lambda here: here.etl.CopyObject(request)).info)
 
     # -- batches
 

@@ -333,20 +333,20 @@ class JobInfo(_message.Message):
     def __init__(self, job: _Optional[_Union[TransformJob, _Mapping]] = ..., counts: _Optional[_Union[JobCounts, _Mapping]] = ..., node: _Optional[_Iterable[_Union[NodeJob, _Mapping]]] = ...) -> None: ...
 
 class NodeJob(_message.Message):
-    __slots__ = ("node_uuid", "map_version", "finished", "counts", "answers", "without")
+    __slots__ = ("node_uuid", "layout", "finished", "counts", "answers", "without")
     NODE_UUID_FIELD_NUMBER: _ClassVar[int]
-    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_FIELD_NUMBER: _ClassVar[int]
     node_uuid: bytes
-    map_version: int
+    layout: int
     finished: bool
     counts: JobCounts
     answers: bool
     without: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, node_uuid: _Optional[bytes] = ..., map_version: _Optional[int] = ..., finished: bool = ..., counts: _Optional[_Union[JobCounts, _Mapping]] = ..., answers: bool = ..., without: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, node_uuid: _Optional[bytes] = ..., layout: _Optional[int] = ..., finished: bool = ..., counts: _Optional[_Union[JobCounts, _Mapping]] = ..., answers: bool = ..., without: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ListJobFailuresRequest(_message.Message):
     __slots__ = ("name",)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ais_loader import errors
-from ais_loader.errors import BucketNotFound, DriveFull, LoaderError, NodeUnavailable, NotFound, StaleMap
+from ais_loader.errors import BucketNotFound, DriveFull, LoaderError, NodeUnavailable, NotFound
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_contents_pb2, ais_contents_pb2_grpc
@@ -68,8 +68,6 @@ class NodeStore:
         replica_set = self._to_read(bucket)
         if replica_set is None:
             return self._own.mine(bucket, names, division)
-        if replica_set.view.version != division.map_version:
-            raise StaleMap(f"the map has changed from version {division.map_version}")
         here = replica_set.position
         return [taker == here for taker in takers(replica_set.view, replica_set.bucket, names, division)]
 

@@ -58,7 +58,7 @@ class JobStore(Protocol):
         """Raises BucketNotFound, SnapshotReadOnly, StoreReadOnly."""
 
     def mine(self, bucket: str, names: Sequence[str], division: Division) -> list[bool]:
-        """Which names are this node's to take. Raises BucketNotFound, StaleMap when the map has changed."""
+        """Which names are this node's to take, by the map as it is. Raises BucketNotFound."""
 
     async def page(self, bucket: str, prefix: str, start_after: str) -> Page:
         """What this node has, in name order. Raises LoaderError."""

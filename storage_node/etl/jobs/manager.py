@@ -26,21 +26,19 @@ from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.jobs.part import MAX_FAILURES, Part
 from storage_node.etl.jobs.putter import SMALL_BYTES
 from storage_node.etl.jobs.run import JobRun
-from storage_node.etl.jobs.shares import Division, add, is_complete, whole
+from storage_node.etl.jobs.shares import Division, add, is_complete, layout_of, whole
 from storage_node.etl.jobs.stamp import stages_text, stamp
 from storage_node.etl.values import Origin, Transforms
 from storage_node.store.names import check_bucket_name, check_object_name
 
 TICK_S = 0.25
 ASK_S = 1.0
-"""Between two looks at what the other nodes have done."""
+"""Between two looks at what the other nodes have done, while there is something to be done here."""
 DOWN_S = 3.0
 """A node that has not answered for so long is done without."""
 ENDING_S = 2.0
 """The first node of the map says that a job is done; the others, when it has not after this time."""
 BEAT_S = 2.0
-MAX_JOBS = 64
-"""In the record, those that have ended included."""
 ENDED_KEPT = 64
 _PER_CORE = 8
 """Objects in transformation for each core, those that wait for a worker included."""
@@ -148,7 +146,9 @@ class JobManager:
                 running.fatal = error
                 run.stop()
 
-        run = JobRun(known, self._store, self._transforms, part, self._division, fatal, self._concurrency)
+        run = JobRun(
+            known, self._store, self._transforms, part, lambda: self._division(known), fatal, self._concurrency
+        )
         task = asyncio.create_task(run.run(), name=f"job {job.name}")
         running = self._running[job.uuid] = _Running(run, task, part)
 
@@ -165,9 +165,10 @@ class JobManager:
         for old in list(self._ended)[:-ENDED_KEPT]:
             del self._ended[old]
 
-    def _division(self) -> Division:
+    def _division(self, job: pb.TransformJob) -> Division:
         view = self._records.view
-        if view is None:
+        bucket = view.to_read(job.bucket) if view is not None else None
+        if view is None or bucket is None:
             return Division()
         now_s = time.monotonic()
         down = [
@@ -175,7 +176,7 @@ class JobManager:
             for node in view.nodes
             if node.uuid != self._node_uuid and now_s - self._silent_since_s.get(node.uuid, now_s) >= DOWN_S
         ]
-        return Division(view.version, tuple(sorted(down)))
+        return Division(layout_of(view, bucket), tuple(sorted(down)))
 
     def _others(self) -> list[bytes]:
         view = self._records.view
@@ -192,10 +193,10 @@ class JobManager:
             await self._end(running, pb.TransformJob.FAILED, str(running.fatal))
             return
         now_s = time.monotonic()
-        if now_s - running.asked_s >= ASK_S:
+        if running.part.finished or now_s - running.asked_s >= ASK_S:
             running.asked_s = now_s
             await self._ask(running)
-        division = self._division()
+        division = self._division(job)
         if running.part.division != division or not running.part.finished:
             running.run.changed.set()
             running.complete_since_s = None
@@ -261,15 +262,18 @@ class JobManager:
         job = pb.TransformJob()
         job.CopyFrom(request.job)
         job.name = job.name or f"job-{uuid.uuid4().hex[:8]}"
+        if len(job.uuid) not in (0, 16):
+            raise InvalidRequest("a job's uuid has 16 bytes")
         check_bucket_name(job.name)
         if not job.stage:
             raise InvalidRequest("a job needs a transform")
         JobNames(job)
         self._store.require(job.bucket, job.to_bucket)
         self._fill_versions(job.stage)
-        job.uuid, job.state, job.created_ns = uuid.uuid4().bytes, pb.TransformJob.RUNNING, time.time_ns()
+        job.uuid, job.state = job.uuid or uuid.uuid4().bytes, pb.TransformJob.RUNNING
+        job.created_ns = time.time_ns()
         await self._records.start(job)
-        return await self._info(job)
+        return await self._info(self._job(job.name))
 
     def _fill_versions(self, stages: Sequence[pb.JobStage]) -> None:
         """Raises TransformNotFound, TransformGone."""

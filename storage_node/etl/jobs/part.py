@@ -36,7 +36,7 @@ class Part:
     def message(self) -> pb.NodeJob:
         return pb.NodeJob(
             node_uuid=self._node_uuid,
-            map_version=self.division.map_version,
+            layout=self.division.layout,
             without=self.division.without,
             finished=self.finished,
             counts=self.counts,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
 from ais_loader.wire.cluster_map import ClusterView, object_hashes, sure_copies
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -19,9 +20,17 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 class Division(NamedTuple):
     """By which the sources are shared out."""
 
-    map_version: int = 0
+    layout: int = 0
+    """See `layout_of`."""
     without: tuple[bytes, ...] = ()
     """Uuids of the nodes that do not answer, sorted."""
+
+
+def layout_of(view: ClusterView, bucket: cluster_pb.MapBucket) -> int:
+    """The same as long as the same nodes own the bucket's objects: other changes of the map are none of a job's."""
+    nodes = sorted((node.uuid.hex(), node.host, node.weight, node.state) for node in view.nodes)
+    text = repr((nodes, bucket.uuid.hex(), bucket.copies, list(bucket.former_copies)))
+    return xxhash.xxh3_64_intdigest(text.encode())
 
 
 def takers(view: ClusterView, bucket: cluster_pb.MapBucket, names: Sequence[str], division: Division) -> list[int]:
@@ -42,7 +51,7 @@ def takers(view: ClusterView, bucket: cluster_pb.MapBucket, names: Sequence[str]
 
 def is_complete(view: ClusterView, bucket: cluster_pb.MapBucket, division: Division) -> bool:
     """Whether the parts by this division can be the whole: no node has what no other one has, and nothing moves."""
-    if view.version != division.map_version or view.former is not None:
+    if layout_of(view, bucket) != division.layout or view.former is not None:
         return False
     hosts = {view.nodes[view.position[uuid]].host for uuid in division.without if uuid in view.position}
     return len(hosts) < sure_copies(bucket) or not hosts
@@ -55,7 +64,7 @@ def whole(parts: Mapping[bytes, pb.NodeJob], nodes: Sequence[bytes], division: D
         if uuid in division.without:
             continue
         part = parts.get(uuid)
-        if part is None or not part.finished or Division(part.map_version, tuple(part.without)) != division:
+        if part is None or not part.finished or Division(part.layout, tuple(part.without)) != division:
             return None
         add(total, part.counts)
     return total

@@ -1,0 +1,205 @@
+"""`ais-loader etl run, jobs, job, cancel`: buckets passed through transforms by the store's nodes.
+
+Commands without a group: the group of `ais-loader etl` takes them in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import click
+
+from ais_loader import errors
+from ais_loader.cli.show import Lines, count_text, fail, note, printable, progress, size_text
+from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.transform_job import JobCounts, TransformJob, find_job, list_jobs
+
+
+def _pair(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for value in values:
+        before, equals, after = value.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{value!r}: need OLD=NEW, as flac=wav")
+        found[before] = after
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Stage:
+    name: str
+    args: dict[str, Any]
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"--args: {error}") from None
+    if not isinstance(found, dict):
+        raise click.BadParameter("--args: need a JSON object")
+    return found
+
+
+@click.command()
+@click.argument("bucket")
+@click.argument("to", metavar="TO")
+@click.option("--etl", required=True, metavar="NAME", help="A transform; --args has its arguments.")
+@click.option("--args", "arguments", default="{}", metavar="JSON", help='Its arguments, as {"rate": 44100}.')
+@click.option("--prefix", default="", help="Only objects whose names begin with it.")
+@click.option("--names", metavar="TEMPLATE", help="Only these, as shard-{000..127}.tar.")
+@click.option("--pattern", multiple=True, help="Only objects that this shell pattern fits; may be given again.")
+@click.option("--rename", multiple=True, metavar="OLD=NEW", callback=_pair, help="Extensions, as flac=wav.")
+@click.option("--to-prefix", default="", help="Put before the names of results.")
+@click.option("--strip-prefix", default="", help="Taken off names before that.")
+@click.option("--dry-run", is_flag=True, help="Only say what would become of what.")
+@click.option("--inspect", is_flag=True, help="Run every object and write nothing; say what fails.")
+@click.option("--stop-on-error", is_flag=True, help="The first object that fails ends the job.")
+@click.option("--concurrency", type=click.IntRange(0), default=0, help="Objects at once on each node.")
+@click.option("--synchronize", is_flag=True, help="Delete results whose sources are gone.")
+@click.option("--name", help="Of the job.")
+@click.option("--no-wait", is_flag=True, help="Return when it has begun: `etl job NAME` tells how far it is.")
+@click.option("--json", "as_json", is_flag=True, help="JSON: the job, or one object per line with --dry-run.")
+@takes_store
+def run(
+    bucket: str,
+    to: str,
+    etl: str,
+    arguments: str,
+    prefix: str,
+    names: str | None,
+    pattern: tuple[str, ...],
+    rename: dict[str, str],
+    to_prefix: str,
+    strip_prefix: str,
+    dry_run: bool,
+    inspect: bool,
+    stop_on_error: bool,
+    concurrency: int,
+    synchronize: bool,
+    name: str | None,
+    no_wait: bool,
+    as_json: bool,
+    store: StoreChoice,
+) -> None:
+    """Pass BUCKET through a transform into the bucket TO.
+
+    The nodes do it by themselves: interrupted, this command leaves the job running. What is there already is skipped.
+    """
+    chosen: dict[str, Any] = {
+        "etl": _Stage(etl, _arguments(arguments)),
+        "prefix": prefix,
+        "names": names,
+        "pattern": pattern,
+        "rename": rename,
+        "to_prefix": to_prefix,
+        "strip_prefix": strip_prefix,
+        "inspect": inspect,
+        "continue_on_error": not stop_on_error,
+        "concurrency": concurrency,
+        "synchronize": synchronize,
+        "name": name,
+    }
+    with store.writing(create=False) as client, Lines() as lines:
+        if dry_run:
+            for one in client.bucket(bucket).transform(to, dry_run=True, **chosen):
+                if as_json:
+                    lines.add(json.dumps(dataclasses.asdict(one)))
+                else:
+                    refused = f"  refused: {printable(one.refused)}" if one.refused else ""
+                    lines.add(f"{printable(one.source)}  {printable(one.result)}{refused}")
+            return
+        job = client.bucket(bucket).transform(to, wait=False, **chosen)
+        if not no_wait:
+            _wait(job)
+        _show(job, lines, as_json=as_json, failures=inspect)
+        if not no_wait and (job.state != "done" or (job.counts.failed and not inspect)):
+            raise click.exceptions.Exit(1)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per job.")
+@takes_store
+def jobs(as_json: bool, store: StoreChoice) -> None:
+    """List jobs, those that have ended included."""
+    with store.reading() as client, Lines() as lines:
+        for one in list_jobs(client._transport):
+            _show(one, lines, as_json=as_json)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--wait", is_flag=True, help="Until it has ended.")
+@click.option("--failures", is_flag=True, help="Name the objects that failed.")
+@click.option("--json", "as_json", is_flag=True, help="JSON.")
+@takes_store
+def job(name: str, wait: bool, failures: bool, as_json: bool, store: StoreChoice) -> None:
+    """How far the job NAME is."""
+    with store.reading() as client, Lines() as lines:
+        found = find_job(client._transport, name)
+        if wait:
+            _wait(found)
+        _show(found, lines, as_json=as_json, failures=failures)
+        if wait and (found.state != "done" or found.counts.failed):
+            raise click.exceptions.Exit(1)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--forget", is_flag=True, help="Have the store forget one that has ended; results stay.")
+@takes_store
+def cancel(name: str, forget: bool, store: StoreChoice) -> None:
+    """Stop the job NAME.
+
+    What is under way is finished, and what is done stays. The same `etl run` goes on with the rest.
+    """
+    with store.writing(create=False) as client:
+        found = find_job(client._transport, name)
+        if forget:
+            found.delete()
+        else:
+            found.stop()
+    note(f"{'forgot' if forget else 'stopped'} {printable(name)}")
+
+
+def _wait(found: TransformJob) -> None:
+    with progress(None, unit="objects") as bar:
+
+        def tell(counts: JobCounts) -> None:
+            bar.total = counts.seen
+            bar.update(counts.transformed + counts.skipped + counts.failed - bar.n)
+
+        try:
+            found.wait(progress=tell)
+        except errors.TransformIncomplete as error:
+            fail(printable(str(error)))
+
+
+def _show(found: TransformJob, lines: Lines, *, as_json: bool, failures: bool = False) -> None:
+    failed = found.failures() if failures else None
+    if as_json:
+        fields: dict[str, Any] = {
+            "name": found.name,
+            "bucket": found.bucket,
+            "to_bucket": found.to_bucket,
+            "state": found.state,
+            "problem": found.problem,
+            "counts": dataclasses.asdict(found.counts),
+        }
+        if failed is not None:
+            fields["failures"] = [{"name": one.name, "kind": one.error.kind, "error": str(one.error)} for one in failed]
+            fields["more_failures"] = failed.more
+        lines.add(json.dumps(fields))
+        return
+    counts = found.counts
+    lines.add(
+        f"{found.name}  {found.bucket} to {found.to_bucket}  {found.state}  "
+        f"{count_text(counts.transformed, 'object')} transformed ({size_text(counts.output_bytes)}), "
+        f"{counts.skipped:,} there already, {counts.failed:,} failed, {counts.deleted:,} deleted"
+    )
+    for one in failed or ():
+        lines.add(f"  {printable(one.name)}: {printable(str(one.error))}")
+    if failed is not None and failed.more:
+        lines.add("  … and others")

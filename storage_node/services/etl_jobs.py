@@ -1,0 +1,125 @@
+"""Jobs as clients and other nodes ask for them: part of the Etl service, and of what nodes ask each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from ais_loader.errors import LoaderError
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from ais_loader.wire.generated import ais_etl_pb2_grpc
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.map.membership import Membership
+from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
+from storage_node.etl.jobs.cluster_store import NodeStore
+from storage_node.etl.jobs.manager import JobManager
+from storage_node.etl.jobs.map_records import MapRecords
+from storage_node.etl.values import Transforms
+from storage_node.node import Node
+from storage_node.services.errors import Context, abort
+from storage_node.services.streaming import bounded, bounded_responses
+
+PART_TIMEOUT_S = 2.0
+FAILURES_TIMEOUT_S = 10.0
+
+
+class EtlJobsService(ais_etl_pb2_grpc.EtlServicer):
+    """The methods of Etl that are about jobs, and CopyObject."""
+
+    def __init__(self, node: Node, jobs: JobManager) -> None:
+        self._node, self._jobs = node, jobs
+
+    async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.JobInfo:
+        try:
+            return await self._jobs.start(request)
+        except LoaderError as error:
+            await abort(context, error)
+
+    @bounded_responses(deadline=False)
+    async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.JobInfo]:
+        try:
+            async for info in self._jobs.watch(request):
+                yield info
+        except LoaderError as error:
+            await abort(context, error)
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
+        return await self._jobs.list()
+
+    async def ListJobFailures(self, request: pb.ListJobFailuresRequest, context: Context) -> pb.ListJobFailuresResponse:
+        try:
+            return await self._jobs.failures(request.name)
+        except LoaderError as error:
+            await abort(context, error)
+
+    async def StopJob(self, request: pb.StopJobRequest, context: Context) -> pb.JobInfo:
+        try:
+            return await self._jobs.stop(request.name)
+        except LoaderError as error:
+            await abort(context, error)
+
+    async def DeleteJob(self, request: pb.DeleteJobRequest, context: Context) -> pb.DeleteJobResponse:
+        try:
+            await self._jobs.delete(request.name)
+            return pb.DeleteJobResponse()
+        except LoaderError as error:
+            await abort(context, error)
+
+    @bounded
+    async def CopyObject(self, request: pb.CopyObjectRequest, context: Context) -> pb.CopyObjectResponse:
+        try:
+            return await self._jobs.copy(request)
+        except LoaderError as error:
+            await abort(context, error)
+
+
+class EtlJobsPeerService(ais_etl_pb2_grpc.EtlPeerServicer):
+    """The methods of EtlPeer that are about jobs."""
+
+    def __init__(self, jobs: JobManager) -> None:
+        self._jobs = jobs
+
+    async def Part(self, request: pb.JobPartRequest, context: Context) -> pb.JobPartResponse:
+        return self._jobs.part(request)
+
+
+def jobs_of_node(node: Node, membership: Membership, writes: WriteCoordinator, transforms: Transforms) -> JobManager:
+    """As they are kept in the map of the node's cluster."""
+    return JobManager(
+        membership.node_uuid,
+        NodeStore(node, writes),
+        MapRecords(node, membership),
+        transforms,
+        PeerParts(node, writes.channels),
+        node.config.etl_workers,
+    )
+
+
+class PeerParts:
+    """What the other nodes of the map have done of a job. Belongs to the node's event loop."""
+
+    def __init__(self, node: Node, channels: Channels) -> None:
+        self._node, self._channels = node, channels
+
+    async def parts(
+        self, nodes: Sequence[bytes], request: pb.JobPartRequest
+    ) -> Mapping[bytes, pb.JobPartResponse | None]:
+        view = self._node.membership.view if self._node.membership is not None else None
+        if view is None:
+            return {}
+        endpoints = {node.uuid: node.peer_endpoint for node in view.nodes}
+        asked = [node for node in nodes if node in endpoints]
+        answers = await asyncio.gather(*(self._ask(endpoints[node], request) for node in asked))
+        return dict(zip(asked, answers, strict=True))
+
+    async def _ask(self, endpoint: str, request: pb.JobPartRequest) -> pb.JobPartResponse | None:
+        stub = ais_etl_pb2_grpc.EtlPeerStub(self._channels.to(endpoint))
+        timeout_s = FAILURES_TIMEOUT_S if request.with_failures else PART_TIMEOUT_S
+        try:
+            with reporting(self._channels, endpoint):
+                answer: pb.JobPartResponse = await stub.Part(request, timeout=timeout_s)
+        except ReplicaLost:
+            return None
+        self._channels.answered(endpoint)
+        return answer

@@ -1,0 +1,154 @@
+"""Jobs over the nodes of a cluster: each source once and by one node, whichever nodes and clients come and go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_kit import BUCKET, LocalCluster
+
+from ais_loader import Bucket, Client, connect, errors
+from ais_loader.transform_job import find_job, list_jobs
+from storage_node.node import Node
+from tests.etl.jobs.job_kit import Upper
+
+NAMES = {f"d/{at:03d}.txt": b"text %d" % at for at in range(200)}
+
+
+class Counted:
+    """The transform "upper" on each node, in one version, with the nodes that ran it."""
+
+    def __init__(self) -> None:
+        self.first = Upper()
+        self.by_node: list[Upper] = []
+
+    def __call__(self, node: Node) -> Upper:
+        made = Upper()
+        made.version = self.first.version
+        made.answer = lambda origin, data: self.first.answer(origin, data)
+        self.by_node.append(made)
+        return made
+
+    def runs(self) -> Counter[tuple[str, str]]:
+        return sum((one.runs for one in self.by_node), Counter())
+
+
+@pytest.fixture
+def counted() -> Counted:
+    return Counted()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, counted: Counted) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path, copies=2, transforms=counted) as made:
+        yield made
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with connect("grpc://" + ",".join(node.endpoint for node in cluster.nodes)) as made:
+        made.create_bucket("to", copies=2)
+        made.bucket(BUCKET).put_many(NAMES.items())
+        yield made
+
+
+def contents(bucket: Bucket) -> dict[str, bytes]:
+    return {name: bytes(bucket.get(name)) for name in bucket}
+
+
+def test_nodes_share_a_bucket_out_and_each_source_is_transformed_once(client: Client, counted: Counted) -> None:
+    steps = []
+    job = client.bucket(BUCKET).transform("to", etl="upper", progress=steps.append)
+    assert (job.state, job.counts.transformed, job.counts.failed) == ("done", 200, 0)
+    assert steps[-1] == job.counts
+    assert contents(client.bucket("to")) == {name: data.upper() for name, data in NAMES.items()}
+    assert set(counted.runs().values()) == {1}
+    assert all(one.runs for one in counted.by_node)
+    again = client.bucket(BUCKET).transform("to", etl="upper")
+    assert (again.counts.transformed, again.counts.skipped) == (0, 200)
+    assert set(counted.runs().values()) == {1}
+
+
+def test_a_node_that_is_gone_is_done_without(client: Client, cluster: LocalCluster, counted: Counted) -> None:
+    cluster.nodes[2].stop(grace_s=0)
+    job = client.bucket(BUCKET).transform("to", etl="upper")
+    assert (job.state, job.counts.transformed, job.counts.failed) == ("done", 200, 0)
+    assert contents(client.bucket("to")) == {name: data.upper() for name, data in NAMES.items()}
+    assert set(counted.runs()) == {(name, version) for name, version in counted.runs() if name in NAMES}
+    assert len(counted.runs()) == 200
+
+
+def test_a_job_that_nobody_waits_for_goes_on_and_may_be_stopped_listed_and_forgotten(
+    client: Client, counted: Counted
+) -> None:
+    job = client.bucket(BUCKET).transform("to", etl="upper", name="j", wait=False)
+    with connect(client.url) as other:
+        same = find_job(other._transport, "j")
+        same.wait(timeout_s=20)
+        assert (same.state, same.counts.transformed) == ("done", 200)
+        assert [one.name for one in list_jobs(other._transport)] == ["j"]
+        same.delete()
+        with pytest.raises(errors.JobNotFound):
+            job.refresh()
+
+
+def test_failures_are_named_and_raised_at_the_end(client: Client, counted: Counted) -> None:
+    def answer(origin: object, data: bytes) -> bytes:
+        if data == b"text 7":
+            raise errors.TransformFailed("seven")
+        return data
+
+    counted.first.answer = answer
+    with pytest.raises(errors.TransformIncomplete, match=r"left out 1 of 200 objects; first: d/007\.txt: seven"):
+        client.bucket(BUCKET).transform("to", etl="upper")
+    job = client.bucket(BUCKET).transform("to", etl="upper", inspect=True)
+    assert [(one.name, one.error.kind) for one in job.failures()] == [("d/007.txt", "transform-failed")]
+
+
+def test_snapshots_are_sources(client: Client) -> None:
+    bucket = client.bucket(BUCKET)
+    bucket.snapshot("s")
+    bucket.put("d/000.txt", b"later")
+    client.bucket(BUCKET, snapshot="s").transform("to", etl="upper", prefix="d/00")
+    made = contents(client.bucket("to"))
+    assert made == {name: data.upper() for name, data in NAMES.items() if name.startswith("d/00")}
+    assert client.bucket("to").head("d/001.txt").metadata["ais.etl-source"] == f"{BUCKET}@s/d/001.txt"
+
+
+def test_a_dry_run_says_what_would_become_of_what(client: Client, counted: Counted) -> None:
+    planned = client.bucket(BUCKET).transform(
+        "to", etl="upper", names="d/{000..002}.txt", rename={"txt": "up"}, to_prefix="x/", dry_run=True
+    )
+    assert [(one.source, one.result, one.refused) for one in planned] == [
+        (f"d/00{at}.txt", f"x/d/00{at}.up", "") for at in range(3)
+    ]
+    assert not counted.runs()
+
+
+def test_one_object_is_copied_through_a_transform(client: Client) -> None:
+    info = client.bucket(BUCKET).copy("d/001.txt", "one", to_bucket="to", etl="upper")
+    assert (info.name, info.size_bytes) == ("one", 6)
+    assert bytes(client.bucket("to").get("one")) == b"TEXT 1"
+    with pytest.raises(errors.TransformNotFound):
+        client.bucket(BUCKET).copy("d/001.txt", "one", to_bucket="to", etl="other")
+
+
+def test_synchronizing_deletes_results_of_sources_that_are_gone(client: Client) -> None:
+    bucket, to = client.bucket(BUCKET), client.bucket("to")
+    bucket.transform("to", etl="upper", prefix="d/00")
+    to.put("d/mine", b"mine")
+    bucket.delete_many(["d/001.txt", "d/002.txt"])
+    job = bucket.transform("to", etl="upper", prefix="d/00", synchronize=True)
+    assert job.counts.deleted == 2
+    assert sorted(to) == sorted(["d/mine", *(f"d/00{at}.txt" for at in range(10) if at not in (1, 2))])
+
+
+def test_an_older_node_says_that_it_has_no_jobs(tmp_path: Path) -> None:
+    with (
+        LocalCluster(tmp_path, nodes=1) as cluster,
+        connect(cluster.nodes[0].url) as client,
+        pytest.raises(errors.Unsupported),
+    ):
+        client.bucket(BUCKET).transform("to", etl="upper")
