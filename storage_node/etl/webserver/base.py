@@ -119,10 +119,10 @@ class TransformServer(ABC):
 
     def _beside(self, held: socket.socket) -> socket.socket:
         """A listener of this process' own: of a shared one, one process would take all of a node's connections."""
-        return socket.create_server(held.getsockname(), family=held.family, backlog=1024, reuse_port=True)
+        return listening(held.getsockname()[:2], held.family, reuse_port=True)
 
     def _bind(self, host: str, port: int) -> socket.socket:
-        return socket.create_server((host, port), family=family_of(host), backlog=1024)
+        return listening((host, port), family_of(host))
 
     def _url(self, listener: socket.socket) -> str:
         host, port = listener.getsockname()[:2]
@@ -161,7 +161,7 @@ class TransformServer(ABC):
         self._form = forms[0]
         cores = len(os.sched_getaffinity(0))
         self._turns = threading.BoundedSemaphore(self.concurrency or 2 * cores)
-        self._roots = [Path(root).resolve() for root in self.file_roots]
+        self._roots = tuple(os.path.join(os.path.realpath(root), "") for root in self.file_roots)
         self._link = NodeLink(self.nodes)
 
     @property
@@ -179,7 +179,7 @@ class TransformServer(ABC):
         except ValueError as error:
             raise Refused(f"the arguments are not JSON: {error}") from error
         if request.file:
-            file: Path | None = self._allowed(request.file)
+            file: str | None = self._allowed(request.file)
         else:
             file = None
             if request.source_url:
@@ -205,9 +205,9 @@ class TransformServer(ABC):
             raise Failed(f"{type(self).__name__}.{self._form} gave {type(output).__name__} where bytes are wanted")
         return bytes(output)
 
-    def _of_file(self, file: Path | None, body: Iterable[bytes], path: str, args: Any) -> bytes:
+    def _of_file(self, file: str | None, body: Iterable[bytes], path: str, args: Any) -> bytes:
         if file is not None:
-            return self._called(self.transform_file, str(file), path, args)
+            return self._called(self.transform_file, file, path, args)
         with tempfile.NamedTemporaryFile(prefix="transform-", suffix=Path(path).suffix[:32]) as copy:
             for chunk in body:
                 copy.write(chunk)
@@ -230,24 +230,33 @@ class TransformServer(ABC):
         log.warning("%s: %s", path, error, exc_info=error)
         return Failed(short(f"{type(error).__name__}: {error}"))
 
-    def _allowed(self, file: str) -> Path:
+    def _allowed(self, file: str) -> str:
         if not self._roots:
             raise Refused("this server reads no files: its `file_roots` names no folder")
-        found = Path(file).resolve()
-        if not any(found.is_relative_to(root) for root in self._roots):
+        found = os.path.realpath(file)
+        if not found.startswith(self._roots):
             raise Refused(f"{file} is in none of the folders of this server's `file_roots`")
         return found
 
     @staticmethod
-    def _read(file: Path) -> bytes:
+    def _read(file: str) -> bytes:
         try:
-            return file.read_bytes()
+            with open(file, "rb", buffering=0) as opened:
+                return opened.read()
         except OSError as error:
             raise Refused(f"the file cannot be read: {error}") from error
 
 
 def family_of(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def listening(address: tuple[str, int], family: int, *, reuse_port: bool = False) -> socket.socket:
+    """Raises OSError."""
+    listener = socket.create_server(address, family=family, backlog=1024, reuse_port=reuse_port)
+    # Its connections inherit it. asyncio would set it, but not where the listener was made without naming TCP.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def reserved(host: str, port: int) -> socket.socket:
@@ -268,9 +277,9 @@ def reserved(host: str, port: int) -> socket.socket:
     return holder
 
 
-def _chunks_of(file: Path) -> Iterator[bytes]:
+def _chunks_of(file: str) -> Iterator[bytes]:
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", buffering=0) as opened:
             while chunk := opened.read(CHUNK_BYTES):
                 yield chunk
     except OSError as error:

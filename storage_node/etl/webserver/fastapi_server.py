@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +12,7 @@ from ais_loader.wire.generated import ais_etl_server_pb2 as pb
 from storage_node.etl.webserver.answer import answer
 from storage_node.etl.webserver.base import TransformServer
 from storage_node.etl.webserver.exchange import exchange
+from storage_node.etl.webserver.loop_bridge import MAX_THREADS, each_in_thread, from_loop, in_thread
 from storage_node.etl.webserver.protocol import CHUNK_BYTES, HEALTH_PATH, TRANSFORM_PATH, WEBSOCKET_PATH, Request
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ IDLE_S = 300
 """After which a connection on which nothing is asked is closed."""
 GRACE_S = 5
 """For what runs, when it is to stop."""
-_MAX_THREADS = 256
-"""Of which most wait: for their turn, for a node, for what comes."""
 
 
 class FastAPIServer(TransformServer):
@@ -37,7 +35,7 @@ class FastAPIServer(TransformServer):
         super().__init__()
         self._require_framework()
         self.app = self._made_app()
-        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="transform")
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="transform")
         self._server: Any = None
         self._stopped = False
 
@@ -84,9 +82,6 @@ class FastAPIServer(TransformServer):
         if self._server is not None:
             self._server.should_exit = True
 
-    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-
     # -- HTTP
 
     async def _transform(self, asked: starlette.requests.Request) -> starlette.responses.Response:
@@ -94,19 +89,14 @@ class FastAPIServer(TransformServer):
 
         request = Request.of_headers(asked.headers)
         if self.streams and asked.method == "PUT":
-            body: Iterator[bytes] = _from_loop(asked.stream())
-            made = await self._in_thread(answer, self, request, body)
+            body: Iterator[bytes] = from_loop(asked.stream())
+            made = await in_thread(self._threads, answer, self, request, body)
         else:
             body = iter((await asked.body(),))
-            made = await self._in_thread(answer, self, request, body)
+            made = await in_thread(self._threads, answer, self, request, body)
         if isinstance(made.body, bytes):
             return Response(made.body, made.status, made.headers)
-        return _streamed(self._each(made.body), made.status, made.headers)
-
-    async def _each(self, chunks: Iterator[T]) -> AsyncIterator[T]:
-        done: Any = object()
-        while (chunk := await self._in_thread(next, chunks, done)) is not done:
-            yield chunk
+        return _streamed(each_in_thread(self._threads, made.body), made.status, made.headers)
 
     # -- WebSocket
 
@@ -118,14 +108,14 @@ class FastAPIServer(TransformServer):
             while True:
                 first = pb.ServerInput.FromString(await socket.receive_bytes())
                 if self.streams:
-                    more = _from_loop(_inputs(socket))
-                    async for output in self._each(exchange(self, first, more)):
+                    more = from_loop(_inputs(socket))
+                    async for output in each_in_thread(self._threads, exchange(self, first, more)):
                         await socket.send_bytes(output.SerializeToString())
                     continue
                 inputs = [first]
                 while not inputs[-1].last:
                     inputs.append(pb.ServerInput.FromString(await socket.receive_bytes()))
-                for frame in await self._in_thread(_frames, self, inputs):
+                for frame in await in_thread(self._threads, _frames, self, inputs):
                     await socket.send_bytes(frame)
         except WebSocketDisconnect:
             pass  # between two objects that is how it ends; in the middle of one the node asks again
@@ -138,25 +128,6 @@ def _frames(server: TransformServer, inputs: list[pb.ServerInput]) -> list[bytes
 async def _inputs(socket: starlette.websockets.WebSocket) -> AsyncIterator[pb.ServerInput]:
     while True:
         yield pb.ServerInput.FromString(await socket.receive_bytes())
-
-
-def _from_loop(items: AsyncIterator[T]) -> Iterator[T]:
-    """For a thread: what comes on the event loop of whoever calls this."""
-    loop = asyncio.get_running_loop()
-
-    def each() -> Iterator[T]:
-        async def following() -> T:
-            return await anext(items)
-
-        while True:
-            wanted: Coroutine[Any, Any, T] = following()
-            try:
-                item = asyncio.run_coroutine_threadsafe(wanted, loop).result()
-            except StopAsyncIteration:
-                return
-            yield item
-
-    return each()
 
 
 def _streamed(chunks: AsyncIterator[bytes], status: int, headers: dict[str, str]) -> starlette.responses.Response:

@@ -1,0 +1,199 @@
+"""What it costs to pass an object through a transform that does nothing: by each channel, to each kind of server.
+
+    python -m benchmarks.etl_channels            # writes the table and the picture beside this file
+
+The transform returns what it is given: all that is measured is the way to it and back. A stage of a node, as batches
+and jobs use it, passes objects of 10 KiB through, as many at once as it has connections; the server is one process
+beside it. Inputs lie in memory, and for fqn in files of their own. Each output is counted and summed by the node. One
+round has every contestant once; a ratio is taken within a round.
+
+Prediction, written before the first run: hpush by FastAPI takes about 0.7 ms, of which uvicorn's and Starlette's HTTP
+in Python has two thirds and aiohttp's, whose parser is in C, the rest; by the standard library's server as much, since
+its parsing of headers is Python's e-mail parser; by Flask 1.2 times that. hpull adds a second request to it: 1.8 times
+as long. A WebSocket has no headers to parse: 2 times as many objects as hpush. gRPC has most of its work in C, but its
+asyncio side in Cython and its server's threads wake each other: as many as the WebSocket, give or take a fifth. fqn
+changes little at 10 KiB: what it saves to send, it costs to open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ais_loader.testing import seeded_bytes
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from benchmarks.echo import ServerProcess
+from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+from benchmarks.plots import draw_rounds
+from storage_node.config import ServerConfig
+from storage_node.etl.http_side import HttpSide
+from storage_node.etl.servers.stage import ServerStage
+from storage_node.etl.values import Content, Origin, Stage
+from storage_node.etl.webserver import FastAPIServer, FlaskServer, GRPCServer, HTTPMultiThreadedServer
+
+SIZE_BYTES = 10 << 10
+AT_ONCE = 8
+TABLE = Path(__file__).with_name("etl_channels.md")
+PICTURE = TABLE.with_suffix(".png")
+
+_Communication = pb.TransformServer
+FRAMEWORKS = {
+    "FastAPI": FastAPIServer, "Flask": FlaskServer, "http.server": HTTPMultiThreadedServer, "gRPC": GRPCServer,
+}  # fmt: skip
+CHANNELS = {
+    "FastAPI": ("hpush", "hpull", "ws"), "Flask": ("hpush", "hpull"), "http.server": ("hpush", "hpull"),
+    "gRPC": ("grpc",),
+}  # fmt: skip
+COMMUNICATION = {
+    "hpush": _Communication.HPUSH, "hpull": _Communication.HPULL,
+    "ws": _Communication.WEBSOCKET, "grpc": _Communication.GRPC,
+}  # fmt: skip
+CLAIMS = [
+    Claim("ws FastAPI", "hpush FastAPI", 1.2),
+    Claim("grpc gRPC", "ws FastAPI", 1.0),
+    Claim("ws FastAPI fqn", "hpush FastAPI fqn", 1.2),
+    Claim("grpc gRPC fqn", "ws FastAPI fqn", 1.0),
+]
+
+
+def _serve(given: tuple[str, str], ready: Connection) -> None:
+    framework, folder = given
+
+    class Nothing(FRAMEWORKS[framework]):  # type: ignore[misc]
+        file_roots = (folder,)
+
+        def transform(self, data: bytes, path: str, args: Any) -> bytes:
+            return data
+
+    with Nothing().running() as url:
+        ready.send(int(url.rpartition(":")[2]))
+        threading.Event().wait()
+
+
+@dataclass
+class Context:
+    """What a stage has of its node."""
+
+    config: ServerConfig
+    http_side: HttpSide
+
+    @property
+    def spool(self) -> Context:
+        return self
+
+    def new_file(self) -> int:
+        raise OSError("outputs of 10 KiB are held in memory")
+
+
+@contextmanager
+def _files(folder: Path, count: int) -> Iterator[list[Content]]:
+    contents = []
+    for number in range(count):
+        path = folder / str(number)
+        content = Content.of(seeded_bytes(number, SIZE_BYTES))
+        assert content.data is not None
+        path.write_bytes(content.data)
+        contents.append(Content(SIZE_BYTES, content.checksum, fd=os.open(path, os.O_RDONLY), path=str(path)))
+    try:
+        yield contents
+    finally:
+        for content in contents:
+            content.close()
+
+
+async def _passed(stage: Stage, contents: list[Content], count: int) -> float:
+    """Objects per second."""
+    left = iter(range(count))
+
+    async def worker() -> None:
+        for number in left:
+            content = contents[number % len(contents)]
+            made = await stage.run(Origin("b", str(number), "1"), content, "")
+            assert made.checksum == content.checksum
+            made.close()
+
+    await asyncio.gather(*(worker() for _ in range(AT_ONCE)))  # connections are made, code is warm
+    left = iter(range(count))
+    began_s = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
+    return count / (time.perf_counter() - began_s)
+
+
+def contestants(held: ExitStack, count: int) -> dict[str, Callable[[], float]]:
+    folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
+    files = held.enter_context(_files(folder, 64))
+    memory = [Content.of(seeded_bytes(number, SIZE_BYTES)) for number in range(64)]
+    loop = asyncio.new_event_loop()
+    held.callback(loop.close)
+    found: dict[str, Callable[[], float]] = {}
+
+    def run(stage: Stage, contents: list[Content]) -> float:
+        return loop.run_until_complete(_passed(stage, contents, count))
+
+    for framework, channels in CHANNELS.items():
+        server = held.enter_context(ServerProcess(_serve, (framework, str(folder))))
+        address = f"{'grpc' if framework == 'gRPC' else 'http'}://127.0.0.1:{server.port}"
+        for channel in channels:
+            for fqn in (False, True):
+
+                async def opened(channel: str = channel, fqn: bool = fqn, address: str = address) -> ServerStage:
+                    context = Context(ServerConfig(etl_servers=(address,)), HttpSide())
+                    held.callback(lambda: loop.run_until_complete(context.http_side.stop()))
+                    transform = pb.Transform(
+                        name="nothing",
+                        server=pb.TransformServer(
+                            address=address, communication=COMMUNICATION[channel], fqn=fqn, connections=AT_ONCE
+                        ),
+                    )
+                    return ServerStage(transform, context)
+
+                stage = loop.run_until_complete(opened())
+                held.callback(lambda stage=stage: loop.run_until_complete(stage.close()))
+                contents = files if fqn else memory
+                found[f"{channel} {framework}{' fqn' if fqn else ''}"] = lambda stage=stage, contents=contents: run(
+                    stage, contents
+                )
+    return found
+
+
+@click.command(help=__doc__)
+@click.option("--count", default=1000, show_default=True, help="Objects in each round.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--keep/--no-keep", default=True, show_default=True, help="Write the table and the picture.")
+def main(count: int, rounds: int, keep: bool) -> None:
+    with ExitStack() as held:
+        rates = run_rounds(contestants(held, count), rounds)
+    outcomes = judge(rates, CLAIMS)
+    what, _, story = (__doc__ or "").partition("\n\n")
+    text = "\n\n".join(
+        [
+            "# Channels to transforms",
+            what,
+            story.strip(),
+            f"Machine: {machine()}; {load()}. {rounds} rounds of {count:,} objects, {AT_ONCE} at once; node and server "
+            "share the cores.",
+            rates_table(rates, "objects/s"),
+            "A fast server's process and the node's are busy for as long as each other; the ratios are what counts.",
+            claims_table(outcomes),
+            f"![Rates and ratios]({PICTURE.name})",
+        ]
+    )
+    print(text)
+    if keep:
+        draw_rounds(rates, outcomes, "objects/s", PICTURE)
+    conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()
