@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import os
 from dataclasses import replace
-from typing import Protocol
 
 from ais_loader.errors import NodeUnavailable, TransformError, TransformFailed, TransformGone, TransformTimeout
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.config import ServerConfig
-from storage_node.etl.http_side import HttpSide, PutResult, PutTarget
+from storage_node.etl.http_side import PutResult, PutTarget
 from storage_node.etl.servers.addresses import require_allowed
 from storage_node.etl.servers.channel import CONNECT_S, Channel, PutFailed, ServerFailed, Unanswered
 from storage_node.etl.servers.grpc_stream import grpc_channel
@@ -20,6 +18,7 @@ from storage_node.etl.servers.http_channel import HttpChannel
 from storage_node.etl.servers.receiver import Receiver
 from storage_node.etl.servers.websocket import websocket_channel
 from storage_node.etl.signed_tokens import TokenRefused
+from storage_node.etl.stage_context import StageContext
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver.protocol import MAX_ARGS_BYTES, Request
 
@@ -33,27 +32,10 @@ _PAUSES = Backoff(0.05, 1.0)
 _Communication = pb.TransformServer
 
 
-class SpoolFiles(Protocol):
-    def new_file(self) -> int:
-        """A descriptor of a file without a name. Raises OSError."""
-
-
-class Context(Protocol):
-    """What a server's stage needs of its node."""
-
-    @property
-    def spool(self) -> SpoolFiles: ...
-
-    @property
-    def config(self) -> ServerConfig: ...
-    @property
-    def http_side(self) -> HttpSide: ...
-
-
 class ServerStage:
     """One version of a transform that is a server; belongs to the node's event loop."""
 
-    def __init__(self, transform: pb.Transform, context: Context, *, gone_after_s: float = GONE_AFTER_S) -> None:
+    def __init__(self, transform: pb.Transform, context: StageContext, *, gone_after_s: float = GONE_AFTER_S) -> None:
         """Raises TransformRefused where the operator has not listed the address, or where a library is missing."""
         self._transform, self._context, self._gone_after_s = transform, context, gone_after_s
         self._server = server = transform.server

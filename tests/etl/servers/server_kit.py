@@ -17,6 +17,8 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.config import ServerConfig
 from storage_node.etl.http_side import HttpSide, PutClaims
 from storage_node.etl.servers.stage import ServerStage
+from storage_node.etl.spool import Spool
+from storage_node.etl.stage_context import StageContext, on_default_threads
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver import (
     FastAPIServer,
@@ -85,24 +87,6 @@ def new_server(framework: str, form: type = Whole, **attributes: Any) -> Transfo
     return server
 
 
-class Spool:
-    """Files without names."""
-
-    def new_file(self) -> int:
-        fd, path = tempfile.mkstemp()
-        os.unlink(path)
-        return fd
-
-
-@dataclass
-class NodeContext:
-    """What a stage has of its node."""
-
-    spool: Spool
-    config: ServerConfig
-    http_side: HttpSide
-
-
 @dataclass
 class Owner:
     """A node that takes results, as the write path does: whole, or not at all."""
@@ -131,18 +115,25 @@ async def open_stage(
     **limits: Any,
 ) -> AsyncIterator[tuple[ServerStage, HttpSide]]:
     side = HttpSide()
+    folder = tempfile.TemporaryDirectory()
     config = ServerConfig(etl_servers=tuple(allowed or (address,)), etl_timeout_s=30)
     transform = pb.Transform(
         name="t",
         server=pb.TransformServer(address=address, communication=communication, fqn=fqn, connections=connections),
         limits=pb.TransformLimits(**limits),
     )
-    stage = ServerStage(transform, NodeContext(Spool(), config, side), gone_after_s=gone_after_s)
+    context = StageContext(config, Spool(Path(folder.name)), on_default_threads, side)
+    try:
+        stage = ServerStage(transform, context, gone_after_s=gone_after_s)
+    except BaseException:
+        folder.cleanup()
+        raise
     try:
         yield stage, side
     finally:
         await stage.close()
         await side.stop()
+        folder.cleanup()
 
 
 def of_file(path: Path, data: bytes) -> Content:
