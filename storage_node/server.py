@@ -43,7 +43,7 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.node import NodeSnapshots
 from storage_node.config import ServerConfig
 from storage_node.descriptors import raise_descriptor_limit
-from storage_node.etl.jobs.manager import JobManager
+from storage_node.etl.of_node import transforms_of
 from storage_node.etl.values import Transforms
 from storage_node.metrics import metrics_served, require_library
 from storage_node.node import Node
@@ -112,7 +112,7 @@ class NodeServer:
         Args:
             drives: folders of one store, at least one; made if they are missing.
             config: without it the defaults, which listen on loopback at port 7480.
-            transforms: what jobs pass objects through, made on the node's event loop; without it there are none.
+            transforms: what jobs pass objects through, made on the node's event loop, in place of its own.
         """
         self._transforms = transforms
         self.config = config or ServerConfig()
@@ -235,11 +235,11 @@ class NodeServer:
             self.drives = drives = DriveManager(node, self.membership, self._acceptor_store, repair)
             drives.require_free = lambda folder: require_apart(self.config.promote_roots, [folder])
             ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), methods)
-            jobs: JobManager | None = None
-            if self._transforms is not None:
-                jobs = jobs_of_node(node, self.membership, writes, self._transforms(node))
-                ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlJobsService(node, jobs), methods)
-                ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlJobsPeerService(jobs), methods)
+            own_transforms = transforms_of(node)
+            transforms = own_transforms if self._transforms is None else self._transforms(node)
+            jobs = jobs_of_node(node, self.membership, writes, transforms)
+            ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlJobsService(node, jobs), methods)
+            ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlJobsPeerService(jobs), methods)
             repair.prepare()
             session = {"Session": _session_handler(batches)}
             methods.add_registered_method_handlers("ais_loader.v1.GetBatch", session, sizes=False)
@@ -264,9 +264,8 @@ class NodeServer:
                 asyncio.create_task(keep_going("ending what stands in others' way", batches.watch)),
                 asyncio.create_task(keep_going("following the cluster's map", map_sync.run)),
                 asyncio.create_task(keep_going("taking care of snapshots", snapshots.sweep.run)),
+                asyncio.create_task(keep_going("passing buckets through transforms", jobs.run)),
             ]
-            if jobs is not None:
-                beside.append(asyncio.create_task(keep_going("passing buckets through transforms", jobs.run)))
             repair.start()
             drives.start()
             await self._stopping.wait()
@@ -282,6 +281,7 @@ class NodeServer:
             await confirmation.close()
             await batches.resources.peers.close()
             await snapshots.close()
+            await own_transforms.close()
             await writes.close()
             await _finish_tasks()
             promote.close()

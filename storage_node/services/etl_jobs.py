@@ -15,6 +15,7 @@ from storage_node.cluster.replication.replica_stream import ReplicaLost, reporti
 from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.jobs.map_records import MapRecords
+from storage_node.etl.of_node import spool_of
 from storage_node.etl.values import Transforms
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
@@ -88,7 +89,7 @@ def jobs_of_node(node: Node, membership: Membership, writes: WriteCoordinator, t
     """As they are kept in the map of the node's cluster."""
     return JobManager(
         membership.node_uuid,
-        NodeStore(node, writes),
+        NodeStore(node, writes, spool_of(node)),
         MapRecords(node, membership),
         transforms,
         PeerParts(node, writes.channels),

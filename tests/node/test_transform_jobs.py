@@ -145,10 +145,12 @@ def test_synchronizing_deletes_results_of_sources_that_are_gone(client: Client) 
     assert sorted(to) == sorted(["d/mine", *(f"d/00{at}.txt" for at in range(10) if at not in (1, 2))])
 
 
-def test_an_older_node_says_that_it_has_no_jobs(tmp_path: Path) -> None:
-    with (
-        LocalCluster(tmp_path, nodes=1) as cluster,
-        connect(cluster.nodes[0].url) as client,
-        pytest.raises(errors.Unsupported),
+def test_what_does_not_exist_is_refused_before_anything_begins(client: Client) -> None:
+    for bucket, to, etl, error in (
+        (BUCKET, "to", "other", errors.TransformNotFound),
+        (BUCKET, "nowhere", "upper", errors.BucketNotFound),
+        ("nowhere", "to", "upper", errors.BucketNotFound),
     ):
-        client.bucket(BUCKET).transform("to", etl="upper")
+        with pytest.raises(error):
+            client.bucket(bucket).transform(to, etl=etl)
+    assert list_jobs(client._transport) == []

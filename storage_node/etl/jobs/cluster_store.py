@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from ais_loader import errors
 from ais_loader.errors import BucketNotFound, DriveFull, LoaderError, NodeUnavailable, NotFound
@@ -31,6 +29,7 @@ from storage_node.etl.jobs.job_store import (
     put_messages,
 )
 from storage_node.etl.jobs.shares import Division, takers
+from storage_node.etl.spool import Spool
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from storage_node.node import Node
 from storage_node.store.drive.preconditions import parse_condition
@@ -44,7 +43,7 @@ _HEADS = 1000
 class NodeStore:
     """A node's, which is part of a cluster or is not. Belongs to the node's event loop."""
 
-    def __init__(self, node: Node, writes: WriteCoordinator, spool: Path | None = None) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator, spool: Spool) -> None:
         self._node, self._writes, self._spool = node, writes, spool
         self._own = OwnStore(node.store, node.read, spool)
         self._sources = SourceReader(node, writes)
@@ -166,7 +165,7 @@ class NodeStore:
                 while chunk := await source.next():
                     parts.append(chunk)
                 return Input(source.info.version, Content(size_bytes, source.checksum, memoryview(b"".join(parts))))
-            with tempfile.TemporaryFile(dir=self._spool, buffering=0) as file:
+            with os.fdopen(self._spool.new_file(), "wb", buffering=0) as file:
                 while chunk := await source.next():
                     await self._node.read(file.write, chunk)
                 return Input(source.info.version, Content(size_bytes, source.checksum, fd=os.dup(file.fileno())))

@@ -6,15 +6,14 @@ A cluster's is in cluster_store.py.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ais_loader.errors import DriveFull, LoaderError, NotFound, VersionConflict
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.etl.jobs.shares import Division
+from storage_node.etl.spool import Spool
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import parse_condition
@@ -80,7 +79,7 @@ class JobStore(Protocol):
 class OwnStore:
     """Of a store that is part of no cluster: all sources are its own."""
 
-    def __init__(self, store: Store, work: Work, spool: Path | None = None) -> None:
+    def __init__(self, store: Store, work: Work, spool: Spool) -> None:
         self._store, self._work, self._spool = store, work, spool
 
     def require(self, bucket: str, to_bucket: str) -> None:
@@ -158,7 +157,7 @@ def local_heads(store: Store, bucket: str, names: Sequence[str]) -> list[Stored 
     return found
 
 
-def local_inputs(store: Store, spool: Path | None, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
+def local_inputs(store: Store, spool: Spool, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
     found: list[Input | LoaderError] = []
     for name in names:
         try:
@@ -170,14 +169,14 @@ def local_inputs(store: Store, spool: Path | None, bucket: str, names: Sequence[
     return found
 
 
-def whole_content(chunks: Iterator[bytes], size_bytes: int, checksum: int, spool: Path | None) -> Content:
+def whole_content(chunks: Iterator[bytes], size_bytes: int, checksum: int, spool: Spool) -> Content:
     """Takes all chunks, which are verified by whoever gives them. Raises what it raises, DriveFull."""
     if size_bytes <= MAX_IN_MEMORY_BYTES:
         parts = list(chunks)
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         return Content(size_bytes, checksum, memoryview(data))
     try:
-        with tempfile.TemporaryFile(dir=spool, buffering=0) as file:
+        with os.fdopen(spool.new_file(), "wb", buffering=0, closefd=True) as file:
             for chunk in chunks:
                 file.write(chunk)
             return Content(size_bytes, checksum, fd=os.dup(file.fileno()))

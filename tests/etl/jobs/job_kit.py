@@ -16,6 +16,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
+from storage_node.etl.spool import Spool
 from storage_node.etl.values import Content, Origin
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.staging import stage_object
@@ -86,6 +87,7 @@ class OneStore:
         for bucket in ("a", "b"):
             self.store.create_bucket(bucket)
         self.upper, self.records = Upper(), Records()
+        self.spool = Spool(folder / "spool")
 
     def put(self, bucket: str, objects: dict[str, bytes]) -> None:
         done = self.store.commit_many(
@@ -104,7 +106,7 @@ class OneStore:
         async def work(function: Callable[..., T], /, *arguments: Any) -> T:
             return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
-        manager = JobManager(b"n" * 16, OwnStore(self.store, work), self.records, self.upper, workers=2)
+        manager = JobManager(b"n" * 16, OwnStore(self.store, work, self.spool), self.records, self.upper, workers=2)
         task = asyncio.create_task(manager.run())
         try:
             yield manager

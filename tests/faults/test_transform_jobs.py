@@ -1,0 +1,108 @@
+"""Jobs whose client, workers and nodes are killed: every source has one right result in the end, and none is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from ais_loader import Client, connect
+from ais_loader.testing import eventually
+from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.transform_job import find_job
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+
+pytestmark = pytest.mark.slow
+OBJECTS = 10_000
+NAMES = {f"{at % 100:02d}/{at:05d}": b"text %d" % at for at in range(OBJECTS)}
+WAIT_S = 240.0
+
+
+def counting(folder: str) -> object:
+    """Upper case; each run is a line in a file outside."""
+
+    def transform(data: bytes, args: dict[str, object]) -> bytes:
+        import os
+
+        fd = os.open(f"{folder}/{os.getpid()}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.write(fd, data + b"\n")
+        os.close(fd)
+        return data.upper()
+
+    return transform
+
+
+def runs(folder: Path) -> list[bytes]:
+    return [line for file in folder.iterdir() for line in file.read_bytes().splitlines()]
+
+
+@contextmanager
+def cluster_with_transform(root: Path, counts: Path) -> Iterator[ClusterProcesses]:
+    counts.mkdir()
+    arguments = ["--set", "etl_code=true", "--set", "etl_workers=2"]
+    with ClusterProcesses(root, buckets={"from": 2, "to": 2}, arguments=arguments) as cluster:
+        python = {
+            "pickle": cloudpickle.dumps(counting(str(counts))),
+            "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+        }
+        cluster.map.transform.append(pb.Transform(name="upper", uuid=uuid.uuid4().bytes, python=python))
+        cluster.map.version += 1
+        cluster.teach()
+        yield cluster
+
+
+def require_right(client: Client) -> None:
+    """Every source has one result, and nothing else is there."""
+    to = client.bucket("to")
+    assert sorted(to) == sorted(NAMES)
+    names = list(NAMES)
+    for start in range(0, OBJECTS, 2000):
+        some = names[start : start + 2000]
+        assert [bytes(data) for data in to.get_batch(some).tobytes()] == [NAMES[name].upper() for name in some]
+
+
+CLIENT = """
+import sys
+from ais_loader import connect
+connect(sys.argv[1]).bucket("from").transform("to", etl="upper", name="j")
+"""
+
+
+def workers(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    return [int(line) for line in found.stdout.split()]
+
+
+def test_a_job_of_ten_thousand_objects_survives_its_client_its_workers_and_its_nodes(tmp_path: Path) -> None:
+    with cluster_with_transform(tmp_path / "nodes", tmp_path / "counts") as cluster, connect(cluster.url) as client:
+        client.bucket("from").put_many(NAMES.items())
+        asking = subprocess.Popen([sys.executable, "-c", CLIENT, cluster.url])
+        try:
+            eventually(lambda: len(runs(tmp_path / "counts")) > 200, timeout_s=60)
+        finally:
+            asking.kill()
+            asking.wait()
+        for pid in workers(cluster.nodes[0].pid):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: len(runs(tmp_path / "counts")) > 1000, timeout_s=60)
+        cluster.kill([1])  # and it comes back
+        eventually(lambda: len(runs(tmp_path / "counts")) > 3000, timeout_s=60)
+        cluster.start([1])
+        eventually(lambda: len(runs(tmp_path / "counts")) > 5000, timeout_s=60)
+        cluster.kill([2])  # for good
+        job = find_job(client._transport, "j")
+        counts = job.wait(timeout_s=WAIT_S)
+        assert (job.state, counts.transformed + counts.skipped, counts.failed) == ("done", OBJECTS, 0)
+        require_right(client)
+        # What was under way when something died is done again, and nothing else.
+        assert OBJECTS <= len(runs(tmp_path / "counts")) < OBJECTS + 2500
+        again = client.bucket("from").transform("to", etl="upper")
+        assert (again.counts.transformed, again.counts.skipped) == (0, OBJECTS)
