@@ -182,6 +182,11 @@ def _value(name: str, value: Any) -> Any:
         if not isinstance(several, list) or not all(isinstance(one, str) for one in several):
             raise WrongSetting(f"{name} = {value!r}: need a list of texts, or one text with ':' between them")
         return several
+    if hint is bool:
+        known = {"true": True, "false": False}
+        if not isinstance(value, bool) and str(value).lower() not in known:
+            raise WrongSetting(f"{name} = {value!r}: need true or false")
+        return value if isinstance(value, bool) else known[str(value).lower()]
     if hint in (int, float):
         return _number(name, value, hint)
     if not isinstance(value, Mapping):

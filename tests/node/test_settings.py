@@ -179,3 +179,9 @@ def test_what_archives_may_hold_is_a_setting_with_units_and_a_range() -> None:
     for wrong in ("open_shards=0", "shard_copy_bytes=-1"):
         with pytest.raises(WrongSetting, match=wrong.partition("=")[0]):
             read_assignments([wrong])
+
+
+def test_a_setting_that_is_true_or_false_is_read_as_that() -> None:
+    assert read_assignments(["etl_code=true", "etl_network=False"]) == {"etl_code": True, "etl_network": False}
+    with pytest.raises(WrongSetting, match="need true or false"):
+        read_assignments(["etl_code=1"])
