@@ -29,13 +29,13 @@ WAIT_S = 240.0
 def counting(folder: str) -> object:
     """Upper case; each run is a line in a file outside."""
 
-    def transform(data: bytes, args: dict[str, object]) -> bytes:
+    def transform(data: memoryview) -> bytes:
         import os
 
         fd = os.open(f"{folder}/{os.getpid()}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        os.write(fd, data + b"\n")
+        os.write(fd, bytes(data) + b"\n")
         os.close(fd)
-        return data.upper()
+        return bytes(data).upper()
 
     return transform
 
@@ -86,17 +86,17 @@ def test_a_job_of_ten_thousand_objects_survives_its_client_its_workers_and_its_n
         client.bucket("from").put_many(NAMES.items())
         asking = subprocess.Popen([sys.executable, "-c", CLIENT, cluster.url])
         try:
-            eventually(lambda: len(runs(tmp_path / "counts")) > 200, timeout_s=60)
+            eventually(lambda: len(runs(tmp_path / "counts")) > 200, timeout_s=60, interval_s=0.1)
         finally:
             asking.kill()
             asking.wait()
         for pid in workers(cluster.nodes[0].pid):
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: len(runs(tmp_path / "counts")) > 1000, timeout_s=60)
+        eventually(lambda: len(runs(tmp_path / "counts")) > 1000, timeout_s=60, interval_s=0.1)
         cluster.kill([1])  # and it comes back
-        eventually(lambda: len(runs(tmp_path / "counts")) > 3000, timeout_s=60)
+        eventually(lambda: len(runs(tmp_path / "counts")) > 3000, timeout_s=60, interval_s=0.1)
         cluster.start([1])
-        eventually(lambda: len(runs(tmp_path / "counts")) > 5000, timeout_s=60)
+        eventually(lambda: len(runs(tmp_path / "counts")) > 5000, timeout_s=60, interval_s=0.1)
         cluster.kill([2])  # for good
         job = find_job(client._transport, "j")
         counts = job.wait(timeout_s=WAIT_S)
