@@ -201,6 +201,7 @@ class NodeTransforms:
             self._close(opened)
         while self._closing:
             await asyncio.wait(self._closing)
+        await self._context.http_side.stop()
 
     # -- what is told
 

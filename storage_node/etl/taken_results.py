@@ -1,0 +1,53 @@
+"""Results that transforms' servers put to this node themselves, written as a job writes those that pass through it.
+
+A result is whole, counted and held to its size before anything of it is written, so that of a server that breaks off
+nothing is left. The token says the metadata, which is the stamp of the source version and of the transforms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from ais_loader.errors import InvalidRequest, LoaderError
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from storage_node.etl.http_side import PutClaims, PutResultCallable
+from storage_node.etl.jobs.job_store import JobStore
+from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
+from storage_node.etl.servers.receiver import Receiver
+from storage_node.etl.spool import Spool
+
+METADATA = "metadata"
+"""Among the `extra` of a token: the object's, text by text."""
+
+
+def taken_by(store: JobStore, putter: Putter, spool: Spool) -> PutResultCallable:
+    """For `HttpSide.put_result`; small results that come together are stored together, by `putter`."""
+
+    async def take(claims: PutClaims, chunks: AsyncIterator[bytes]) -> str:
+        metadata = claims.extra.get(METADATA, {})
+        if not isinstance(metadata, dict):
+            raise InvalidRequest(f"the token's {METADATA}: need texts by name, got {type(metadata).__name__}")
+        receiver = Receiver(claims.max_bytes, "the size in its token", spool.new_file)
+        try:
+            async for chunk in chunks:
+                await receiver.take(chunk)
+        except BaseException:
+            receiver.discard()
+            raise
+        content = receiver.content()
+        try:
+            if content.size_bytes <= SMALL_BYTES:
+                data = bytes(content.read(0, content.size_bytes))
+                small = pb.SmallObject(
+                    bucket=claims.bucket, name=claims.name, metadata=metadata, data=data, checksum=content.checksum
+                )
+                stored = await putter.put(small)
+            else:
+                stored = await store.put_large(claims.bucket, claims.name, metadata, content)
+        finally:
+            content.close()
+        if (stored.size_bytes, stored.checksum) != (content.size_bytes, content.checksum):
+            raise LoaderError(f"{claims.bucket}/{claims.name}: another result was stored meanwhile")
+        return stored.version
+
+    return take
