@@ -164,6 +164,12 @@ class ServerConfig:
     """Programs, by name or path, that clients may have run over objects, as `ffmpeg`; none: none."""
     etl_servers: tuple[str, ...] = ()
     """Transforms' servers that this node may send objects to, as http://127.0.0.1:9000; none: none."""
+    etl_http_host: str = "127.0.0.1"
+    """Where transforms' servers fetch inputs (hpull) and put results (direct put); listens once it is needed."""
+    etl_http_port: int = 0
+    """0: any that is free."""
+    etl_http_advertise: str = ""
+    """HOST:PORT by which servers on other machines reach that; empty: where it listens."""
     etl_python: str = ""
     """The interpreter that runs clients' code; empty: this process's own."""
     etl_workers: int = 0
@@ -273,6 +279,11 @@ class ServerConfig:
 
         _split_advertised("advertise", self.advertise)
         _split_advertised("peer_advertise", self.peer_advertise)
+        _split_advertised("etl_http_advertise", self.etl_http_advertise)
+        if not 0 <= self.etl_http_port < 65536:
+            raise ValueError(f"etl_http_port={self.etl_http_port}: need a port, or 0 for any")
+        if not self.etl_http_host:
+            raise ValueError("etl_http_host: need an address of this machine, as 127.0.0.1")
 
     def endpoint(self, port: int) -> str:
         """host:port by which clients reach a node that listens on `port`; empty when that is not known."""

@@ -87,7 +87,7 @@ class HttpSide:
         Args:
             host: of this machine, where it listens; another than loopback only where the operator says so.
             port: 0: any that is free.
-            advertise: HOST:PORT by which servers on other machines reach it; by default where it listens.
+            advertise: HOST or HOST:PORT by which servers on other machines reach it; by default where it listens.
             peer_secret: the cluster's; without one, results are taken by the tokens of this node alone.
         """
         self._host, self._port, self._advertise = host, port, advertise
@@ -120,7 +120,7 @@ class HttpSide:
                     raise
                 self._runner = runner
                 host, port = runner.addresses[0][:2]
-                self._url = f"http://{self._advertise or (f'[{host}]' if ':' in host else host) + f':{port}'}"
+                self._url = f"http://{_endpoint(self._advertise or host, port)}"
                 if not is_loopback(self._host):
                     log.info("inputs and results of transforms are served at %s", self._url)
         return self._url
@@ -259,6 +259,13 @@ class HttpSide:
         if claims["path"] != request.raw_path:
             raise web.HTTPForbidden(text="the token is of another object")
         return claims
+
+
+def _endpoint(host: str, port: int) -> str:
+    """`host` may bring a port of its own."""
+    if host.count(":") > 1 and not host.startswith("["):
+        host = f"[{host}]"
+    return host if host.rpartition("]")[2].count(":") else f"{host}:{port}"
 
 
 class _TooLarge(Exception):

@@ -31,5 +31,11 @@ def transforms_of(node: Node) -> NodeTransforms:
         return None if view is None else next((one for one in view.map.transform if one.name == name), None)
 
     secret = read_secret(node.config.peer_secret_file)
-    http_side = HttpSide(peer_secret=secret or "")
+    config = node.config
+    http_side = HttpSide(
+        host=config.etl_http_host,
+        port=config.etl_http_port,
+        advertise=config.etl_http_advertise,
+        peer_secret=secret or "",
+    )
     return NodeTransforms(known, StageContext(node.config, spool_of(node), node.read, http_side))

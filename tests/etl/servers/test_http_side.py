@@ -242,6 +242,22 @@ def test_nothing_listens_before_it_is_needed() -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("advertise", "url"),
+    [("", "http://127.0.0.1:PORT"), ("a.example", "http://a.example:PORT"), ("a.example:80", "http://a.example:80"),
+     ("::1", "http://[::1]:PORT"), ("[::1]", "http://[::1]:PORT"), ("[::1]:80", "http://[::1]:80")],
+)  # fmt: skip
+def test_it_is_found_where_it_is_said_to_be(advertise: str, url: str) -> None:
+    async def main() -> None:
+        side = HttpSide(advertise=advertise)
+        found = await side.start()
+        assert side._runner is not None
+        assert found == url.replace("PORT", str(side._runner.addresses[0][1]))
+        await side.stop()
+
+    run(main())
+
+
 # -- tokens
 
 
