@@ -42,6 +42,9 @@ START_TIMEOUT_S = 60.0
 """To load what a transform needs, which may be a model."""
 _LOOK_S = 0.25
 """How often a worker that is at work is looked at."""
+_SURE_S = 0.5
+"""It has answered no longer ago, and so is alive."""
+_READ_BYTES = 64 << 10
 _END_S = 0.5
 """For the end of a process to be seen, whose socket has been closed."""
 
@@ -82,7 +85,11 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and not self._ending and self._process.poll() is None
+        process = self._process
+        if process is None or self._ending or process.returncode is not None:
+            return False
+        # To ask the system costs as much as a small object. One that dies in this moment is found out when it is asked.
+        return time.monotonic() - self.idle_since_s < _SURE_S or process.poll() is None
 
     async def start(self, setup: dict[str, Any], code: bytes, fences: Fences, *, python: str, user: str) -> None:
         """Returns when it is ready. Raises TransformFailed with what went wrong, TransformRefused, OSError."""
@@ -202,7 +209,7 @@ class WorkerProcess:
     async def _exactly(self, size_bytes: int) -> bytes:
         assert self._socket is not None
         while len(self._received) < size_bytes:
-            part = await self._loop.sock_recv(self._socket, max(4096, size_bytes - len(self._received)))
+            part = await self._loop.sock_recv(self._socket, max(_READ_BYTES, size_bytes - len(self._received)))
             if not part:
                 raise EOFError
             self._received += part

@@ -11,7 +11,9 @@ from cluster_kit import BUCKET, LocalCluster
 
 from ais_loader import Bucket, Client, connect, errors
 from ais_loader.transform_job import find_job, list_jobs
+from storage_node.config import ServerConfig
 from storage_node.node import Node
+from storage_node.server import NodeServer
 from tests.etl.jobs.job_kit import Upper
 
 NAMES = {f"d/{at:03d}.txt": b"text %d" % at for at in range(200)}
@@ -154,3 +156,17 @@ def test_what_does_not_exist_is_refused_before_anything_begins(client: Client) -
         with pytest.raises(error):
             client.bucket(bucket).transform(to, etl=etl)
     assert list_jobs(client._transport) == []
+
+
+def test_a_node_of_no_cluster_says_that_it_has_no_jobs(tmp_path: Path, counted: Counted) -> None:
+    with (
+        NodeServer([tmp_path], ServerConfig(port=0), transforms=counted) as node,
+        connect(node.url) as client,
+    ):
+        bucket = client.create_bucket("a")
+        client.create_bucket("b")
+        bucket.put("x", b"x")
+        with pytest.raises(errors.Unsupported, match="part of no cluster"):
+            bucket.transform("b", etl="upper")
+        bucket.copy("x", "y", etl="upper")
+        assert bytes(bucket.get("y")) == b"X"

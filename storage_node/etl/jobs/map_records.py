@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ais_loader.errors import InvalidRequest, LoaderError, NodeUnavailable
+from ais_loader.errors import InvalidRequest, LoaderError, Unsupported
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
@@ -42,7 +42,7 @@ class MapRecords:
     async def _change(self, change: Callable[[Sequence[pb.TransformJob]], list[pb.TransformJob]]) -> None:
         view = self._membership.view
         if view is None:
-            raise NodeUnavailable("this node is part of no cluster any more")
+            raise Unsupported("this node is part of no cluster, and jobs are kept in the map of one")
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
             if map_ is None:

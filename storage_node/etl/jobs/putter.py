@@ -15,7 +15,7 @@ SMALL_BYTES = 1 << 20
 _GROUP_OBJECTS, _GROUP_BYTES = 128, 4 << 20
 _GROUPS = 2
 """Under way at the same time; what is ready meanwhile makes the next ones larger."""
-_WAIT_S = 0.01
+_WAIT_S = 0.05
 PutGroup: TypeAlias = Callable[[Sequence[pb.SmallObject]], Awaitable[list[Stored | LoaderError]]]
 
 

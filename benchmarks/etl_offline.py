@@ -1,0 +1,191 @@
+"""A bucket through a transform that does nothing into a bucket: by the nodes' job, and by clients that pull and put.
+
+    python -m benchmarks.etl_offline            # writes the table beside this file
+
+Objects of 10 KiB, nodes that are processes of their own, buckets with one copy. The job passes them to Python workers,
+as many on each node as a client has processes. The clients are that many processes, each with its share of the names:
+one kind fetches 128 with each batch and stores them with `put_many`, the other fetches and stores one after another.
+Their processes are started before time is taken, as the workers are. One round has every contestant once, into a bucket
+of its own; a ratio is taken within a round.
+
+Prediction, written before the first run: an object costs a job some 100 us on the node's event loop, 130 us for the way
+to the worker and back, of which the worker's side is 50 us, and 80 us to be stored: 0.3 ms of two cores, which is some
+5,000 objects a second. The clients' batches cost the node 15 us an object and a client 15 us; their puts 80 us to the
+node, and 40 us to a client: 0.15 ms of two cores. So a job of a transform that does nothing is not faster than clients
+that do nothing, on a machine where both have the same two cores: 0.8 times, where 1.5 are wanted; what it saves, the
+network between, is not here. Of single calls each costs 0.5 ms on either side: 5 times as many by the job.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import click
+import cloudpickle
+import psutil
+
+from ais_loader import connect
+from ais_loader.testing import seeded_bytes
+from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+
+SIZE_BYTES = 10 << 10
+BATCH = 128
+PROCESSES = 2
+TABLE = Path(__file__).with_name("etl_offline.md")
+BUDGET = (
+    "Processor time of one node in one process, for each object of a job, on a machine that others kept busy: "
+    "its event loop 504 us, its threads for drives 342 us. By a profile of the loop, 150 us were spent asking "
+    "the system whether a worker is alive, 96 sending to it, 70 receiving from it, 61 giving up to listen for "
+    "it; results were stored in groups of 9. The first is not asked any more of a worker that has just "
+    "answered, answers are received at once, and groups wait 50 ms for others: 462 and 302 us. The table is "
+    "from after that. What could be taken away next, and has not been tried: many small objects with one "
+    "message to a worker, and inputs read as a batch reads them."
+)
+CLAIMS = [Claim("job", "batches and put_many", 1.5), Claim("job", "single gets and puts", 5.0)]
+
+
+def nothing(data: memoryview) -> memoryview:
+    return data
+
+
+def _client(url: str, ready: Connection) -> None:
+    """Passes what it is told to through this process, until it is told nothing."""
+    with connect(url) as client:
+        ready.send(None)
+        while (told := ready.recv()) is not None:
+            to_name, names, in_batches = told
+            source, to = client.bucket("from"), client.bucket(to_name)
+            if in_batches:
+                for start in range(0, len(names), BATCH):
+                    some = names[start : start + BATCH]
+                    to.put_many(list(zip(some, source.get_batch(some).tobytes(), strict=True)))
+            else:
+                for name in names:
+                    to.put(name, source.get(name))
+            ready.send(None)
+
+
+class Clients:
+    """Processes that have connected."""
+
+    def __init__(self, url: str, held: ExitStack) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ends: list[Connection] = []
+        for _ in range(PROCESSES):
+            here, there = context.Pipe()
+            process = context.Process(target=_client, args=(url, there), daemon=True)
+            process.start()
+            held.callback(process.join, 10)
+            held.callback(here.send, None)
+            here.recv()
+            self._ends.append(here)
+
+    def run(self, to_name: str, names: list[str], *, in_batches: bool) -> None:
+        for at, end in enumerate(self._ends):
+            end.send((to_name, names[at::PROCESSES], in_batches))
+        for end in self._ends:
+            end.recv()
+
+
+def contestants(
+    held: ExitStack, count: int, nodes: int, cost: dict[str, list[float]]
+) -> dict[str, Callable[[], float]]:
+    folder = held.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
+    arguments = ["--set", "etl_code=true", "--set", f"etl_workers={PROCESSES}"]
+    cluster = held.enter_context(ClusterProcesses(folder, nodes, buckets={"from": 1}, arguments=arguments))
+    python = pb.PythonCode(pickle=cloudpickle.dumps(nothing), python=f"{sys.version_info[0]}.{sys.version_info[1]}")
+    cluster.map.transform.append(pb.Transform(name="nothing", uuid=uuid.uuid4().bytes, python=python))
+    cluster.map.version += 1
+    cluster.teach()
+    client = held.enter_context(connect(cluster.url))
+    names = [f"{at:06d}" for at in range(count)]
+    client.bucket("from").put_many((name, seeded_bytes(SIZE_BYTES, at)) for at, name in enumerate(names))
+    clients = Clients(cluster.url, held)
+    numbers = iter(range(1 << 20))
+
+    def measured(what: str, passes: Callable[[str], Any], among: int) -> Callable[[], float]:
+        def run() -> float:
+            to_name = f"to-{next(numbers)}"
+            client.create_bucket(to_name)
+            before_s, began_s = _processor_s(), time.perf_counter()
+            passes(to_name)
+            wall_s = time.perf_counter() - began_s
+            cost.setdefault(what, []).append((_processor_s() - before_s) / among * 1e6)
+            client.delete_bucket(to_name, force=True)
+            return among / wall_s
+
+        return run
+
+    few = names[: max(100, count // 10)]
+    client.create_bucket("warm")
+    client.bucket("from").transform("warm", etl="nothing")
+    return {
+        "job": measured("job", lambda to: client.bucket("from").transform(to, etl="nothing"), count),
+        "batches and put_many": measured(
+            "batches and put_many", lambda to: clients.run(to, names, in_batches=True), count
+        ),
+        "single gets and puts": measured(
+            "single gets and puts", lambda to: clients.run(to, few, in_batches=False), len(few)
+        ),
+    }
+
+
+def _processor_s() -> float:
+    """Of this process and all that it has started."""
+    total = 0.0
+    here = psutil.Process()
+    for process in [here, *here.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
+
+
+@click.command(help=__doc__)
+@click.option("--count", default=10_000, show_default=True, help="Objects.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--nodes", default=1, show_default=True)
+@click.option("--keep/--no-keep", default=True, show_default=True, help="Write the table.")
+def main(count: int, rounds: int, nodes: int, keep: bool) -> None:
+    cost: dict[str, list[float]] = {}
+    with ExitStack() as held:
+        rates = run_rounds(contestants(held, count, nodes, cost), rounds)
+    outcomes = judge(rates, CLAIMS)
+    what, _, story = (__doc__ or "").partition("\n\n")
+    budget = [
+        "| what | processor time of all processes, us for each object |",
+        "|---|---:|",
+        *(f"| {name} | {sorted(found)[len(found) // 2]:.0f} |" for name, found in cost.items()),
+    ]
+    text = "\n\n".join(
+        [
+            "# A bucket into a bucket",
+            what,
+            story.strip(),
+            f"Machine: {machine()}; {load()}. {rounds} rounds of {count:,} objects, nodes: {nodes}; nodes, workers and "
+            "clients share the cores.",
+            rates_table(rates, "objects/s"),
+            "\n".join(budget),
+            claims_table(outcomes),
+            BUDGET,
+        ]
+    )
+    print(text)
+    conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()
