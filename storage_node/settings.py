@@ -178,9 +178,11 @@ def _value(name: str, value: Any) -> Any:
             raise WrongSetting(f"{name} = {value!r}: need a text")
         return value
     if get_origin(hint) is tuple:
-        several = value.split(":") if isinstance(value, str) else value
+        between = ":" if name == "promote_roots" else None  # addresses have colons themselves
+        several = value.split(between) if isinstance(value, str) else value
         if not isinstance(several, list) or not all(isinstance(one, str) for one in several):
-            raise WrongSetting(f"{name} = {value!r}: need a list of texts, or one text with ':' between them")
+            how = f"{between!r}" if between else "spaces"
+            raise WrongSetting(f"{name} = {value!r}: need a list of texts, or one text with {how} between them")
         return several
     if hint is bool:
         known = {"true": True, "false": False}

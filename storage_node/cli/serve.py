@@ -26,6 +26,8 @@ _FIELDS = {
     "max_batches": "max_active_batches",
     "max_throttle_ms": "max_throttle_s",
     "promote_root": "promote_roots",
+    "etl_command": "etl_commands",
+    "etl_server": "etl_servers",
 }
 """Of the options that have a name of their own, what they set."""
 
@@ -159,6 +161,23 @@ _FIELDS = {
     type=click.Path(file_okay=False),
     help="Folder of this machine whose files `ais-loader promote` may take in; once for each.",
 )
+@click.option(
+    "--etl-code",
+    is_flag=True,
+    help="Let clients have Python code of theirs run here, in worker processes. See docs/etl.md for what holds it off.",
+)
+@click.option(
+    "--etl-command",
+    metavar="PROGRAM",
+    multiple=True,
+    help="Program that transforms may run over objects, by name or path, as ffmpeg; once for each.",
+)
+@click.option(
+    "--etl-server",
+    metavar="ADDRESS",
+    multiple=True,
+    help="Server that transforms may send objects to, as http://127.0.0.1:9000; once for each.",
+)
 @insecure_option
 @config_option
 @set_option
@@ -181,6 +200,9 @@ def serve(
     max_soft_errors: int,
     metrics_port: int | None,
     promote_root: tuple[str, ...],
+    etl_code: bool,
+    etl_command: tuple[str, ...],
+    etl_server: tuple[str, ...],
     insecure: bool,
     config: Path | None,
     assignments: tuple[str, ...],
@@ -215,6 +237,9 @@ def serve(
             "max_soft_errors": max_soft_errors,
             "metrics_port": metrics_port,
             "promote_root": tuple(map(os.path.abspath, promote_root)),
+            "etl_code": etl_code,
+            "etl_command": etl_command,
+            "etl_server": etl_server,
         },
         given_settings(config, assignments, of_cluster=False) or {},
     )

@@ -174,3 +174,27 @@ def test_printable_changes_only_what_a_terminal_would_obey() -> None:
 def test_version_and_no_command() -> None:
     assert run_process("--version").stdout.startswith(b"ais-loader, version ")
     assert run_process().returncode == 2
+
+
+def test_serve_allows_transforms_that_are_named_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from storage_node.config import ServerConfig
+    from storage_node.ops import serve as ops
+
+    served: list[ServerConfig] = []
+    monkeypatch.setattr(ops, "run_node", lambda drives, config, announce: served.append(config))
+    allowed = [
+        "--etl-code",
+        "--etl-command",
+        "ffmpeg",
+        "--etl-command",
+        "/bin/sox",
+        "--etl-server",
+        "http://[::1]:9000",
+    ]
+    for options in ([], allowed):
+        result = CliRunner().invoke(main, ["serve", "--drive", str(tmp_path), "--port", "0", *options])
+        assert result.exit_code == 0, result.output
+    assert [(one.etl_code, one.etl_commands, one.etl_servers) for one in served] == [
+        (False, (), ()),
+        (True, ("ffmpeg", "/bin/sox"), ("http://[::1]:9000",)),
+    ]

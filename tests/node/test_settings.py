@@ -185,3 +185,14 @@ def test_a_setting_that_is_true_or_false_is_read_as_that() -> None:
     assert read_assignments(["etl_code=true", "etl_network=False"]) == {"etl_code": True, "etl_network": False}
     with pytest.raises(WrongSetting, match="need true or false"):
         read_assignments(["etl_code=1"])
+
+
+def test_addresses_and_programs_of_transforms_are_lists_in_which_a_colon_separates_nothing() -> None:
+    read = read_assignments(["etl_servers=http://127.0.0.1:9000 grpc://10.0.0.7:1", "etl_commands=ffmpeg"])
+    chosen = configured(ServerConfig(), read)
+    assert chosen.etl_servers == ("http://127.0.0.1:9000", "grpc://10.0.0.7:1")
+    assert chosen.etl_commands == ("ffmpeg",)
+    shown = {name: chosen.limits()[name] for name in ("etl_servers", "etl_commands")}
+    assert configured(ServerConfig(), read_assignments([f"{name}={text}" for name, text in shown.items()])) == chosen
+    with pytest.raises(WrongSetting, match="with spaces between them"):
+        read_assignments(["etl_servers=1"])
