@@ -27,10 +27,12 @@ from ais_loader.changes import (
 from ais_loader.client import Client, WithOpaque, connect
 from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
 from ais_loader.errors import LoaderError
+from ais_loader.etl import Command, Server, TransformInfo
 from ais_loader.object_file import ObjectFile, ObjectReader
 from ais_loader.objects.multipart import MultipartUpload, PartInfo, UploadInfo
 from ais_loader.options import ClusterOptions, EmbeddedOptions
 from ais_loader.packed import PackedBatch
+from ais_loader.pipeline import Pipeline, Stage
 from ais_loader.promote import PromoteResult
 from ais_loader.requests import BatchOptions
 from ais_loader.snapshots import SnapshotInfo
@@ -55,6 +57,7 @@ __all__ = [
     "BucketSummary",
     "Client",
     "ClusterOptions",
+    "Command",
     "CopySummary",
     "DeleteSummary",
     "DownloadSummary",
@@ -73,15 +76,19 @@ __all__ = [
     "ObjectReader",
     "PackedBatch",
     "PartInfo",
+    "Pipeline",
     "PlannedResult",
     "Progress",
     "PromoteResult",
     "PromoteSummary",
     "PutSummary",
     "RenameSummary",
+    "Server",
     "ShufflePlan",
     "SnapshotInfo",
+    "Stage",
     "Status",
+    "TransformInfo",
     "TransformJob",
     "UploadInfo",
     "WithOpaque",

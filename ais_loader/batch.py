@@ -17,7 +17,7 @@ from ais_loader.errors import Closed, InvalidRequest, LoaderError
 from ais_loader.html import html_of_entries
 from ais_loader.joined_ranges import JoinedRanges
 from ais_loader.packed import PackedBatch, pack
-from ais_loader.requests import OnError
+from ais_loader.requests import OnError, require_transformed, transformed_of
 from ais_loader.timing import BatchTiming, Cause, Stopwatch
 from ais_loader.transport.base import FrameStream
 from ais_loader.wire.frame import EntryFault, Frame
@@ -73,6 +73,7 @@ class Batch:
         self._asked = asked
         self._came: npt.NDArray[np.bool_] = np.zeros(0 if self._ordered else asked, np.bool_)
         self._pieces: tuple[int, bytearray] | None = None
+        self._transformed = transformed_of(requests)
         self._advance()
         self._watch.enter("ahead")
 
@@ -154,6 +155,8 @@ class Batch:
                     assert whole is not None
                     frame = whole
                 self._check_order(frame)
+                if self._transformed is not None:
+                    require_transformed(frame, self._transformed)
                 watch.took(frame)
                 watch.enter(self.between_frames)
                 yield frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
 from ais_loader import errors
 from ais_loader.batch import Batch
@@ -32,6 +32,8 @@ from ais_loader.objects.metadata import set_metadata
 from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, pinned_members
 from ais_loader.objects.put_many import iter_put_many, put_many
 from ais_loader.objects.put_spec import ToPut, check_version, put_spec
+from ais_loader.objects.transformed_file import spooled
+from ais_loader.pipeline import Etl
 from ais_loader.promote import Overwrite, PromoteResult, Shared, promote_all, promote_spec
 from ais_loader.requests import BatchOptions, checked_timeout_s, requests_for_names
 from ais_loader.snapshots import SnapshotInfo
@@ -344,14 +346,21 @@ class Bucket(BucketComposing, BucketTransforming):
         version: str | None = None,
         verify: bool = False,
         timeout_s: float = 30.0,
+        etl: Etl | None = None,
+        args: Mapping[str, Any] | None = None,
     ) -> bytes:
-        """An object's bytes, or `length` of them from `start` (None: to the end).
+        """An object's bytes, or `length` of them from `start` (None: to the end); with `etl` what that makes of them.
 
         A whole object is always compared with its stored checksum; a range when `verify` is set.
         Raises ObjectNotFound (also when it does not have this `version` any more), BucketNotFound, RangeError,
         CorruptObject, InvalidRequest, NodeUnavailable, SilenceTimeout.
         """
         timeout_s = checked_timeout_s(timeout_s)
+        if etl is not None or args is not None:
+            entry = Entry(self.name, name, member, start, length, version, etl=etl, args=args)
+            return b"".join(
+                item.data for item in self.client.get_batch([entry], timeout_s=timeout_s, verify_ranges=verify)
+            )
         if version is not None:
             entry = Entry(self.name, name, member, start, length, version)
             return pinned_bytes(self.client, entry, verify=verify, timeout_s=timeout_s)
@@ -359,6 +368,32 @@ class Bucket(BucketComposing, BucketTransforming):
             self.name, name, start=start, length=length, member=member, verify=verify, timeout_s=timeout_s
         )
         return b"".join(chunks)
+
+    @overload
+    def open(
+        self,
+        name: str,
+        *,
+        member: str | None = None,
+        version: str | None = None,
+        timeout_s: float = 30.0,
+        verify: bool = False,
+        etl: Etl,
+        args: Mapping[str, Any] | None = None,
+    ) -> IO[bytes]: ...
+
+    @overload
+    def open(
+        self,
+        name: str,
+        *,
+        member: str | None = None,
+        version: str | None = None,
+        timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        verify: bool = False,
+        etl: None = None,
+    ) -> ObjectFile: ...
 
     def open(
         self,
@@ -369,7 +404,9 @@ class Bucket(BucketComposing, BucketTransforming):
         timeout_s: float = 30.0,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         verify: bool = False,
-    ) -> ObjectFile:
+        etl: Etl | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> ObjectFile | IO[bytes]:
         """An object as a read-only, seekable binary file, of the version that it has now.
 
         Args:
@@ -378,9 +415,14 @@ class Bucket(BucketComposing, BucketTransforming):
             timeout_s: longest silence of the store while bytes are waited for.
             read_ahead_bytes: most that is asked for ahead of a reader that goes straight on; it is held in memory.
             verify: compare what is read with the stored block checksums.
+            etl: what to pass it through: the file is what comes of it, all of which is fetched before this returns.
+            args: of a single transform.
 
         Raises ObjectNotFound, BucketNotFound, MemberNotFound, NotAnArchive, InvalidRequest.
         """
+        if etl is not None:
+            entry = Entry(self.name, name, member, version=version, etl=etl, args=args)
+            return spooled(self.client.get_batch([entry], timeout_s=timeout_s, verify_ranges=verify))
         info = pinned_head(self._transport, self.name, name, version)
         if member is not None:
             info = pinned_member(self._transport, info, member)
@@ -591,8 +633,17 @@ class Bucket(BucketComposing, BucketTransforming):
         """Let go of a snapshot and of what it alone sees. Raises SnapshotNotFound, BucketNotFound, StoreReadOnly."""
         self._transport.snapshots("delete", self.name, name)
 
-    def get_batch(self, names: Sequence[str], **options: Any) -> Batch:
-        """The columnar short form of `Client.get_batch`: whole objects of this bucket, no Entry per item."""
+    def get_batch(
+        self, names: Sequence[str], *, etl: Etl | None = None, args: Mapping[str, Any] | None = None, **options: Any
+    ) -> Batch:
+        """The columnar short form of `Client.get_batch`: whole objects of this bucket, no Entry per item.
+
+        With `etl` they are what that makes of them.
+        """
+        if etl is not None or args is not None:
+            entries = [Entry(self.name, name, etl=etl, args=args) for name in names]
+            batch: Batch = self.client.get_batch(entries, **options)
+            return batch
         chosen = BatchOptions(**options)
         if not isinstance(names, (str, Sequence)):
             names = list(names)  # an array, a generator, a set

@@ -13,6 +13,8 @@ from ais_loader.archive import ArchiveFormat, ArchiveNames, BatchArchive, check_
 from ais_loader.batch import Batch
 from ais_loader.bucket import Bucket
 from ais_loader.entry import Entry, EntryLike
+from ais_loader.errors import InvalidRequest
+from ais_loader.etl import Transforms
 from ais_loader.joined_ranges import JoinedRanges, of_one_version
 from ais_loader.object_file import ObjectFile
 from ais_loader.options import ClusterOptions, EmbeddedOptions
@@ -117,6 +119,11 @@ class Client:
     def __repr__(self) -> str:
         return f"ais_loader.connect({self.url!r})"
 
+    @property
+    def etl(self) -> Transforms:
+        """The transforms that run beside the data."""
+        return Transforms(self._transport)
+
     # -- buckets
 
     def create_bucket(
@@ -209,6 +216,8 @@ class Client:
         if archive is not None:
             check_options(archive, archive_names)
         parsed = to_entries(entries, bucket)
+        if any(entry.etl is not None and entry.ranges is not None for entry in parsed):
+            raise InvalidRequest("an entry of several ranges cannot pass through a transform: ask for each of them")
         joined: JoinedRanges | None = None
         if any(entry.ranges is not None for entry in parsed):
             parsed = of_one_version(parsed, lambda bucket, names: self.bucket(bucket).head_many(names))
@@ -288,7 +297,8 @@ class Client:
     def open(self, url: str, **options: Any) -> ObjectFile:
         """`ais://bucket/name` as a read-only, seekable binary file; options as `Bucket.open`."""
         bucket, name = split_url(url)
-        return self.bucket(bucket).open(name, **options)
+        file: ObjectFile = self.bucket(bucket).open(name, **options)
+        return file
 
     # -- life
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ais_loader import errors
+from ais_loader.pipeline import Etl
 from ais_loader.urls import SCHEME, split_member, split_url
 
 
@@ -65,6 +67,11 @@ class Entry:
     version: str | None = None
     opaque: Any = field(default=None, compare=False)
     ranges: tuple[tuple[int, int | None], ...] | None = None
+    etl: Etl | None = None
+    """What it passes through on the node that has it: a transform's name, or stages. Member, range and version are of
+    the input."""
+    args: Mapping[str, Any] | None = field(default=None, hash=False)
+    """Arguments of a single transform, what JSON has."""
 
     @classmethod
     def from_url(cls, url: str) -> Entry:

@@ -84,4 +84,5 @@ def _is_whole_object(entry: Entry) -> bool:
         and entry.version is None
         and entry.opaque is None
         and entry.ranges is None
+        and entry.etl is None
     )

@@ -7,8 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from ais_loader.entry import Entry, EntryLike, MemberInfo, ObjectInfo, to_entry
-from ais_loader.errors import InvalidRequest
+from ais_loader.errors import InvalidRequest, Unsupported
+from ais_loader.pipeline import args_text, to_pipeline
+from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 MAX_ENTRIES_PER_REQUEST = 10_000
@@ -93,8 +98,27 @@ def requests_for_entries(
             request.length.extend([-1 if e.length is None else -2 if e.length < 0 else _int64(e.length) for e in part])
         if any(entry.version is not None for entry in part):
             request.version.extend([entry.version or "" for entry in part])
+        if any(entry.etl is not None or entry.args is not None for entry in part):
+            _set_transforms(request, part)
         requests.append(request)
     return parsed, requests
+
+
+def _set_transforms(request: pb.BatchRequest, entries: Sequence[Entry]) -> None:
+    known: dict[tuple[tuple[str, str], ...], int] = {}
+    for entry in entries:
+        if entry.etl is None:
+            if entry.args is not None:
+                raise InvalidRequest(f"{entry.name!r}: args without etl")
+            request.transform_index.append(0)
+            continue
+        stages = tuple((stage.name, args_text(stage.args)) for stage in to_pipeline(entry.etl, entry.args).stages)
+        at = known.get(stages)
+        if at is None:
+            call = pb.TransformCall(stage=[pb.TransformStage(name=name, args=args) for name, args in stages])
+            request.transform.append(call)
+            at = known[stages] = len(request.transform)
+        request.transform_index.append(at)
 
 
 def requests_for_names(bucket: str, names: Sequence[str], options: BatchOptions) -> list[pb.BatchRequest]:
@@ -130,3 +154,30 @@ def _set_names(request: pb.BatchRequest, names: Sequence[str]) -> None:
 def _int64(value: int) -> int:
     # Anything past the largest object is as far out of range as the largest number.
     return max(-(2**63), min(value, 2**63 - 1))
+
+
+def transformed_of(requests: Sequence[pb.BatchRequest]) -> npt.NDArray[np.bool_] | None:
+    """Which entries of all requests, by their indexes, pass through transforms; None for none."""
+    if not any(request.transform for request in requests):
+        return None
+    return np.concatenate(
+        [
+            np.array(request.transform_index, np.bool_)
+            if request.transform_index
+            else np.zeros(len(request.name), np.bool_)
+            for request in requests
+        ]
+    )
+
+
+def require_transformed(frame: Frame, transformed: npt.NDArray[np.bool_]) -> None:
+    """A node that knows no transforms ignores them, and sends what is stored: nobody is to take that for the result.
+
+    Raises Unsupported.
+    """
+    sent = (frame.status == pb.OK) & (frame.checksum_kind != pb.TRANSFORMED) & transformed[frame.index]
+    if sent.any():
+        index = int(frame.index[sent][0])
+        raise Unsupported(
+            f"entry {index} came as it is stored: the node that has it knows no transforms; it is of a version before"
+        )

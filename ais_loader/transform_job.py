@@ -135,7 +135,7 @@ class TransformJob:
 
     def failures(self) -> JobFailures:
         """The objects that it could not transform, and why; up to 10,000. Raises JobNotFound, NodeUnavailable."""
-        found = self._transport.job("ListJobFailures", pb.ListJobFailuresRequest(name=self.name))
+        found = self._transport.etl("ListJobFailures", pb.ListJobFailuresRequest(name=self.name))
         return JobFailures(
             tuple(Failure(one.object, errors.from_node(one.error.kind, one.error.message)) for one in found.failure),
             found.more,
@@ -183,11 +183,11 @@ class TransformJob:
 
     def stop(self) -> None:
         """What is under way is finished, and what is done stays; the same job started again goes on with the rest."""
-        self._info = self._transport.job("StopJob", pb.StopJobRequest(name=self.name))
+        self._info = self._transport.etl("StopJob", pb.StopJobRequest(name=self.name))
 
     def delete(self) -> None:
         """Have the store forget it. Results stay. Raises InvalidRequest while it runs, JobNotFound."""
-        self._transport.job("DeleteJob", pb.DeleteJobRequest(name=self.name))
+        self._transport.etl("DeleteJob", pb.DeleteJobRequest(name=self.name))
 
 
 def _watched(transport: Transport, name: str) -> Iterator[pb.JobInfo]:
@@ -275,12 +275,12 @@ def job_message(
 
 def start_job(transport: Transport, job: pb.TransformJob) -> TransformJob:
     """Raises what `Bucket.transform` raises."""
-    return TransformJob(transport, transport.job("StartJob", pb.StartJobRequest(job=job)))
+    return TransformJob(transport, transport.etl("StartJob", pb.StartJobRequest(job=job)))
 
 
 def list_jobs(transport: Transport) -> list[TransformJob]:
     """All that are known, those that have ended included."""
-    return [TransformJob(transport, info) for info in transport.job("ListJobs", pb.ListJobsRequest()).job]
+    return [TransformJob(transport, info) for info in transport.etl("ListJobs", pb.ListJobsRequest()).job]
 
 
 def find_job(transport: Transport, name: str) -> TransformJob:

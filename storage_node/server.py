@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from ais_loader.wire.generated import (
     ais_snapshots_pb2_grpc,
 )
 from storage_node.batch.session import BatchService
+from storage_node.cluster.caller import read_secret
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.confirmation import MapConfirmation
@@ -43,7 +45,10 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.node import NodeSnapshots
 from storage_node.config import ServerConfig
 from storage_node.descriptors import raise_descriptor_limit
-from storage_node.etl.of_node import transforms_of
+from storage_node.etl.calls import TransformCalls
+from storage_node.etl.http_side import HttpSide
+from storage_node.etl.local_etl import LocalEtl
+from storage_node.etl.registry import NodeRegistry
 from storage_node.etl.values import Transforms
 from storage_node.metrics import metrics_served, require_library
 from storage_node.node import Node
@@ -54,7 +59,8 @@ from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
 from storage_node.services.drives import DriveService
 from storage_node.services.errors import abort
-from storage_node.services.etl_jobs import EtlJobsPeerService, EtlJobsService, jobs_of_node
+from storage_node.services.etl import EtlPeerService, EtlService, PeerStates
+from storage_node.services.etl_jobs import jobs_of_node
 from storage_node.services.objects import BucketsService, NodeService, ObjectsService
 from storage_node.services.peer_check import PeerCheck
 from storage_node.services.promote import PromoteService
@@ -93,6 +99,7 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 _REAP_INTERVAL_S = 2.0
+_FOLLOW_S = 1.0
 
 
 class NodeServer:
@@ -112,7 +119,7 @@ class NodeServer:
         Args:
             drives: folders of one store, at least one; made if they are missing.
             config: without it the defaults, which listen on loopback at port 7480.
-            transforms: what jobs pass objects through, made on the node's event loop, in place of its own.
+            transforms: what jobs pass objects through instead of the node's own; made on its event loop.
         """
         self._transforms = transforms
         self.config = config or ServerConfig()
@@ -235,11 +242,13 @@ class NodeServer:
             self.drives = drives = DriveManager(node, self.membership, self._acceptor_store, repair)
             drives.require_free = lambda folder: require_apart(self.config.promote_roots, [folder])
             ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), methods)
-            own_transforms = transforms_of(node)
-            transforms = own_transforms if self._transforms is None else self._transforms(node)
-            jobs = jobs_of_node(node, self.membership, writes, transforms)
-            ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlJobsService(node, jobs), methods)
-            ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlJobsPeerService(jobs), methods)
+            etl = self._etl_of(node)
+            batches.etl = etl
+            transforms = etl.transforms if self._transforms is None else self._transforms(node)
+            jobs = jobs_of_node(node, self.membership, writes, transforms, etl.spool)
+            calls = TransformCalls(etl, self.membership.node_uuid, PeerStates(node, writes.channels))
+            ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, jobs, calls), methods)
+            ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(jobs, calls), methods)
             repair.prepare()
             session = {"Session": _session_handler(batches)}
             methods.add_registered_method_handlers("ais_loader.v1.GetBatch", session, sizes=False)
@@ -265,6 +274,7 @@ class NodeServer:
                 asyncio.create_task(keep_going("following the cluster's map", map_sync.run)),
                 asyncio.create_task(keep_going("taking care of snapshots", snapshots.sweep.run)),
                 asyncio.create_task(keep_going("passing buckets through transforms", jobs.run)),
+                asyncio.create_task(keep_going("following the list of transforms", partial(_follow, etl))),
             ]
             repair.start()
             drives.start()
@@ -277,14 +287,32 @@ class NodeServer:
             batches.stop()
             promote.stop()
             await asyncio.gather(server.stop(self._grace_s), peer_server.stop(self._grace_s))
+            await etl.close()
             await check.close()
             await confirmation.close()
             await batches.resources.peers.close()
             await snapshots.close()
-            await own_transforms.close()
             await writes.close()
             await _finish_tasks()
             promote.close()
+
+    def _etl_of(self, node: Node) -> LocalEtl:
+        """On the node's event loop."""
+        secret = read_secret(self.config.peer_secret_file)
+        drive = next(drive.root for drive in node.store.drives if drive is not None)
+        return LocalEtl(
+            node.store,
+            NodeRegistry(node, self.membership),
+            self.config,
+            drive,
+            node.read,
+            HttpSide(
+                host=self.config.etl_http_host,
+                port=self.config.etl_http_port,
+                advertise=self.config.etl_http_advertise,
+                peer_secret=secret,
+            ),
+        )
 
     def _listen_for_peers(self, server: grpc.aio.Server) -> int:
         """The port; where any will do, the one that others know. Raises OSError."""
@@ -312,6 +340,13 @@ class NodeServer:
                         if said.get(drive) != str(error):
                             log.warning("%s: replaced objects keep their space for now: %s", drive.root, error)
                         said[drive] = str(error)
+
+
+async def _follow(etl: LocalEtl) -> None:
+    """Close stages of transforms that were stopped, deleted or replaced by way of another node."""
+    while True:
+        await asyncio.sleep(_FOLLOW_S)
+        etl.transforms.follow()
 
 
 async def _finish_tasks() -> None:

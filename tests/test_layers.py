@@ -24,6 +24,7 @@ ais_loader.wire.gather
 """
 CLIENT = f"""
 {WIRE}
+ais_loader.pipeline
 ais_loader.content ais_loader.entry ais_loader.packed ais_loader.timing ais_loader.urls
 ais_loader.changes ais_loader.html ais_loader.joined_ranges ais_loader.options ais_loader.promote ais_loader.requests
 ais_loader.entry_table ais_loader.snapshots ais_loader.summary

@@ -12,7 +12,7 @@ from ais_loader.content import Content
 from ais_loader.entry import ObjectInfo
 from ais_loader.objects import copy as copying
 from ais_loader.objects.append import append, append_members
-from ais_loader.objects.job_stages import EtlLike, job_stages
+from ais_loader.objects.job_stages import job_stages
 from ais_loader.objects.multipart import (
     MultipartUpload,
     UploadInfo,
@@ -21,6 +21,7 @@ from ais_loader.objects.multipart import (
     sweep_uploads,
     uploads,
 )
+from ais_loader.pipeline import Etl
 from ais_loader.transport.base import Transport
 
 
@@ -40,7 +41,7 @@ class BucketComposing(ABC):
         *,
         to_bucket: str | None = None,
         if_absent: bool = False,
-        etl: EtlLike | None = None,
+        etl: Etl | None = None,
     ) -> ObjectInfo:
         """Copy an object, with its metadata, in this bucket or to another one. The store does it: no bytes come here.
 

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
-from ais_loader.objects.job_stages import EtlLike, job_stages
+from ais_loader.objects.job_stages import job_stages
+from ais_loader.pipeline import Etl
 from ais_loader.transform_job import OnJobProgress, PlannedResult, TransformJob, job_message, plan_job, start_job
 from ais_loader.transport.base import Transport
 
@@ -25,7 +26,7 @@ class BucketTransforming(ABC):
         self,
         to_bucket: str,
         *,
-        etl: EtlLike,
+        etl: Etl,
         prefix: str = "",
         names: Sequence[str] | str | None = None,
         pattern: str | Sequence[str] | None = None,
@@ -47,7 +48,7 @@ class BucketTransforming(ABC):
         self,
         to_bucket: str,
         *,
-        etl: EtlLike,
+        etl: Etl,
         prefix: str = "",
         names: Sequence[str] | str | None = None,
         pattern: str | Sequence[str] | None = None,
@@ -68,7 +69,7 @@ class BucketTransforming(ABC):
         self,
         to_bucket: str,
         *,
-        etl: EtlLike,
+        etl: Etl,
         prefix: str = "",
         names: Sequence[str] | str | None = None,
         pattern: str | Sequence[str] | None = None,

@@ -22,7 +22,18 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 
-JobMethod: TypeAlias = Literal["StartJob", "ListJobs", "ListJobFailures", "StopJob", "DeleteJob"]
+EtlMethod: TypeAlias = Literal[
+    "InitTransform",
+    "ListTransforms",
+    "GetTransform",
+    "SetTransform",
+    "DeleteTransform",
+    "StartJob",
+    "ListJobs",
+    "ListJobFailures",
+    "StopJob",
+    "DeleteJob",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +171,8 @@ class Transport(Protocol):
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         """One result per file, as it becomes known; raises for what concerns all of them."""
 
-    def job(self, method: JobMethod, request: Any) -> Any:
-        """A method of the Etl service that is about jobs; see protos/ais_etl.proto."""
+    def etl(self, method: EtlMethod, request: Any) -> Any:
+        """A method of the Etl service with one answer; see protos/ais_etl.proto."""
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
         """When there is something new, and every few seconds, until it has ended. Lazy. Raises JobNotFound."""

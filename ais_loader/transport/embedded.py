@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 from ais_loader import errors
@@ -23,7 +23,7 @@ from ais_loader.options import EmbeddedOptions
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary, PrefixSummary
-from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, JobMethod, NoLongBatches, PutSpec
+from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, NoLongBatches, PutSpec
 from ais_loader.transport.validation import require_bucket, require_metadata, require_object, require_text
 from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.frame import Frame
@@ -49,6 +49,9 @@ from storage_node.store.store_record import BucketRecord
 from storage_node.store.summary import Tally
 from storage_node.store.tar_append import tar_end
 from storage_node.store.upload import Upload
+
+if TYPE_CHECKING:
+    from storage_node.etl.embedded import EmbeddedEtl
 
 _COMMIT_TOGETHER = 128
 _COMMIT_TOGETHER_BYTES = 8 << 20
@@ -76,6 +79,7 @@ class EmbeddedTransport(NoLongBatches):
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._helpers: ThreadPoolExecutor | None = None
+        self._etl: EmbeddedEtl | None = None
         self._pid = os.getpid()
         self._closed = False
         self.on_wanted: Callable[[], object] | None = None
@@ -93,7 +97,7 @@ class EmbeddedTransport(NoLongBatches):
         if self._pid != os.getpid():
             # Inherited through fork: a lock held by a thread that is not here would never be released.
             self._lock, self._pid, self._store, self._mode = threading.Lock(), os.getpid(), None, "r"
-            self._helpers = None
+            self._helpers = self._etl = None
         with self._lock:
             if self._store is None:
                 if self._mode == "a" and (other := writer_here(self._paths)) is not None and other.on_wanted:
@@ -259,21 +263,27 @@ class EmbeddedTransport(NoLongBatches):
                 info = ObjectInfo(spec.bucket, outcome.name, *outcome.stored)
                 yield PromoteResult(outcome.path, outcome.name, "skipped" if outcome.skipped else "promoted", info)
 
-    # -- jobs
+    # -- transforms
 
-    def job(self, method: JobMethod, request: Any) -> Any:
-        raise self._without_jobs()
+    def etl(self, method: EtlMethod, request: Any) -> Any:
+        return self._etl_here().call(method, request)
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
-        raise self._without_jobs()
+        yield from self._etl_here().watch(name)
 
     def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
-        raise self._without_jobs()
+        info = self._etl_here().call("CopyObject", request).info
+        return ObjectInfo(request.to_bucket, request.to_name, *stored_of(info))
 
-    def _without_jobs(self) -> errors.LoaderError:
-        if not self._store_here().writable:
-            return errors.StoreReadOnly("the store is open for reading only")
-        return errors.Unsupported("an embedded store passes no buckets through transforms: a cluster's nodes do")
+    def _etl_here(self) -> EmbeddedEtl:
+        """Begun when it is first needed; a forked child begins its own."""
+        store = self._store_here()
+        with self._lock:
+            if self._etl is None:
+                from storage_node.etl.embedded import EmbeddedEtl
+
+                self._etl = EmbeddedEtl(store)
+            return self._etl
 
     # -- batches
 
@@ -281,6 +291,8 @@ class EmbeddedTransport(NoLongBatches):
         self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
     ) -> FrameStream:
         store = self._store_here()
+        if request.transform:
+            return TransformedStream(self._etl_here().frames(request))
         return EmbeddedStream(store, request, self._helpers_here())
 
     def _helpers_here(self) -> ThreadPoolExecutor | None:
@@ -313,6 +325,9 @@ class EmbeddedTransport(NoLongBatches):
 
     def close(self) -> None:
         self._closed = True
+        if self._etl is not None and self._pid == os.getpid():
+            self._etl.close()
+        self._etl = None
         if self._helpers is not None and self._pid == os.getpid():
             self._helpers.shutdown()
         if self._store is not None and self._pid == os.getpid():
@@ -361,6 +376,29 @@ class EmbeddedStream:
         # A generator that is running in another thread refuses to close; it then ends with its consumer.
         with contextlib.suppress(ValueError):
             self._frames.close()
+
+
+class TransformedStream:
+    """Frames of entries that pass through transforms, in the caller's thread."""
+
+    retries, paused_s, hedged = 0, 0.0, 0
+
+    def __init__(self, frames: Iterator[Frame]) -> None:
+        self._frames = frames
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self
+
+    def __next__(self) -> Frame:
+        return next(self._frames)
+
+    def read_all(self) -> list[bytes] | None:
+        return None
+
+    def close(self) -> None:
+        # A generator that is running in another thread refuses to close; it then ends with its consumer.
+        with contextlib.suppress(ValueError):
+            self._frames.close()  # type: ignore[attr-defined]
 
 
 def _staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False) -> Upload:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ais_loader.errors import StoreReadOnly
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.transport.base import JobMethod, Transport
+from ais_loader.transport.base import EtlMethod, Transport
 
 READS = frozenset(
     [
@@ -33,6 +33,8 @@ READS = frozenset(
 )
 """What goes on to the nodes. Whatever is not here is refused, so that a new call cannot be forgotten."""
 
+ETL_READS = ("ListTransforms", "GetTransform", "ListJobs", "ListJobFailures")
+
 
 class ReadOnlyTransport:
     """A Transport around another one; pickles with it."""
@@ -53,8 +55,8 @@ class ReadOnlyTransport:
     def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
         return self._nodes.snapshots(action, bucket, name) if action == "list" else self._refuse()
 
-    def job(self, method: JobMethod, request: Any) -> Any:
-        return self._nodes.job(method, request) if method in ("ListJobs", "ListJobFailures") else self._refuse()
+    def etl(self, method: EtlMethod, request: Any) -> Any:
+        return self._nodes.etl(method, request) if method in ETL_READS else self._refuse()
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise StoreReadOnly(f'{self._nodes.url} was connected to for reading only; connect with mode="a" to write')

@@ -108,9 +108,9 @@ class BatchResources:
     def uncollect(self, size_bytes: int, place: Place) -> None:
         """Give back what has been sent, or never will be."""
         self.buffered.release(size_bytes)
-        self._answer_bytes[place] = self._answer_bytes.get(place, 0) - size_bytes
-        if self._answer_bytes[place] <= 0:
-            del self._answer_bytes[place]
+        left_bytes = self._answer_bytes.pop(place, 0) - size_bytes
+        if left_bytes > 0:
+            self._answer_bytes[place] = left_bytes
 
     async def turn(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> Slot:
         """Wait for this tenant's turn to have a frame read and sent; see `FairSlots.acquire`."""

@@ -76,6 +76,11 @@ class Content:
         for offset in range(0, self.size_bytes, chunk_bytes):
             yield self.read(offset, chunk_bytes)
 
+    def append(self, data: memoryview) -> None:
+        """Of a file, at its end; its checksum follows. May wait for a drive. Raises OSError."""
+        while data:
+            data = data[os.write(self.fd, data) :]
+
     def close(self) -> None:
         """May be called again."""
         self.data, fd, self.fd = None, self.fd, -1

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from ais_loader.errors import LoaderError
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc
 from storage_node.cluster.channels import Channels
@@ -13,9 +14,10 @@ from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
 from storage_node.etl.jobs.cluster_store import NodeStore
-from storage_node.etl.jobs.manager import JobManager
+from storage_node.etl.jobs.manager import JobManager, JobRecords
 from storage_node.etl.jobs.map_records import MapRecords
-from storage_node.etl.of_node import spool_of
+from storage_node.etl.registry import RecordRegistry
+from storage_node.etl.spool import Spool
 from storage_node.etl.values import Transforms
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
@@ -85,12 +87,42 @@ class EtlJobsPeerService(ais_etl_pb2_grpc.EtlPeerServicer):
         return self._jobs.part(request)
 
 
-def jobs_of_node(node: Node, membership: Membership, writes: WriteCoordinator, transforms: Transforms) -> JobManager:
+class NodeJobRecords:
+    """Where the jobs of a node are kept: in the map of its cluster, or else in the record of its store."""
+
+    def __init__(self, node: Node, membership: Membership) -> None:
+        self._of_map = MapRecords(node, membership)
+        self._of_store = RecordRegistry(node.store, node.read)
+
+    @property
+    def view(self) -> ClusterView | None:
+        return self._of_map.view
+
+    @property
+    def _here(self) -> JobRecords:
+        return self._of_store if self._of_map.view is None else self._of_map
+
+    def jobs(self) -> Sequence[pb.TransformJob]:
+        return self._here.jobs()
+
+    async def start(self, job: pb.TransformJob) -> None:
+        await self._here.start(job)
+
+    async def end(self, job_uuid: bytes, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts) -> None:
+        await self._here.end(job_uuid, state, problem, counts)
+
+    async def delete(self, name: str) -> None:
+        await self._here.delete(name)
+
+
+def jobs_of_node(
+    node: Node, membership: Membership, writes: WriteCoordinator, transforms: Transforms, spool: Spool
+) -> JobManager:
     """As they are kept in the map of the node's cluster."""
     return JobManager(
         membership.node_uuid,
-        NodeStore(node, writes, spool_of(node)),
-        MapRecords(node, membership),
+        NodeStore(node, writes, spool),
+        NodeJobRecords(node, membership),
         transforms,
         PeerParts(node, writes.channels),
         node.config.etl_workers,

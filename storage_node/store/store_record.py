@@ -21,7 +21,7 @@ from storage_node.store.files.segment_format import SEGMENT_FORMAT
 from storage_node.store.names import SNAPSHOT_MARK
 
 FILE_NAME = "record.json"
-RECORD_VERSION = 8
+RECORD_VERSION = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,9 @@ class StoreRecord:
     """By uuid of the bucket, then by name; no bucket without any."""
     trimming: tuple[str, ...] = ()
     """Uuids of buckets of which versions may be retained that no snapshot sees any more."""
+    etl: str = ""
+    """Transforms and jobs of a store that is part of no cluster: an EtlRecord (ais_etl.proto) in base64, which those
+    who run them read and write."""
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -140,6 +143,9 @@ class StoreRecord:
     ) -> StoreRecord:
         bucket = BucketRecord(bucket_uuid or uuid.uuid4().hex, copies, reframe)
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
+
+    def with_etl(self, etl: str) -> StoreRecord:
+        return replace(self, revision=self.revision + 1, etl=etl)
 
     def with_reframe(self, name: str, reframe: bool) -> StoreRecord:
         bucket = replace(self.buckets[name], reframe=reframe)

@@ -19,7 +19,7 @@ from ais_loader.options import ClusterOptions
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
-from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, JobMethod, PutSpec, Transport
+from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, PutSpec, Transport
 from ais_loader.transport.cluster.transport import RoutedTransport
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.transport import GrpcTransport
@@ -180,8 +180,8 @@ class ClusterTransport:
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         yield from self._there().list_members(bucket, name, prefix=prefix, page_size=page_size)
 
-    def job(self, method: JobMethod, request: Any) -> Any:
-        return self._there().job(method, request)
+    def etl(self, method: EtlMethod, request: Any) -> Any:
+        return self._there().etl(method, request)
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
         yield from self._there().watch_job(name)

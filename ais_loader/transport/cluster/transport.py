@@ -20,7 +20,7 @@ from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
-from ais_loader.transport.base import BucketChange, BucketInfo, FrameStream, JobMethod, NoLongBatches, PutSpec
+from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, NoLongBatches, PutSpec
 from ais_loader.transport.cluster.columns import Columns, grouped
 from ais_loader.transport.cluster.failover import DAMAGED, QUICK_TIMEOUT_S, Failover
 from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
@@ -397,8 +397,8 @@ class RoutedTransport(Failover, NoLongBatches):
 
     # -- jobs: whichever node answers knows of all
 
-    def job(self, method: JobMethod, request: Any) -> Any:
-        return self._any(lambda node: node.job(method, request))
+    def etl(self, method: EtlMethod, request: Any) -> Any:
+        return self._any(lambda node: node.etl(method, request))
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
         members = self.members

@@ -8,19 +8,22 @@ from typing import Any
 import grpc
 
 from ais_loader import errors
-from ais_loader.transport.base import JobMethod
+from ais_loader.transport.base import EtlMethod
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.watchdog import Watchdog
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 
+INIT_TIMEOUT_S = 90.0
+"""The node starts a worker, which may load a model."""
 SILENCE_S = 15.0
 """Of a node that tells of a job every few seconds."""
 
 
-def call_job(here: Connection, method: JobMethod, request: Any) -> Any:
+def call_job(here: Connection, method: EtlMethod, request: Any) -> Any:
     """Raises grpc.RpcError."""
-    return getattr(here.etl, method)(request, timeout=CALL_TIMEOUT_S)
+    timeout_s = INIT_TIMEOUT_S if method == "InitTransform" else CALL_TIMEOUT_S
+    return getattr(here.etl, method)(request, timeout=timeout_s)
 
 
 def watch_job(here: Connection, name: str) -> Generator[pb.JobInfo, None, None]:

@@ -23,7 +23,7 @@ from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.transport.base import FrameStream, JobMethod, PutSpec
+from ais_loader.transport.base import EtlMethod, FrameStream, PutSpec
 from ais_loader.transport.fork_safety import GATE, take_part
 from ais_loader.transport.grpc.bucket_calls import BucketCalls
 from ais_loader.transport.grpc.compose import composed
@@ -377,7 +377,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
 
     # -- jobs
 
-    def job(self, method: JobMethod, request: Any) -> Any:
+    def etl(self, method: EtlMethod, request: Any) -> Any:
         return self._call(lambda here: call_job(here, method, request))
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:

@@ -423,3 +423,11 @@ class CopyObjectResponse(_message.Message):
     INFO_FIELD_NUMBER: _ClassVar[int]
     info: _ais_objects_pb2.ObjectInfo
     def __init__(self, info: _Optional[_Union[_ais_objects_pb2.ObjectInfo, _Mapping]] = ...) -> None: ...
+
+class EtlRecord(_message.Message):
+    __slots__ = ("transform", "job")
+    TRANSFORM_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    transform: _containers.RepeatedCompositeFieldContainer[Transform]
+    job: _containers.RepeatedCompositeFieldContainer[TransformJob]
+    def __init__(self, transform: _Optional[_Iterable[_Union[Transform, _Mapping]]] = ..., job: _Optional[_Iterable[_Union[TransformJob, _Mapping]]] = ...) -> None: ...

@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, Frame
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.frame_plan import FrameSpan, plan_frames
@@ -49,6 +49,19 @@ class StoreBatch:
     def status(self) -> U8:
         """Of each entry; shape (n,)."""
         return self._table.status
+
+    def fault(self, position: int) -> EntryFault | None:
+        """Why an entry failed, where there is more to say than its status."""
+        return self._table.faults.get(self._table.first_index + position)
+
+    def kind(self, position: int) -> int:
+        """Which checksum an entry has, a ChecksumKind."""
+        return int(self._table.kind[position])
+
+    def version(self, position: int) -> str:
+        """Of the object that an entry is, or is of; "" of one that was not found."""
+        record = self._table.records[position]
+        return "" if record is None else str(record.version)
 
     # -- planning
 

@@ -1,0 +1,94 @@
+"""Transformed batch: frames of entries that pass through transforms, under the client's credit and the node's turns.
+
+Beside `LocalBatch`, which answers what is sent as it is stored: there all sizes are known before anything is read. Here
+a frame is charged when it is there. What a tenant pays for is the time that workers spend, which is counted where they
+are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from ais_loader.errors import InvalidRequest, StaleMap
+from ais_loader.wire.frame import Frame, encode_frame
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.batch.admission import Credit
+from storage_node.batch.resources import BatchResources
+from storage_node.etl.local_etl import LocalEtl
+from storage_node.metric_counters import BatchTally, clock_s
+from storage_node.places import Place
+from storage_node.tasks import settled
+
+
+class TransformedBatch:
+    """One batch from look-up to END."""
+
+    def __init__(
+        self,
+        resources: BatchResources,
+        etl: LocalEtl,
+        batch_id: int,
+        request: pb.BatchRequest,
+        credit: Credit,
+        send: Callable[[bytes], Awaitable[None]],
+        tally: BatchTally,
+        place: Place,
+    ) -> None:
+        self._resources, self._etl, self._batch_id, self._request = resources, etl, batch_id, request
+        self._credit, self._send, self._tally, self._place = credit, send, tally, place
+
+    async def run(self) -> pb.End:
+        """Returns the END that is still to be sent. Raises LoaderError, Busy, Gone."""
+        membership = self._resources.node.membership
+        view = membership.view if membership is not None else None
+        if self._request.local and view is not None and 0 < self._request.map_version < view.version:
+            raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
+        run = await self._etl.run(self._request)
+        held: list[Frame] = []
+        try:
+            while (frame := await self._next(run.next())) is not None:
+                if self._request.buffered:
+                    self._collect(held, frame)
+                else:
+                    await self._deliver(frame)
+                if self._request.fail_fast and frame.status.any():
+                    self._tally.stopped_at(frame.status)
+                    break
+            while held:
+                await self._deliver(held[0])
+                self._resources.uncollect(len(held.pop(0).payload), self._place)
+            return run.end()
+        finally:
+            self._resources.uncollect(sum(len(frame.payload) for frame in held), self._place)
+            await run.close()
+
+    async def _next(self, waiting: Awaitable[Frame | None]) -> Frame | None:
+        with self._place.waiting():  # a transform takes its time: nobody else has a use for this place meanwhile
+            return await waiting
+
+    def _collect(self, held: list[Frame], frame: Frame) -> None:
+        self._resources.collect(len(frame.payload), self._place)
+        held.append(frame)
+        if sum(len(one.payload) for one in held) > self._resources.buffered.limit_bytes:
+            raise InvalidRequest(
+                f"more than {self._resources.buffered.limit_bytes:,} bytes are not collected before sending: use "
+                "streaming=True"
+            )
+
+    async def _deliver(self, frame: Frame) -> None:
+        size_bytes = len(frame.payload)
+        began_s = clock_s()
+        with self._place.waiting():
+            await self._credit.spend(size_bytes)
+        self._resources.node.metrics.client_wait_s += clock_s() - began_s
+        slot = await self._resources.turn(self._request.tenant, size_bytes, size_bytes)
+        try:
+            message = encode_frame(self._batch_id, frame)
+            with self._place.waiting():
+                await settled(asyncio.ensure_future(self._send(message)))
+            self._place.moved()
+            self._tally.frame_sent()
+        finally:
+            slot.release()
+            self._resources.slots.release_memory(size_bytes)

@@ -1,0 +1,162 @@
+"""ETL of an embedded store: the code of a node, on an event loop that has a thread of its own in the client's process.
+
+Begun when it is first asked for. What is allowed to run is whatever the process itself may run: code and commands are
+its own. A process that reads beside a writer can pass entries through the transforms that there are; making them, and
+jobs, are the writer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from ais_loader.errors import Closed, StoreReadOnly
+from ais_loader.wire.frame import Frame
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.config import ServerConfig
+from storage_node.etl.calls import TransformCalls
+from storage_node.etl.http_side import HttpSide
+from storage_node.etl.jobs.job_store import OwnStore
+from storage_node.etl.jobs.manager import JobManager
+from storage_node.etl.local_etl import LocalEtl
+from storage_node.etl.registry import RecordRegistry
+from storage_node.etl.worker_stage import ANY_PROGRAM
+from storage_node.store.store import Store
+from storage_node.tasks import keep_going
+
+T = TypeVar("T")
+_READERS = 2
+_STOP_S = 20.0
+
+
+class EmbeddedEtl:
+    """Of one store, in one process; used from any thread. Must not be used in a forked child."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="ais-loader-etl", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._set_up())
+        self._started.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    async def _set_up(self) -> None:
+        store = self._store
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="ais-loader-etl-read")
+        registry = RecordRegistry(store, self._read)
+        config = ServerConfig(etl_code=True, etl_commands=(ANY_PROGRAM,), etl_servers=(ANY_PROGRAM,))
+        drive = next(drive.root for drive in store.drives if drive is not None)
+        self._etl = LocalEtl(store, registry, config, drive, self._read, HttpSide())
+        own = OwnStore(store, self._read, self._etl.spool)
+        self._jobs = JobManager(b"", own, registry, self._etl.transforms)
+        self._calls = TransformCalls(self._etl, b"")
+        self._working = (
+            asyncio.ensure_future(keep_going("passing buckets through transforms", self._jobs.run))
+            if store.writable
+            else None
+        )
+
+    async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self._readers, function, *arguments)
+
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            work.close()
+            raise Closed("the store has been closed")
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()
+            raise
+
+    # -- calls
+
+    def call(self, method: str, request: Any) -> Any:
+        """A method of the Etl service. Raises LoaderError."""
+        if not self._store.writable and method not in ("ListTransforms", "GetTransform", "ListJobs", "ListJobFailures"):
+            raise StoreReadOnly("the store is open for reading only: whoever writes it makes transforms, and runs jobs")
+        return self._wait_for(self._called(method, request))
+
+    async def _called(self, method: str, request: Any) -> Any:
+        match method:
+            case "InitTransform":
+                return await self._calls.init(request)
+            case "ListTransforms":
+                return await self._calls.list()
+            case "GetTransform":
+                return await self._calls.get(request.name)
+            case "SetTransform":
+                return await self._calls.set(request)
+            case "DeleteTransform":
+                return await self._calls.delete(request.name)
+            case "StartJob":
+                return await self._jobs.start(request)
+            case "ListJobs":
+                return await self._jobs.list()
+            case "ListJobFailures":
+                return await self._jobs.failures(request.name)
+            case "StopJob":
+                return await self._jobs.stop(request.name)
+            case "DeleteJob":
+                return await self._jobs.delete(request.name)
+            case "CopyObject":
+                return await self._jobs.copy(request)
+            case _:
+                raise AssertionError(method)
+
+    def watch(self, name: str) -> Iterator[pb.JobInfo]:
+        """Until it has ended. Raises JobNotFound."""
+        yield from self._each(self._jobs.watch(pb.WatchJobRequest(name=name, wait=True)))
+
+    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
+        async def following() -> tuple[T, ...]:
+            async for item in items:
+                return (item,)
+            return ()
+
+        while found := self._wait_for(following()):
+            yield from found
+
+    def frames(self, request: batch_pb.BatchRequest) -> Iterator[Frame]:
+        """Of a batch that asks for transforms."""
+        run = self._wait_for(self._etl.run(request))
+        try:
+            while (frame := self._wait_for(run.next())) is not None:
+                yield frame
+                if request.fail_fast and frame.status.any():
+                    return
+        finally:
+            with contextlib.suppress(Closed):
+                self._wait_for(run.close())
+
+    def close(self) -> None:
+        """Returns when no worker is left. May be called again."""
+        if self._closed:
+            return
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_STOP_S)
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_S)
+        self._readers.shutdown(wait=False)
+
+    async def _end(self) -> None:
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait([self._working])
+        await self._etl.close()

@@ -1,0 +1,77 @@
+"""ETL of one process, a node or an embedded store: its transforms, their results that are kept, and runs of batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from storage_node.config import ServerConfig
+from storage_node.etl.http_side import HttpSide
+from storage_node.etl.registry import Registry
+from storage_node.etl.result_cache import ResultCache
+from storage_node.etl.spool import Spool
+from storage_node.etl.stage_context import StageContext
+from storage_node.etl.stages import NodeTransforms
+from storage_node.etl.transformed_run import RunSettings, TransformedRun, check_calls, inputs_of
+from storage_node.etl.worker_stage import workers_of
+from storage_node.memory_budget import MemoryBudget
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.store import Store
+
+SPOOL = "spool"
+"""Folder of a drive."""
+_THREADS = 4
+_AHEAD_PER_WORKER = 2
+
+
+class LocalEtl:
+    """Belongs to the event loop that stages run on. Close it.
+
+    Args:
+        drive: of which the spool is a folder.
+        read: runs a function that reads from drives, off the loop.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        config: ServerConfig,
+        drive: Path,
+        read: Callable[..., Awaitable[Any]],
+        http_side: HttpSide,
+    ) -> None:
+        self._store, self.registry, self._read = store, registry, read
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ais-loader-etl")
+        self.spool = Spool(drive / SPOOL)
+        self.http_side = http_side
+        context = StageContext(config, self.spool, self._on_thread, http_side)
+        self.transforms = NodeTransforms(registry.find, context)
+        self.cache = ResultCache(config.etl_cache_bytes)
+        self._settings = RunSettings(
+            self.transforms,
+            self.cache,
+            MemoryBudget(config.etl_memory_bytes),
+            self.spool,
+            read,
+            _AHEAD_PER_WORKER * workers_of(config),
+        )
+
+    async def _on_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    async def run(self, request: batch_pb.BatchRequest) -> TransformedRun:
+        """Of a batch that asks for transforms; looked up. Raises InvalidRequest."""
+        check_calls(request)
+        batch = await self._read(StoreBatch, self._store, inputs_of(request))
+        return TransformedRun(self._settings, request, batch)
+
+    async def close(self) -> None:
+        await self.transforms.close()
+        self.cache.clear()
+        await self.http_side.stop()
+        self._threads.shutdown(wait=False)

@@ -1,0 +1,393 @@
+"""Transformed run: the entries of a batch passed through their transforms, and framed in request order.
+
+What the catalog says of each entry is looked up for all of them at the start, as for any batch; then inputs are read
+one after another, a few ahead of what is due, as far as there is memory for them, and pass through their transforms
+side by side. A result is framed when it is whole: its size is known then, and what goes out is what any batch has.
+Entries without a transform are among them as they are stored.
+
+No credit, no tenants and no network here: whoever takes the frames sees to that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from ais_loader.errors import InvalidRequest, LoaderError, TransformGone
+from ais_loader.wire.answer_check import digest
+from ais_loader.wire.batch_columns import entry_values
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, WIRE_U32, EntryFault, Frame, Piece
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.etl.result_cache import ResultCache, Shared
+from storage_node.etl.spool import Spool
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Origin, Transforms
+from storage_node.memory_budget import MemoryBudget
+from storage_node.store.checksum import crc32c
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.batch_table import MAX_ITEM_BYTES
+from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES, FrameSpan
+from storage_node.tasks import retrieve
+
+MAX_STAGES, MAX_ARGS_BYTES, MAX_CALLS = 16, 64 << 10, 256
+
+
+class RunSettings:
+    """What the runs of one process share. Belongs to the event loop that stages run on."""
+
+    def __init__(
+        self,
+        transforms: Transforms,
+        cache: ResultCache,
+        memory: MemoryBudget,
+        spool: Spool,
+        on_thread: Callable[..., Awaitable[Any]],
+        ahead: int,
+    ) -> None:
+        self.transforms, self.cache, self.memory, self.spool = transforms, cache, memory, spool
+        self.on_thread, self.ahead = on_thread, ahead
+
+
+class _Failed:
+    def __init__(self, status: int, fault: EntryFault) -> None:
+        self.status, self.fault = status, fault
+
+
+class _Due:
+    """An entry that is under way."""
+
+    def __init__(self, position: int, held_bytes: int, task: asyncio.Task[Shared | _Failed], kind: int) -> None:
+        self.position, self.held_bytes, self.task, self.kind = position, held_bytes, task, kind
+
+
+def check_calls(request: pb.BatchRequest) -> None:
+    """Raises InvalidRequest when what is said of transforms makes no sense."""
+    if len(request.transform) > MAX_CALLS:
+        raise InvalidRequest(f"{len(request.transform)} transforms in one request, at most {MAX_CALLS}")
+    if max(request.transform_index, default=0) > len(request.transform):
+        raise InvalidRequest("an entry refers to a transform that the request does not name")
+    for call in request.transform:
+        if not 0 < len(call.stage) <= MAX_STAGES:
+            raise InvalidRequest(f"a pipeline of {len(call.stage)} stages: need 1 to {MAX_STAGES}")
+        for stage in call.stage:
+            if len(stage.args) > MAX_ARGS_BYTES:
+                raise InvalidRequest(
+                    f"{stage.name}: {len(stage.args):,} characters of args, at most {MAX_ARGS_BYTES:,}"
+                )
+            try:
+                if stage.args:
+                    json.loads(stage.args)
+            except ValueError as error:
+                raise InvalidRequest(f"{stage.name}: args are no JSON: {error}") from error
+
+
+def inputs_of(request: pb.BatchRequest) -> pb.BatchRequest:
+    """The request for what is to be transformed: as it is stored."""
+    plain = pb.BatchRequest()
+    plain.CopyFrom(request)
+    del plain.transform[:], plain.transform_index[:]
+    plain.ClearField("resume_offset")
+    plain.ClearField("resume_checksum")
+    if request.resume_offset and request.resume_version and not (request.version and request.version[0]):
+        # Of the version that its beginning was made of.
+        if not plain.version:
+            plain.version.extend([""] * len(plain.name))
+        plain.version[0] = request.resume_version
+    plain.ClearField("resume_version")
+    return plain
+
+
+class TransformedRun:
+    """One batch. Belongs to the event loop; close it.
+
+    Args:
+        batch: of `inputs_of(request)`, looked up.
+    """
+
+    def __init__(self, settings: RunSettings, request: pb.BatchRequest, batch: StoreBatch) -> None:
+        self._settings, self._request, self._batch = settings, request, batch
+        self._n = batch.n
+        self._due: deque[_Due] = deque()
+        self._next = 0
+        self._pieces: tuple[int, Shared, int] | None = None
+        """The entry that is being delivered in pieces, its result, and how far it has come."""
+        self._status = np.zeros(self._n, np.uint8)
+        self._checksum = np.zeros(self._n, np.uint32)
+        self._payload_bytes = 0
+        self._delivered = 0
+        self._entries = entry_values(inputs_of(request))
+
+    # -- what is taken
+
+    async def next(self) -> Frame | None:
+        """The next frame, in request order; None when there is none."""
+        if self._pieces is not None:
+            return await self._piece()
+        parts: list[tuple[int, int, memoryview, int, int, EntryFault | None]] = []
+        payload_bytes = 0
+        while payload_bytes < TARGET_PAYLOAD_BYTES:
+            await self._look_ahead()
+            if not self._due:
+                break
+            due = self._due[0]
+            if parts and not due.task.done():
+                break  # what is there need not wait for it
+            result = await due.task
+            self._due.popleft()
+            self._settings.memory.release(due.held_bytes)
+            at = due.position
+            if isinstance(result, Shared) and (wrong := await self._unlike(at, result)) is not None:
+                result.release()
+                result = wrong
+            if isinstance(result, _Failed):
+                parts.append((at, result.status, memoryview(b""), 0, pb.NONE, result.fault))
+                self._status[at] = result.status
+                if self._request.fail_fast:
+                    break
+                continue
+            content = result.content
+            if content.size_bytes > MAX_WHOLE_BYTES or (at == 0 and self._request.resume_offset):
+                self._pieces = at, result, self._request.resume_offset if at == 0 else 0
+                if parts:
+                    break
+                return await self._piece()
+            data = await self._bytes(content, 0, content.size_bytes)
+            result.release()
+            self._checksum[at] = content.checksum
+            parts.append((at, pb.OK, data, content.checksum, due.kind, None))
+            payload_bytes += len(data)
+        return self._frame(parts) if parts else None
+
+    def end(self) -> pb.End:
+        """Of what has been delivered."""
+        n = self._delivered
+        status, checksum = self._status[:n], self._checksum[:n]
+        return pb.End(
+            outcome=pb.End.COMPLETE if n == self._n else pb.End.STOPPED,
+            first_index=self._request.first_index,
+            entries=n,
+            failed_entries=int(np.count_nonzero(status)),
+            payload_bytes=self._payload_bytes,
+            digest=digest(status, checksum),
+        )
+
+    async def close(self) -> None:
+        """What only this run wants is ended. May be called again."""
+        due, self._due = list(self._due), deque()
+        for one in due:
+            one.task.cancel()
+        if due:
+            await asyncio.wait([one.task for one in due])
+        for one in due:
+            self._settings.memory.release(one.held_bytes)
+            if not one.task.cancelled() and one.task.exception() is None and isinstance(one.task.result(), Shared):
+                one.task.result().release()  # type: ignore[union-attr]
+            retrieve(one.task)
+        if self._pieces is not None:
+            self._pieces[1].release()
+            self._pieces = None
+        self._batch.close()
+
+    # -- frames
+
+    def _frame(self, parts: list[tuple[int, int, memoryview, int, int, EntryFault | None]]) -> Frame:
+        first = self._request.first_index
+        self._delivered = parts[-1][0] + 1
+        self._payload_bytes += sum(len(part[2]) for part in parts)
+        payload = parts[0][2] if len(parts) == 1 else memoryview(b"".join(part[2] for part in parts))
+        return Frame(
+            index=np.array([first + part[0] for part in parts], WIRE_U32),
+            size=np.array([len(part[2]) for part in parts], WIRE_U32),
+            checksum=np.array([part[3] for part in parts], WIRE_U32),
+            status=np.array([part[1] for part in parts], np.uint8),
+            checksum_kind=np.array([part[4] for part in parts], np.uint8),
+            payload=payload,
+            errors={first + part[0]: part[5] for part in parts if part[5] is not None},
+        )
+
+    async def _piece(self) -> Frame:
+        assert self._pieces is not None
+        at, result, offset = self._pieces
+        content = result.content
+        data = await self._bytes(content, offset, TARGET_PAYLOAD_BYTES)
+        seed = self._piece_checksum if offset else 0
+        if offset and at == 0 and offset == self._request.resume_offset:
+            seed = self._request.resume_checksum
+        self._piece_checksum = crc32c(data, seed)
+        stop = offset + len(data)
+        self._pieces = at, result, stop
+        index = self._request.first_index + at
+        frame = Frame(
+            index=np.array([index], WIRE_U32),
+            size=np.array([len(data)], WIRE_U32),
+            checksum=np.array([self._piece_checksum], WIRE_U32),
+            status=np.zeros(1, np.uint8),
+            checksum_kind=np.array([self._kind(at)], np.uint8),
+            payload=data,
+            piece=Piece(offset, content.size_bytes, self._version(at)),
+        )
+        self._payload_bytes += len(data)
+        if stop >= content.size_bytes:
+            self._checksum[at] = content.checksum
+            self._delivered = at + 1
+            self._pieces = None
+            result.release()
+        return frame
+
+    _piece_checksum = 0
+
+    async def _bytes(self, content: Content, offset: int, length: int) -> memoryview:
+        if content.data is not None:
+            return content.data[offset : offset + length]
+        found: memoryview = await self._settings.on_thread(content.read, offset, length)
+        return found
+
+    async def _unlike(self, at: int, result: Shared) -> _Failed | None:
+        """Why a result cannot be delivered: too large, or not what the client has had the beginning of."""
+        content, offset = result.content, self._request.resume_offset if at == 0 else 0
+        if content.size_bytes > MAX_ITEM_BYTES:
+            return _Failed(
+                pb.FAILED,
+                EntryFault(
+                    f"{self._name(at)!r}: its transform made {content.size_bytes:,} bytes, a batch carries at most "
+                    f"{MAX_ITEM_BYTES:,} per entry",
+                    "item-too-large",
+                ),
+            )
+        if not offset:
+            return None
+        checksum, done = 0, 0
+        while done < min(offset, content.size_bytes):
+            part = await self._bytes(content, done, min(TARGET_PAYLOAD_BYTES, offset - done))
+            checksum, done = crc32c(part, checksum), done + len(part)
+        if done == offset and checksum == self._request.resume_checksum:
+            return None
+        text = f"{self._name(at)!r}: its transform made other bytes than those of which the beginning came: ask again"
+        return _Failed(pb.FAILED, EntryFault(text, TransformGone.kind))
+
+    # -- what is under way
+
+    async def _look_ahead(self) -> None:
+        """Begin as many entries as there is room for; the one that is due in any case."""
+        settings = self._settings
+        while self._next < self._n and len(self._due) < settings.ahead:
+            size_bytes = int(self._batch.sizes[self._next])
+            held_bytes = min(size_bytes, MAX_IN_MEMORY_BYTES)
+            if not settings.memory.acquire_now(held_bytes):
+                if self._due:
+                    return
+                settings.memory.acquire_anyway(held_bytes)
+            position, self._next = self._next, self._next + 1
+            try:
+                started = await self._started(position)
+            except BaseException:
+                settings.memory.release(held_bytes)
+                raise
+            self._due.append(_Due(position, held_bytes, started, self._kind(position)))
+
+    async def _started(self, position: int) -> asyncio.Task[Shared | _Failed]:
+        if self._batch.status[position]:
+            return _done(self._failed(position))
+        which = self._request.transform_index[position] if self._request.transform_index else 0
+        if not which:
+            content = await self._input(position)
+            return _done(content if isinstance(content, _Failed) else Shared(content))
+        call = self._request.transform[which - 1]
+        try:
+            versions = self._settings.transforms.versions(call)
+        except LoaderError as error:
+            return _done(_failed_by(error))
+        args = tuple(stage.args for stage in call.stage)
+        if (kept := self._settings.cache.find((self._origin(position), versions, args))) is not None:
+            return _done(kept)
+        source = await self._input(position)
+        if isinstance(source, _Failed):
+            return _done(source)
+        # Of what was read, which is newer than what was looked up where the object has been replaced in between.
+        key = self._origin(position), versions, args
+        return asyncio.ensure_future(self._transformed(key, call, position, source, versions))
+
+    async def _transformed(
+        self, key: Hashable, call: pb.TransformCall, position: int, source: Content, versions: tuple[bytes, ...]
+    ) -> Shared | _Failed:
+        async def make() -> Content:
+            return await self._settings.transforms.run(call, self._origin(position), source, versions)
+
+        try:
+            return await self._settings.cache.get(key, make)
+        except LoaderError as error:
+            return _failed_by(error)
+        finally:
+            source.close()  # where another has made it meanwhile
+
+    async def _input(self, position: int) -> Content | _Failed:
+        """Whole and verified."""
+        size_bytes = int(self._batch.sizes[position])
+        if size_bytes <= MAX_IN_MEMORY_BYTES:
+            span = FrameSpan(position, position + 1, size_bytes)
+            frame: Frame = await self._settings.on_thread(self._batch.read, span)
+            if frame.status[0]:
+                return self._failed(position)
+            return Content(len(frame.payload), int(frame.checksum[0]), frame.payload)
+        return await self._settings.on_thread(self._spooled, position, size_bytes)  # type: ignore[no-any-return]
+
+    def _spooled(self, position: int, size_bytes: int) -> Content | _Failed:
+        """On a thread."""
+        content = Content(size_bytes, 0, fd=self._settings.spool.new_file())
+        try:
+            for offset in range(0, size_bytes, TARGET_PAYLOAD_BYTES):
+                piece_bytes = min(TARGET_PAYLOAD_BYTES, size_bytes - offset)
+                frame = self._batch.read(FrameSpan(position, position + 1, piece_bytes, offset, piece_bytes))
+                if frame.status[0]:
+                    content.close()
+                    return self._failed(position)
+                content.append(frame.payload)
+        except BaseException:
+            content.close()
+            raise
+        return content
+
+    def _failed(self, position: int) -> _Failed:
+        fault = self._batch.fault(position)
+        return _Failed(int(self._batch.status[position]), fault or EntryFault(""))
+
+    # -- entries
+
+    def _value(self, column: str, position: int, default: Any) -> Any:
+        values = self._entries.get(column)
+        return values[position] if values else default
+
+    def _name(self, position: int) -> str:
+        return str(self._value("name", position, ""))
+
+    def _version(self, position: int) -> str:
+        return self._batch.version(position)
+
+    def _kind(self, position: int) -> int:
+        which = self._request.transform_index[position] if self._request.transform_index else 0
+        return int(pb.TRANSFORMED) if which else int(self._batch.kind(position))
+
+    def _origin(self, position: int) -> Origin:
+        return Origin(
+            self._request.bucket[self._value("bucket_index", position, 0)],
+            self._name(position),
+            self._version(position),
+            self._value("member", position, ""),
+            self._value("start", position, 0),
+            self._value("length", position, -1),
+        )
+
+
+def _failed_by(error: LoaderError) -> _Failed:
+    return _Failed(pb.FAILED, EntryFault(str(error).encode("utf-8", "backslashreplace").decode(), error.kind))
+
+
+def _done(result: Shared | _Failed) -> asyncio.Task[Shared | _Failed]:
+    async def known() -> Shared | _Failed:
+        return result
+
+    return asyncio.ensure_future(known())

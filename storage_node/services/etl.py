@@ -1,0 +1,90 @@
+"""Etl service: transforms made, shown, stopped and replaced, by any node for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ais_loader.errors import LoaderError
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from ais_loader.wire.generated import ais_etl_pb2_grpc
+from storage_node.cluster.channels import Channels
+from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
+from storage_node.etl.calls import TransformCalls
+from storage_node.etl.jobs.manager import JobManager
+from storage_node.node import Node
+from storage_node.services.errors import Context, abort
+from storage_node.services.etl_jobs import EtlJobsPeerService, EtlJobsService
+
+STATE_TIMEOUT_S = 5.0
+
+
+class EtlService(EtlJobsService):
+    """The whole of the Etl service."""
+
+    def __init__(self, node: Node, jobs: JobManager, calls: TransformCalls) -> None:
+        super().__init__(node, jobs)
+        self._calls = calls
+
+    async def InitTransform(self, request: pb.InitTransformRequest, context: Context) -> pb.TransformInfo:
+        try:
+            return await self._calls.init(request)
+        except LoaderError as error:
+            await abort(context, error)
+
+    async def ListTransforms(self, request: pb.ListTransformsRequest, context: Context) -> pb.ListTransformsResponse:
+        return await self._calls.list()
+
+    async def GetTransform(self, request: pb.GetTransformRequest, context: Context) -> pb.TransformInfo:
+        try:
+            return await self._calls.get(request.name)
+        except LoaderError as error:
+            await abort(context, error)
+
+    async def SetTransform(self, request: pb.SetTransformRequest, context: Context) -> pb.TransformInfo:
+        try:
+            return await self._calls.set(request)
+        except LoaderError as error:
+            await abort(context, error)
+
+    async def DeleteTransform(self, request: pb.DeleteTransformRequest, context: Context) -> pb.DeleteTransformResponse:
+        try:
+            await self._calls.delete(request.name)
+            return pb.DeleteTransformResponse()
+        except LoaderError as error:
+            await abort(context, error)
+
+
+class EtlPeerService(EtlJobsPeerService):
+    """What nodes ask each other about transforms and jobs."""
+
+    def __init__(self, jobs: JobManager, calls: TransformCalls) -> None:
+        super().__init__(jobs)
+        self._calls = calls
+
+    async def State(self, request: pb.TransformStateRequest, context: Context) -> pb.TransformStateResponse:
+        return self._calls.state(request)
+
+
+class PeerStates:
+    """What the other nodes of the map say of transforms. Belongs to the node's event loop."""
+
+    def __init__(self, node: Node, channels: Channels) -> None:
+        self._node, self._channels = node, channels
+
+    async def __call__(self, request: pb.TransformStateRequest) -> dict[bytes, pb.TransformStateResponse | None]:
+        membership = self._node.membership
+        view = membership.view if membership is not None else None
+        if membership is None or view is None:
+            return {}
+        others = [one for one in view.nodes if one.uuid != membership.node_uuid]
+        answers = await asyncio.gather(*(self._ask(one.peer_endpoint, request) for one in others))
+        return {one.uuid: answer for one, answer in zip(others, answers, strict=True)}
+
+    async def _ask(self, endpoint: str, request: pb.TransformStateRequest) -> pb.TransformStateResponse | None:
+        stub = ais_etl_pb2_grpc.EtlPeerStub(self._channels.to(endpoint))
+        try:
+            with reporting(self._channels, endpoint):
+                answer: pb.TransformStateResponse = await stub.State(request, timeout=STATE_TIMEOUT_S)
+        except ReplicaLost:
+            return None
+        return answer
