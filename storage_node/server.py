@@ -243,7 +243,7 @@ class NodeServer:
             drives.require_free = lambda folder: require_apart(self.config.promote_roots, [folder])
             ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), methods)
             etl = self._etl_of(node)
-            batches.etl = etl
+            batches.resources.etl = etl
             transforms = etl.transforms if self._transforms is None else self._transforms(node)
             jobs = jobs_of_node(node, self.membership, writes, transforms, etl.spool)
             calls = TransformCalls(etl, self.membership.node_uuid, PeerStates(node, writes.channels))

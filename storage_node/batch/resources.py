@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
+from ais_loader.errors import Unsupported
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -13,6 +14,8 @@ from storage_node.batch.fairness import FairSlots, Slot
 from storage_node.batch.outcomes import Busy
 from storage_node.batch.peers import PeerPool
 from storage_node.batch.readahead import Readahead
+from storage_node.etl.local_etl import LocalEtl
+from storage_node.etl.transformed_run import TransformedRun
 from storage_node.memory_budget import MemoryBudget
 from storage_node.metric_counters import clock_s
 from storage_node.node import Node
@@ -52,6 +55,8 @@ class BatchResources:
         self._request_bytes: dict[Place, int] = {}
         self._answer_bytes: dict[Place, int] = {}
         """Of answers that are collected before they are sent."""
+        self.etl: LocalEtl | None = None
+        """Without it no entry is transformed."""
         self.slots = FairSlots(self.budget, config.tenant_weights, config.read_threads + 1)
         self.readahead = Readahead(config.readahead_bytes, config.readahead_threads)
 
@@ -119,6 +124,12 @@ class BatchResources:
             return await self.slots.acquire(tenant, size_bytes, memory_bytes)
         finally:
             self.node.metrics.throttle_s[cause] += clock_s() - began_s
+
+    async def transformed(self, request: pb.BatchRequest) -> TransformedRun:
+        """The entries of a request that asks for transforms. To be closed. Raises InvalidRequest, Unsupported."""
+        if self.etl is None:
+            raise Unsupported("this node runs no transforms")
+        return await self.etl.run(request)
 
     async def throttle(self) -> None:
         """Pause, before a batch's next frame, while the node has more to do than it can. Nothing may be held."""

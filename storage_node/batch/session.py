@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Protocol, TypeVar
 
-from ais_loader.errors import InvalidRequest, LoaderError, Overloaded, Unsupported
+from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.fast_path import MAX_BYTES, answer_inline
@@ -23,7 +23,6 @@ from storage_node.batch.local_batch import LocalBatch
 from storage_node.batch.outcomes import Busy, Gone
 from storage_node.batch.resources import BatchResources
 from storage_node.batch.transformed_batch import TransformedBatch
-from storage_node.etl.local_etl import LocalEtl
 from storage_node.metric_counters import BatchTally, clock_s
 from storage_node.node import Node
 from storage_node.places import Place, Places
@@ -52,8 +51,6 @@ class BatchService:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.resources = BatchResources(node)
-        self.etl: LocalEtl | None = None
-        """Without it no batch is transformed."""
         self.stopping = False
         self._sessions: set[_Session] = set()
         self.places = Places(node.config.max_sessions, node.config.still_s, node.config.tenant_weights)
@@ -311,9 +308,7 @@ class _Session:
             if routing.elsewhere:
                 return AssembledBatch(service.resources, batch_id, request, credit, self._send, tally, place, routing)
         if request.transform:
-            if service.etl is None:
-                raise Unsupported("this node runs no transforms")
-            return TransformedBatch(service.resources, service.etl, batch_id, request, credit, self._send, tally, place)
+            return TransformedBatch(service.resources, batch_id, request, credit, self._send, tally, place)
         return LocalBatch(service.resources, batch_id, request, credit, self._send, tally, place)
 
 

@@ -15,7 +15,6 @@ from ais_loader.wire.frame import Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.resources import BatchResources
-from storage_node.etl.local_etl import LocalEtl
 from storage_node.metric_counters import BatchTally, clock_s
 from storage_node.places import Place
 from storage_node.tasks import settled
@@ -27,7 +26,6 @@ class TransformedBatch:
     def __init__(
         self,
         resources: BatchResources,
-        etl: LocalEtl,
         batch_id: int,
         request: pb.BatchRequest,
         credit: Credit,
@@ -35,7 +33,7 @@ class TransformedBatch:
         tally: BatchTally,
         place: Place,
     ) -> None:
-        self._resources, self._etl, self._batch_id, self._request = resources, etl, batch_id, request
+        self._resources, self._batch_id, self._request = resources, batch_id, request
         self._credit, self._send, self._tally, self._place = credit, send, tally, place
 
     async def run(self) -> pb.End:
@@ -44,7 +42,7 @@ class TransformedBatch:
         view = membership.view if membership is not None else None
         if self._request.local and view is not None and 0 < self._request.map_version < view.version:
             raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
-        run = await self._etl.run(self._request)
+        run = await self._resources.transformed(self._request)
         held: list[Frame] = []
         try:
             while (frame := await self._next(run.next())) is not None:

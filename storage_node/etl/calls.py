@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from ais_loader.errors import TransformNotFound
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.local_etl import LocalEtl
-from storage_node.etl.registry import check_transform, deleted, initialized, set_stopped
+from storage_node.etl.registry import check_transform, deleted, in_new_version, initialized, set_stopped
 
 
 class TransformCalls:
@@ -29,9 +29,10 @@ class TransformCalls:
     async def init(self, request: pb.InitTransformRequest) -> pb.TransformInfo:
         """Raises InvalidRequest, TransformRefused, TransformFailed, TransformExists."""
         check_transform(request.transform)
-        await self._etl.transforms.try_out(request.transform)
-        await self._etl.registry.change(initialized(request.transform, replace=request.replace))
-        self._etl.transforms.follow()
+        made = in_new_version(request.transform)
+        async with self._etl.transforms.tried(made):
+            await self._etl.registry.change(initialized(made, replace=request.replace))
+            self._etl.transforms.follow()
         return await self._info(request.transform.name)
 
     async def list(self) -> pb.ListTransformsResponse:

@@ -64,11 +64,16 @@ def check_transform(transform: pb.Transform) -> None:
         raise InvalidRequest(f"transform {transform.name!r}: limits that there cannot be: {limits}")
 
 
-def initialized(transform: pb.Transform, *, replace: bool) -> Edit:
-    """It, in a version of its own. The edit raises TransformExists, InvalidRequest."""
+def in_new_version(transform: pb.Transform) -> pb.Transform:
+    """A copy, of a version that there never was."""
     made = pb.Transform()
     made.CopyFrom(transform)
     made.uuid, made.stopped, made.created_ns = uuid.uuid4().bytes, False, time.time_ns()
+    return made
+
+
+def initialized(made: pb.Transform, *, replace: bool) -> Edit:
+    """With this version of a transform. The edit raises TransformExists, InvalidRequest."""
 
     def edit(transforms: Sequence[pb.Transform]) -> list[pb.Transform]:
         if any(one.uuid == made.uuid for one in transforms):

@@ -181,17 +181,31 @@ class NodeTransforms:
             if transform is None:
                 self._of_name.pop(name, None)
 
-    async def try_out(self, transform: pb.Transform) -> None:
-        """Whether it can be started here. Raises what is wrong with it."""
+    @contextlib.asynccontextmanager
+    async def tried(self, transform: pb.Transform) -> AsyncIterator[None]:
+        """Whether it can be started here; around making it known, after which it is served by what was started.
+
+        Raises what is wrong with it.
+        """
+        log, counts = StageLog(), StageCounts()
         try:
-            stage = open_stage(transform, replace(self._context, log=StageLog(), counts=StageCounts()))
+            stage = open_stage(transform, replace(self._context, log=log, counts=counts))
         except ImportError as error:
             raise TransformRefused(f"{transform.name}: {error}") from error
         try:
             if isinstance(stage, PythonStage | CommandStage):
                 await stage.try_out()
-        finally:
+            yield
+        except BaseException:
             await stage.close()
+            raise
+        known = self._known(transform.name)
+        if known is None or known.uuid != transform.uuid or transform.name in self._opened:
+            await stage.close()  # somebody was faster
+            return
+        self._of_name[transform.name] = log, counts
+        self._problems.pop(transform.name, None)
+        self._opened[transform.name] = _Opened(known, stage)
 
     async def close(self) -> None:
         self._closed = True

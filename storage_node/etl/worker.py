@@ -133,16 +133,14 @@ class Worker:
             return None
         json_bytes, size_bytes, place = REQUEST.unpack(head)
         said = json.loads(self._exactly(json_bytes))
-        for kind in said.pop("fds", ()):
-            fd = fds.pop(0)
-            if kind == "shared":
-                self._shared = fd
-            elif kind == "output":
-                if self._output >= 0:
-                    os.close(self._output)
-                self._output = fd
-            else:
-                return said, Input(None, fd, said["offset"], size_bytes)
+        came = dict(zip(said.pop("fds", ()), fds, strict=True))
+        self._shared = came.get("shared", self._shared)
+        if "output" in came:
+            if self._output >= 0:
+                os.close(self._output)
+            self._output = came["output"]
+        if place == FILE:
+            return said, Input(None, came["input"], said["offset"], size_bytes)
         if place == SHARED:
             return said, Input(memoryview(mmap.mmap(self._shared, size_bytes, prot=mmap.PROT_READ)), -1, 0, size_bytes)
         return said, Input(memoryview(self._exactly(size_bytes)), -1, 0, size_bytes)

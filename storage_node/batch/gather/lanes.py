@@ -145,6 +145,15 @@ async def own_frames(
     resources: BatchResources, tenant: str, part: pb.BatchRequest, credit: Credit
 ) -> AsyncGenerator[Frame, None]:
     """The frames of a part, each when there is credit for it and it is the tenant's turn. Close it."""
+    if part.transform:
+        run = await resources.transformed(part)
+        try:
+            while (made := await run.next()) is not None:
+                await credit.spend(len(made.payload))
+                yield made
+        finally:
+            await run.close()
+        return
     batch = await look_up(resources, tenant, part)
     try:
         for span in batch.spans():
