@@ -30,7 +30,7 @@ from storage_node.memory_budget import MemoryBudget
 from storage_node.store.checksum import crc32c
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES
-from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES, FrameSpan
+from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES, FrameSpan, check_columns
 from storage_node.tasks import retrieve
 
 MAX_STAGES, MAX_ARGS_BYTES, MAX_CALLS = 16, 64 << 10, 256
@@ -68,8 +68,7 @@ def check_calls(request: pb.BatchRequest) -> None:
     """Raises InvalidRequest when what is said of transforms makes no sense."""
     if len(request.transform) > MAX_CALLS:
         raise InvalidRequest(f"{len(request.transform)} transforms in one request, at most {MAX_CALLS}")
-    if max(request.transform_index, default=0) > len(request.transform):
-        raise InvalidRequest("an entry refers to a transform that the request does not name")
+    check_columns(request, len(request.name))
     for call in request.transform:
         if not 0 < len(call.stage) <= MAX_STAGES:
             raise InvalidRequest(f"a pipeline of {len(call.stage)} stages: need 1 to {MAX_STAGES}")

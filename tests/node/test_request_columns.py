@@ -46,6 +46,7 @@ COLUMNS: dict[str, Callable[[Random], Any]] = {
     "start": I64,
     "length": I64,
     "version": VERSION,
+    "transform_index": U32,
 }
 FIELDS: dict[str, Callable[[Random], Any]] = {
     "first_index": U64,

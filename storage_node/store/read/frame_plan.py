@@ -89,5 +89,7 @@ def check_columns(request: pb.BatchRequest, n: int) -> None:
             raise InvalidRequest(f"column {column!r} has {length:,} values for {n:,} entries")
     if n and (not request.bucket or max(request.bucket_index, default=0) >= len(request.bucket)):
         raise InvalidRequest("an entry refers to a bucket that the request does not name")
+    if max(request.transform_index, default=0) > len(request.transform):
+        raise InvalidRequest("an entry refers to a transform that the request does not name")
     if bool(request.start) != bool(request.length):
         raise InvalidRequest("columns 'start' and 'length' come together")
