@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 from cluster_kit import BUCKET, LocalCluster
 
 from ais_loader import Bucket, Client, connect, errors
+from ais_loader.cli import etl_jobs
 from ais_loader.transform_job import find_job, list_jobs
 from storage_node.config import ServerConfig
 from storage_node.node import Node
@@ -170,3 +175,24 @@ def test_a_node_of_no_cluster_says_that_it_has_no_jobs(tmp_path: Path, counted: 
             bucket.transform("b", etl="upper")
         bucket.copy("x", "y", etl="upper")
         assert bytes(bucket.get("y")) == b"X"
+
+
+def command(client: Client, made: click.Command, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    done = CliRunner().invoke(made, [*arguments, "--store", client.url, "--json"])
+    return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_command_line_runs_lists_and_shows_jobs(client: Client, counted: Counted) -> None:
+    given = [BUCKET, "to", "--etl", "upper", "--prefix", "d/00", "--rename", "txt=up", "--name", "j"]
+    assert command(client, etl_jobs.run, *given, "--dry-run")[1][0] == {
+        "source": "d/000.txt",
+        "result": "d/000.up",
+        "refused": "",
+    }
+    code, [made] = command(client, etl_jobs.run, *given)
+    assert (code, made["state"], made["counts"]["transformed"]) == (0, "done", 10)
+    assert command(client, etl_jobs.jobs) == (0, [made])
+    code, [shown] = command(client, etl_jobs.job, "j", "--wait", "--failures")
+    assert (code, shown) == (0, {**made, "failures": [], "more_failures": False})
+    assert CliRunner().invoke(etl_jobs.cancel, ["j", "--forget", "--store", client.url]).exit_code == 0
+    assert command(client, etl_jobs.jobs) == (0, [])
