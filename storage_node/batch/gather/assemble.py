@@ -104,7 +104,7 @@ class AssembledBatch:
                 # A write that has begun cannot be taken back; its bytes are released when it ends.
                 sending.add_done_callback(retrieve)
             raise
-        return None if end is not None and end.outcome == pb.End.COMPLETE else end or self._end()
+        return None if end is not None else self._end()
 
     async def _run_buffered(self) -> pb.End | None:
         budget = self._resources.buffered
