@@ -33,6 +33,7 @@ _COMMANDS = {
     "snapshot": "ais_loader.cli.snapshot",
     "du": "ais_loader.cli.du",
     "batch": "ais_loader.cli.batch",
+    "etl": "ais_loader.cli.etl",
 }
 OPERATORS_COMMANDS = "ais_loader.commands"
 """Entry points of the commands that come with storage_node, where it is installed."""

@@ -58,9 +58,8 @@ def test_help_fits_80_columns_and_explains_every_option(command: tuple[str, ...]
 
 def test_only_commands_that_exist_are_listed() -> None:
     listed = CliRunner().invoke(main, ["--help"]).stdout
-    for name in ("etl",):
-        assert name not in listed
-        assert CliRunner().invoke(main, [name]).exit_code == 2
+    assert "\n  etl " in listed
+    assert "dsort" not in listed and CliRunner().invoke(main, ["dsort"]).exit_code == 2
 
 
 def test_exit_codes_are_documented_at_the_root() -> None:

@@ -1,0 +1,261 @@
+"""`ais-loader etl`: transforms made, shown, stopped and deleted, and buckets passed through them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ais_loader.cli.etl_jobs import cancel, job, jobs, run
+from ais_loader.cli.show import Lines, count_text, note, printable, size_text
+from ais_loader.cli.stores import StoreChoice, takes_store
+
+if TYPE_CHECKING:
+    from ais_loader.etl import Command, Communication, Server, TransformInfo
+
+
+@click.group()
+def etl() -> None:
+    """Transforms that run beside the data: make, show, stop and delete them, and pass buckets through them."""
+
+
+for _command in (run, jobs, job, cancel):
+    etl.add_command(_command)
+
+
+@etl.command()
+@click.argument("name")
+@click.option("--python", metavar="FILE.py:NAME", help="A function or class of this file. The file is run to get it.")
+@click.option("--command", metavar="WORDS", help="A program, as 'ffmpeg -i {input} {output}'; no shell runs it.")
+@click.option("--server", metavar="ADDRESS", help="A server of yours, as http://HOST:PORT or grpc://HOST:PORT.")
+@click.option("--requirement", multiple=True, metavar="SPEC", help="Of --python: a package it needs; may be repeated.")
+@click.option("--streaming", is_flag=True, help="Of --python: it takes and yields chunks.")
+@click.option("--path", is_flag=True, help="Of --python: it takes the path of a file in place of bytes.")
+@click.option("--input-suffix", default="", metavar="SUFFIX", help="Of --command: what {input} ends with, as .flac.")
+@click.option("--output-suffix", default="", metavar="SUFFIX", help="Of --command: what {output} ends with, as .wav.")
+@click.option(
+    "--communication",
+    type=click.Choice(["hpush", "hpull", "ws", "grpc"]),
+    help="Of --server: how objects reach it.  [default: hpush, or grpc for a grpc:// address]",
+)
+@click.option("--fqn", is_flag=True, help="Of --server: give it paths of files in place of bytes.")
+@click.option("--direct-put", is_flag=True, help="Of --server: it puts what a job makes itself.")
+@click.option("--timeout", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="For one object.")
+@click.option("--memory-mib", type=click.IntRange(min=0), default=0, metavar="MIB", help="Of one worker.")
+@click.option("--output-mib", type=click.IntRange(min=0), default=0, metavar="MIB", help="What one object may become.")
+@click.option("--inflation", type=click.FloatRange(min=0), default=0.0, help="Bytes out for each byte in, at most.")
+@click.option("--retries", type=click.IntRange(min=0), default=0, help="Further tries when a worker dies.")
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes on each node, at most.")
+@click.option("--replace", is_flag=True, help="Put it in the place of the one of this name.")
+@click.option("--json", "as_json", is_flag=True, help="JSON.")
+@takes_store
+def init(
+    name: str,
+    python: str | None,
+    command: str | None,
+    server: str | None,
+    requirement: tuple[str, ...],
+    streaming: bool,
+    path: bool,
+    input_suffix: str,
+    output_suffix: str,
+    communication: Any,
+    fqn: bool,
+    direct_put: bool,
+    timeout: float,
+    memory_mib: int,
+    output_mib: int,
+    inflation: float,
+    retries: int,
+    workers: int,
+    replace: bool,
+    as_json: bool,
+    store: StoreChoice,
+) -> None:
+    """Make the transform NAME of a Python function, a command or a server.
+
+    Nodes run only what their operator has allowed: `serve` has --etl-code, --etl-command and --etl-server.
+    """
+    if sum(one is not None for one in (python, command, server)) != 1:
+        raise click.UsageError("need one of --python, --command and --server")
+    _require_only(
+        {
+            "--python": (python, {"--requirement": requirement, "--streaming": streaming, "--path": path}),
+            "--command": (command, {"--input-suffix": input_suffix, "--output-suffix": output_suffix}),
+            "--server": (server, {"--communication": communication, "--fqn": fqn, "--direct-put": direct_put}),
+        }
+    )
+    transform: Any
+    if python is not None:
+        transform = _loaded(python)
+    elif command is not None:
+        transform = _command_of(command, input_suffix, output_suffix)
+    else:
+        transform = _server_of(server or "", communication, fqn=fqn, direct_put=direct_put)
+    with store.writing(create=False) as client:
+        made = client.etl.init(
+            name,
+            transform,
+            requirements=requirement,
+            streaming=streaming,
+            path=path,
+            timeout_s=timeout,
+            memory_bytes=memory_mib << 20,
+            output_bytes=output_mib << 20,
+            inflation=inflation,
+            retries=retries,
+            workers=workers,
+            replace=replace,
+        )
+    if as_json:
+        click.echo(json.dumps(_fields(made)))
+    else:
+        note(f"made {printable(made.name)}, version {made.version}")
+
+
+def _require_only(kinds: dict[str, tuple[str | None, dict[str, Any]]]) -> None:
+    for kind, (given, options) in kinds.items():
+        for option, value in options.items():
+            if value and given is None:
+                raise click.UsageError(f"{option} goes with {kind}")
+
+
+def _command_of(text: str, input_suffix: str, output_suffix: str) -> Command:
+    from ais_loader.etl import Command
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: {error}", param_hint="'--command'") from None
+    if not words:
+        raise click.BadParameter("need a program", param_hint="'--command'")
+    return Command(words, input_suffix, output_suffix)
+
+
+def _server_of(address: str, communication: Any, *, fqn: bool, direct_put: bool) -> Server:
+    from ais_loader.etl import Server
+
+    chosen: Communication = communication or ("grpc" if address.startswith("grpc://") else "hpush")
+    return Server(address, chosen, fqn=fqn, direct_put=direct_put)
+
+
+def _loaded(text: str) -> Any:
+    """What a file calls by that name, to be pickled by value: no node has the file."""
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise click.BadParameter(f"{text!r}: need FILE.py:NAME", param_hint="'--python'")
+    file = Path(place).expanduser().resolve()
+    if not file.is_file():
+        raise click.BadParameter(f"{place}: no such file", param_hint="'--python'")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise click.BadParameter(f"{place}: not a file of Python", param_hint="'--python'")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(file.stem)
+    sys.modules[file.stem] = module  # pickling looks there for the module of a function
+    sys.path.insert(0, str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        if before is None:
+            del sys.modules[file.stem]
+        else:
+            sys.modules[file.stem] = before
+        raise click.ClickException(f"{place} cannot be run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(file.parent))
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise click.BadParameter(f"{place} has no function or class {name!r}", param_hint="'--python'")
+    return found
+
+
+@etl.command(name="ls")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per transform.")
+@takes_store
+def list_(as_json: bool, store: StoreChoice) -> None:
+    """List transforms."""
+    with store.reading() as client, Lines() as lines:
+        for one in client.etl.list():
+            lines.add(json.dumps(_fields(one)) if as_json else _line(one))
+
+
+@etl.command()
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, with the log.")
+@takes_store
+def show(name: str, as_json: bool, store: StoreChoice) -> None:
+    """Show the transform NAME: its source, and its state, counts and latest errors on each node."""
+    with store.reading() as client, Lines() as lines:
+        found = client.etl.get(name)
+        if as_json:
+            lines.add(json.dumps(_fields(found)))
+            return
+        lines.add(_line(found))
+        lines.add(f"version {found.version}")
+        for node in found.nodes:
+            lines.add(
+                f"node {node.node or 'of this process'}  {node.state}  {count_text(node.workers, 'worker')}  "
+                f"{count_text(node.objects, 'object')} ({size_text(node.input_bytes)} to "
+                f"{size_text(node.output_bytes)}), {node.failed:,} failed, {node.cache_hits:,} kept results used, "
+                f"{count_text(node.restarts, 'restart')}"
+            )
+            for problem in (node.problem, *node.errors):
+                if problem:
+                    lines.add(f"  {printable(problem)}")
+
+
+@etl.command()
+@click.argument("name")
+@takes_store
+def log(name: str, store: StoreChoice) -> None:
+    """Print the end of what the processes of NAME have written, of all nodes."""
+    with store.reading() as client, Lines() as lines:
+        for line in client.etl.log(name).splitlines():
+            lines.add(printable(line))
+
+
+@etl.command()
+@click.argument("name")
+@takes_store
+def stop(name: str, store: StoreChoice) -> None:
+    """Stop the transform NAME: what runs ends, and nothing more is served until `etl start`."""
+    with store.writing(create=False) as client:
+        client.etl.stop(name)
+    note(f"stopped {printable(name)}")
+
+
+@etl.command()
+@click.argument("name")
+@takes_store
+def start(name: str, store: StoreChoice) -> None:
+    """Serve the transform NAME again, in the same version."""
+    with store.writing(create=False) as client:
+        client.etl.start(name)
+    note(f"started {printable(name)}")
+
+
+@etl.command()
+@click.argument("name")
+@takes_store
+def rm(name: str, store: StoreChoice) -> None:
+    """Delete the transform NAME. What it has made stays."""
+    with store.writing(create=False) as client:
+        client.etl.delete(name)
+    note(f"deleted {printable(name)}")
+
+
+def _fields(found: TransformInfo) -> dict[str, Any]:
+    return dataclasses.asdict(found)
+
+
+def _line(found: TransformInfo) -> str:
+    states = sorted({node.state for node in found.nodes})
+    state = "stopped" if found.stopped else ", ".join(states) or "unknown"
+    return f"{printable(found.name)}  {found.kind}  {state}  {printable(found.source)}"
