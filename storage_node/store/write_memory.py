@@ -120,19 +120,22 @@ def after(before: Sequence[CatalogEntry], brought: bytes, modified_ns: int, *, f
     if not forgotten_before_ns and all(not entry.writes for entry in before):
         return brought
     head = brought[: _head_bytes(brought)] or _HEAD.pack(_UNKNOWN, NO_ID)
-    if all(entry == before[0] for entry in before[1:]):
-        before = before[:1]  # copies that agree, as they do
+    if len(before) > 1 and all(_agree(entry, before[0]) for entry in before[1:]):
+        before = [max(before, key=_modified_ns)]  # copies that agree, as they do
     if len(before) == 1 and before[0].writes.find(head[1 : _HEAD.size]) < 0:
         prepended = _prepended(head, before[0], modified_ns, forgotten_before_ns)
         # What a coordinator brings was made of the same entry, unless copies differ.
         if len(brought) <= len(head) or brought == prepended:
             return prepended
+        if _differs_by_a_later_time(brought, prepended, len(head)):
+            return brought
     write_id = head[1 : _HEAD.size]
     oldest_ns = modified_ns - REMEMBERED_NS
     found: dict[bytes, PastWrite] = {}
     forgotten = max([forgotten_before_ns, forgotten_ns(brought), *(forgotten_ns(entry.writes) for entry in before)])
     for past in _all_past(before, brought):
-        if past.write_id != write_id and (past.write_id not in found or found[past.write_id][1:4] < past[1:4]):
+        known = found.get(past.write_id)
+        if past.write_id != write_id and (known is None or _order(known) < _order(past)):
             found[past.write_id] = past
     newest_first = sorted(found.values(), key=lambda past: past[1:4], reverse=True)
     kept = [past for past in newest_first if past.modified_ns >= oldest_ns][:REMEMBERED]
@@ -140,6 +143,30 @@ def after(before: Sequence[CatalogEntry], brought: bytes, modified_ns: int, *, f
     if not kept and not forgotten:
         return brought[: _head_bytes(brought)]
     return b"".join((head, _FORGOTTEN.pack(forgotten), *(_PAST.pack(*past) for past in kept)))
+
+
+def _agree(one: CatalogEntry, other: CatalogEntry) -> bool:
+    """Whether two copies are of one write. Each owner dates a tombstone by its own clock."""
+    return one == other or (one.is_tombstone and one._replace(modified_ns=other.modified_ns) == other)
+
+
+def _modified_ns(entry: CatalogEntry) -> int:
+    return entry.modified_ns
+
+
+def _order(past: PastWrite) -> tuple[int, int, int, int]:
+    """Of outcomes of one write, the one to be kept is last; by its time, so that all owners keep the same."""
+    return past.epoch, past.counter, past.node, past.modified_ns
+
+
+def _differs_by_a_later_time(brought: bytes, own: bytes, head_bytes: int) -> bool:
+    """Whether what a coordinator brings is what this node makes of its own copy, but for the time of the last write: a
+    deletion, which another owner has dated later."""
+    at = head_bytes + _FORGOTTEN.size + _PAST.size - _MODIFIED_FROM_END
+    end = at + _MODIFIED.size
+    if len(brought) != len(own) or len(own) <= end or brought[:at] != own[:at] or brought[end:] != own[end:]:
+        return False
+    return bool(_MODIFIED.unpack_from(brought, at) >= _MODIFIED.unpack_from(own, at))
 
 
 def _prepended(head: bytes, before: CatalogEntry, modified_ns: int, forgotten: int) -> bytes:

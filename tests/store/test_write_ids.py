@@ -214,6 +214,28 @@ def test_the_usual_way_to_remember_is_the_same_as_the_long_one() -> None:
         last = last._replace(counter=number, modified_ns=modified_ns, writes=quick)
 
 
+def test_owners_that_date_a_deletion_differently_remember_the_same_after_the_next_write() -> None:
+    """Else each later write of the name is merged record by record, on its coordinator and on each owner."""
+    put_by_all = entry(1, "a", 1)
+    gone = after([put_by_all], memory_of(b"b" * 16, []), 2 * S)
+    early, late = (tombstone(Version(1, 2, 2), dated_ns, gone) for dated_ns in (2 * S, 2 * S + 5))
+    for copies in ([early, late], [late, early]):
+        brought = after(copies, memory_of(b"c" * 16, []), 3 * S)
+        assert [(past.write_id, past.modified_ns) for past in superseded(brought)] == [
+            (b"b" * 16, 2 * S + 5),  # the later one: nobody says that he has forgotten less than he has
+            (b"a" * 16, 1 * S),
+        ]
+        assert [after([copy], brought, 3 * S) for copy in copies] == [brought, brought]
+    # The coordinator has asked the early one alone: what it brings is no reason to date the deletion back.
+    brought = after([early], memory_of(b"c" * 16, []), 3 * S)
+    assert [past.modified_ns for past in superseded(after([late], brought, 3 * S))] == [2 * S + 5, 1 * S]
+    # Two writes of one version and time that differ otherwise are no copies of one another.
+    other = early._replace(writes=memory_of(b"d" * 16))
+    assert {past.write_id for past in superseded(after([early, other], memory_of(b"c" * 16), 3 * S))} == {
+        letter * 16 for letter in (b"a", b"b", b"d")
+    }
+
+
 def test_memory_is_bounded_by_number_and_by_age() -> None:
     last = entry(0, "a", 0)
     for number in range(1, 100):
