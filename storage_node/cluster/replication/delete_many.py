@@ -61,24 +61,29 @@ class _Deletion(ReplicaSelection):
     looked_s: float = field(default_factory=clock_s)
     deleted_on: list[int] = field(default_factory=list)
     """The nodes that have its tombstone now."""
+    _decoded: dict[int, CatalogEntry | None] = field(default_factory=dict)
 
     @property
     def seen(self) -> list[Version]:
-        found = [from_wire(state.version) for state in self.found.values() if state.HasField("version")]
-        return found + [entry.version for entry in self.before]
+        return [entry.version for entry in self._entries]
+
+    @property
+    def _found(self) -> list[CatalogEntry]:
+        """Each answer is decoded once. Raises InvalidRequest."""
+        if len(self._decoded) != len(self.found):
+            self._decoded = {node: from_state(state) for node, state in self.found.items()}
+        return [entry for entry in self._decoded.values() if entry is not None]
 
     @property
     def _entries(self) -> list[CatalogEntry]:
-        found = [entry for state in self.found.values() if (entry := from_state(state)) is not None]
-        return [*self.before, *found]
+        return [*self.before, *self._found]
 
-    def memory(self, write_id: bytes) -> bytes:
+    def memory(self, write_id: bytes, now_ns: int) -> bytes:
         """Of its tombstone."""
-        return after(self._entries, memory_of(write_id, self.missing), time.time_ns())
+        return after(self._entries, memory_of(write_id, self.missing), now_ns)
 
     def existed(self, write_id: bytes) -> bool:
-        states = [state for state in self.found.values() if state.HasField("version")]
-        newest = max(states, key=lambda state: from_wire(state.version), default=None)
+        newest = max(self._found, key=lambda entry: entry[:3], default=None)
         return (newest is not None and not newest.is_tombstone) or done_by(write_id, self._entries)
 
     def is_overtaken(self, write_id: bytes) -> bool:
@@ -263,7 +268,8 @@ class Deletions:
         self, replica_set: ReplicaSet, entries: Sequence[_Deletion], versions: Sequence[Version], write_id: bytes
     ) -> bool:
         """Whether all have been told whom it concerns."""
-        memories = [entry.memory(write_id) for entry in entries]
+        now_ns = time.time_ns()
+        memories = [entry.memory(write_id, now_ns) for entry in entries]
         by_map, announced_s = map_version(self._nodes), clock_s()
         tombstones: dict[int, list[int]] = {}
         missed: dict[int, dict[str, Version]] = {}

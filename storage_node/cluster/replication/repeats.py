@@ -75,8 +75,9 @@ def judged(
 def done_by(write_id: bytes, entries: Iterable[CatalogEntry]) -> bool:
     """Whether one of these was made by a try of this write, be it replaced since. What it took away was there then: a
     deletion that has been done on some nodes finds nothing but its own tombstone."""
-    made = Condition(write_id=write_id)
-    return any(done_before(made, entry) is not None for entry in entries)
+    having = [entry for entry in entries if write_id in entry.writes]  # by chance, perhaps; found for certain below
+    made = Condition(write_id=write_id) if having else None
+    return made is not None and any(done_before(made, entry) is not None for entry in having)
 
 
 async def resolve(
