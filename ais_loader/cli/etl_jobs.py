@@ -14,6 +14,7 @@ import click
 from ais_loader import errors
 from ais_loader.cli.show import Lines, count_text, fail, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.pipeline import Stage
 from ais_loader.transform_job import JobCounts, TransformJob, find_job, list_jobs
 
 
@@ -25,12 +26,6 @@ def _pair(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
             raise click.BadParameter(f"{value!r}: need OLD=NEW, as flac=wav")
         found[before] = after
     return found
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Stage:
-    name: str
-    args: dict[str, Any]
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -89,7 +84,7 @@ def run(
     The nodes do it by themselves: interrupted, this command leaves the job running. What is there already is skipped.
     """
     chosen: dict[str, Any] = {
-        "etl": _Stage(etl, _arguments(arguments)),
+        "etl": Stage(etl, _arguments(arguments)),
         "prefix": prefix,
         "names": names,
         "pattern": pattern,
