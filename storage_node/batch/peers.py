@@ -44,13 +44,14 @@ class PeerPool:
     """Persistent sessions to peers, by endpoint.
 
     Args:
-        timeout_s: longest silence of a peer that may send.
+        timeout_s: longest silence of a peer that may send; `transform_timeout_s`: of one that transforms first.
         idle_s: a session without a lane is given up after this time.
         caller: as whom the peers are called.
     """
 
-    def __init__(self, *, timeout_s: float, idle_s: float, caller: Caller) -> None:
+    def __init__(self, *, timeout_s: float, idle_s: float, caller: Caller, transform_timeout_s: float = 0.0) -> None:
         self.timeout_s = timeout_s
+        self._transform_timeout_s = max(timeout_s, transform_timeout_s)
         self._idle_s = idle_s
         self._caller = caller
         self._peers: dict[str, Peer] = {}
@@ -70,7 +71,8 @@ class PeerPool:
         peer.wanted_at = time.monotonic()
         if failing_s >= self.timeout_s:
             raise PeerUnavailable(f"{endpoint} has not answered for {failing_s:.0f} s: {peer.last_error}")
-        return PeerStream(peer, request, self.timeout_s)
+        timeout_s = self._transform_timeout_s if request.transform else self.timeout_s
+        return PeerStream(peer, request, timeout_s)
 
     def _peer(self, endpoint: str) -> Peer:
         peer = self._peers.get(endpoint)

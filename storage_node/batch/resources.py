@@ -35,7 +35,12 @@ class BatchResources:
         self.budget = MemoryBudget(config.memory_bytes)
         # Apart from the frames on their way: an answer that was collected waits for its client as long as it takes.
         self.buffered = MemoryBudget(config.max_buffered_bytes)
-        self.peers = PeerPool(timeout_s=config.peer_timeout_s, idle_s=config.peer_idle_s, caller=node.caller)
+        self.peers = PeerPool(
+            timeout_s=config.peer_timeout_s,
+            idle_s=config.peer_idle_s,
+            caller=node.caller,
+            transform_timeout_s=config.etl_timeout_s,
+        )
         self.assembly = MemoryBudget(config.assembly_bytes)
         """What peers have sent or may send."""
         self.hedging = Hedging(config.hedge_budget)

@@ -59,7 +59,11 @@ class LocalEtl:
             self.spool,
             read,
             _AHEAD_PER_WORKER * workers_of(config),
+            self._hit,
         )
+
+    def _hit(self, call: batch_pb.TransformCall) -> None:
+        self.transforms.counts(call.stage[-1].name).cache_hits += 1
 
     async def _on_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

@@ -90,7 +90,7 @@ class ResultCache:
     async def _make(self, key: Hashable, make: Callable[[], Awaitable[Content]]) -> Shared:
         made = Shared(await make())
         size_bytes = made.content.size_bytes
-        if 0 < size_bytes <= self._limit_bytes // 4 and key not in self._kept:
+        if self._limit_bytes and size_bytes <= self._limit_bytes // 4 and key not in self._kept:
             made.users += 1
             self._kept[key] = made
             self.held_bytes += size_bytes

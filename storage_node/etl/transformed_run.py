@@ -47,9 +47,11 @@ class RunSettings:
         spool: Spool,
         on_thread: Callable[..., Awaitable[Any]],
         ahead: int,
+        on_hit: Callable[[pb.TransformCall], None],
     ) -> None:
+        """`on_hit`: hears of a result that was kept."""
         self.transforms, self.cache, self.memory, self.spool = transforms, cache, memory, spool
-        self.on_thread, self.ahead = on_thread, ahead
+        self.on_thread, self.ahead, self.on_hit = on_thread, ahead, on_hit
 
 
 class _Failed:
@@ -60,7 +62,7 @@ class _Failed:
 class _Due:
     """An entry that is under way."""
 
-    def __init__(self, position: int, held_bytes: int, task: asyncio.Task[Shared | _Failed], kind: int) -> None:
+    def __init__(self, position: int, held_bytes: int, task: asyncio.Future[Shared | _Failed], kind: int) -> None:
         self.position, self.held_bytes, self.task, self.kind = position, held_bytes, task, kind
 
 
@@ -288,7 +290,7 @@ class TransformedRun:
                 raise
             self._due.append(_Due(position, held_bytes, started, self._kind(position)))
 
-    async def _started(self, position: int) -> asyncio.Task[Shared | _Failed]:
+    async def _started(self, position: int) -> asyncio.Future[Shared | _Failed]:
         if self._batch.status[position]:
             return _done(self._failed(position))
         which = self._request.transform_index[position] if self._request.transform_index else 0
@@ -302,13 +304,17 @@ class TransformedRun:
             return _done(_failed_by(error))
         args = tuple(stage.args for stage in call.stage)
         if (kept := self._settings.cache.find((self._origin(position), versions, args))) is not None:
+            self._settings.on_hit(call)
             return _done(kept)
         source = await self._input(position)
         if isinstance(source, _Failed):
             return _done(source)
         # Of what was read, which is newer than what was looked up where the object has been replaced in between.
         key = self._origin(position), versions, args
-        return asyncio.ensure_future(self._transformed(key, call, position, source, versions))
+        made = asyncio.ensure_future(self._transformed(key, call, position, source, versions))
+        # Also where another has made it meanwhile, or this is cancelled before it has begun.
+        made.add_done_callback(lambda _: source.close())
+        return made
 
     async def _transformed(
         self, key: Hashable, call: pb.TransformCall, position: int, source: Content, versions: tuple[bytes, ...]
@@ -320,8 +326,6 @@ class TransformedRun:
             return await self._settings.cache.get(key, make)
         except LoaderError as error:
             return _failed_by(error)
-        finally:
-            source.close()  # where another has made it meanwhile
 
     async def _input(self, position: int) -> Content | _Failed:
         """Whole and verified."""
@@ -385,8 +389,8 @@ def _failed_by(error: LoaderError) -> _Failed:
     return _Failed(pb.FAILED, EntryFault(str(error).encode("utf-8", "backslashreplace").decode(), error.kind))
 
 
-def _done(result: Shared | _Failed) -> asyncio.Task[Shared | _Failed]:
-    async def known() -> Shared | _Failed:
-        return result
-
-    return asyncio.ensure_future(known())
+def _done(result: Shared | _Failed) -> asyncio.Future[Shared | _Failed]:
+    """Known already: not a task, which would be done only when the loop has come round to it."""
+    known: asyncio.Future[Shared | _Failed] = asyncio.get_running_loop().create_future()
+    known.set_result(result)
+    return known

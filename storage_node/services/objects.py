@@ -357,6 +357,10 @@ class _Put:
         return self.upload.commit()
 
 
+FEATURES = ("transforms",)
+"""What nodes of a version before could not do."""
+
+
 class NodeService:
     def __init__(self, batches: BatchService, version: str) -> None:
         self._batches = batches
@@ -386,6 +390,7 @@ class NodeService:
             active_batches=self._batches.resources.active_batches,
             reserved_bytes=self._batches.resources.reserved_bytes,
             limits=self._node.limits(),
+            feature=FEATURES,
         )
 
 

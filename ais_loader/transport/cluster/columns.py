@@ -17,6 +17,7 @@ class Columns:
 
     def __init__(self, request: pb.BatchRequest) -> None:
         self.count = len(request.name)
+        self.transformed = bool(request.transform)
         self.buckets: list[str] = list(request.bucket)
         self._values = {name: list(values) for name, values in entry_values(request).items()}
         self._names: list[str] = self._values.get("name", [])

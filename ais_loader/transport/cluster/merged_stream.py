@@ -183,7 +183,7 @@ class MergedStream:
 
     def _limit_s(self, lane: Lane) -> float:
         """How long this lane may be silent before others are asked for what it owes, too."""
-        if not self._hedging.budget.share:
+        if not self._hedging.budget.share or self._columns.transformed:  # which takes its time, and is not done twice
             return self._policy.timeout_s
         silences = self._hedging.parts if lane.share.direct else self._hedging.gathered
         last = all(other is lane or other.share.hedge for other in self._lanes.values())

@@ -276,6 +276,8 @@ class Gather:
 
     def _hedge(self, lane: Lane) -> None:
         """Ask the next holders for what this lane owes, as far as the budget goes; it may still be the first."""
+        if self._request.transform:  # which takes its time, and is not done twice
+            return
         positions = self.reorder.hedgeable(lane.number).tolist()
         for node, wanted in self._routing.others(positions, lane.node).items():
             if granted := wanted[: self._resources.hedging.budget.take(len(wanted))]:
