@@ -1,7 +1,8 @@
-"""What setup.cfg cannot say: where the packages lie, and the one native module.
+"""What setup.cfg cannot say: where the packages lie, and the two native modules.
 
-The module is optional: where no compiler is found the installation succeeds and storage_node runs
-on its Python reference (storage_node/store/read/batch_reader.py), with the same answers.
+They are optional: where no compiler is found the installation succeeds, and checksums and reads go by
+their Python references (ais_loader/checksum.py, storage_node/store/read/batch_reader.py), with the same
+answers.
 """
 
 from setuptools import Extension, find_packages, setup
@@ -19,11 +20,19 @@ setup(
     package_dir={INTEGRATIONS: "integrations"},
     ext_modules=[
         Extension(
-            "storage_node.store._native",
-            sources=["storage_node/store/_native.c"],
-            depends=["storage_node/store/_crc32c.h", "storage_node/store/_batch_read.h"],
+            "ais_loader._crc32c",
+            sources=["ais_loader/_crc32c.c"],
+            depends=["ais_loader/_crc32c.h"],
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],
             optional=True,
-        )
+        ),
+        Extension(
+            "storage_node.store._native",
+            sources=["storage_node/store/_native.c"],
+            depends=["ais_loader/_crc32c.h", "storage_node/store/_batch_read.h"],
+            include_dirs=["ais_loader"],
+            extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],
+            optional=True,
+        ),
     ],
 )

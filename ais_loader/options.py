@@ -12,6 +12,7 @@ from ais_loader.errors import InvalidRequest
 MAX_TENANT = 128
 """Characters of a tenant's name; nodes refuse longer ones."""
 Durability: TypeAlias = Literal["process", "power"]
+LaneChoice: TypeAlias = Literal["auto", "grpc"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,9 @@ class ClusterOptions:
     tenant: str = ""
     """For whom batches are fetched, at most 128 characters. Nodes that have not enough for all serve tenants by weight,
     however many clients and batches each has."""
+    lane: LaneChoice = "auto"
+    """By what batches and small objects come: "auto" takes a plain socket beside gRPC where the node can be reached by
+    one, which moves bytes faster, and "grpc" never does."""
     hedge_budget: float = 0.05
     """Of what is asked for, the share that may be asked of a second node as well when the first is unusually slow; 0:
     none. Of a single node nothing is."""
@@ -54,6 +58,8 @@ class ClusterOptions:
             raise InvalidRequest(f"retry_s={self.retry_s!r}: need a number of seconds, 0 or more")
         if not isinstance(self.tenant, str) or len(self.tenant) > MAX_TENANT or not _is_text(self.tenant):
             raise InvalidRequest(f"tenant={reprlib.repr(self.tenant)}: need at most {MAX_TENANT} characters of text")
+        if self.lane not in get_args(LaneChoice):
+            raise InvalidRequest(f"lane={self.lane!r}: need 'auto' or 'grpc'")
         if not isinstance(self.hedge_budget, numbers.Real) or not 0 <= self.hedge_budget <= 1:
             raise InvalidRequest(f"hedge_budget={self.hedge_budget!r}: need a share, 0 to 1")
 

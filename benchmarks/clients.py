@@ -6,11 +6,13 @@ import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
 import ais_loader
-from ais_loader import Entry
+from ais_loader import ClusterOptions, Entry
+from ais_loader.options import LaneChoice
 from benchmarks import echo
 
 BUCKET = "bench"
@@ -44,9 +46,10 @@ def get_batches(
     return total
 
 
-def _work(url: str, pipe: Connection) -> None:
+def _work(url: str, pipe: Connection, lane: LaneChoice) -> None:
     """Commands come as (kind, arguments); the answer is the seconds that each took, from a common start signal."""
-    client = ais_loader.connect(url, mode="r") if url else None
+    options = ClusterOptions(lane=lane) if url.startswith("grpc://") else None
+    client = ais_loader.connect(url, mode="r", options=options) if url else None
     while (command := pipe.recv()) is not None:
         kind, arguments = command
         start = time.perf_counter()
@@ -105,8 +108,8 @@ class Workers:
 class Clients(Workers):
     """Processes with a connection of its own each to `url` (or none, for the echo)."""
 
-    def __init__(self, url: str, count: int) -> None:
-        super().__init__(_work, url, count)
+    def __init__(self, url: str, count: int, *, lane: LaneChoice = "auto") -> None:
+        super().__init__(partial(_work, lane=lane), url, count)
 
     def seconds(self, kind: str, arguments: Sequence[tuple[object, ...]]) -> float:
         """Wall time until the last of the processes has done its part."""

@@ -9,7 +9,17 @@ from typing import Literal
 
 from storage_node.store.archives.limits import ShardLimits
 
-_WHERE = ("host", "port", "advertise", "metrics_port", "peer_host", "peer_port", "peer_advertise", "peer_secret_file")
+_WHERE = (
+    "host",
+    "port",
+    "lane_port",
+    "advertise",
+    "metrics_port",
+    "peer_host",
+    "peer_port",
+    "peer_advertise",
+    "peer_secret_file",
+)
 EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
 
@@ -33,6 +43,8 @@ class ServerConfig:
     """Name or address by which clients reach this node: HOST, with the port that it listens on, or
     HOST:PORT where a proxy or a container's port stands between. By default `host`; not known when that means every
     address, as 0.0.0.0 does, and then the node leaves its endpoint in the cluster's map alone."""
+    lane_port: int = 0
+    """Where clients' lanes come in by TCP, on `host`; 0 picks a free port. Clients of this machine need none."""
     peer_host: str = "127.0.0.1"
     """Address to listen on for other nodes of the cluster and for operators' commands, who may do what clients may not.
     Loopback, or the cluster's network."""
@@ -269,7 +281,7 @@ class ServerConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: need a number of seconds, at least 0")
         if not 0 <= self.hedge_budget <= 1:
             raise ValueError(f"hedge_budget={self.hedge_budget}: need a share, 0 to 1")
-        for name in ("port", "peer_port"):
+        for name in ("port", "lane_port", "peer_port"):
             if not 0 <= getattr(self, name) < 65536:
                 raise ValueError(f"{name}={getattr(self, name)}: need 0 to 65535")
         if not self.peer_host:

@@ -50,6 +50,7 @@ from storage_node.etl.http_side import HttpSide
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry import NodeRegistry
 from storage_node.etl.values import Transforms
+from storage_node.lane.listener import LaneListener
 from storage_node.metrics import metrics_served, require_library
 from storage_node.node import Node
 from storage_node.promote.store_folders import of_store, require_apart
@@ -250,7 +251,9 @@ class NodeServer:
             ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, jobs, calls), methods)
             ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(jobs, calls), methods)
             repair.prepare()
-            session = {"Session": _session_handler(batches)}
+            self.lanes = lanes = LaneListener(batches, self.config.host, self.config.lane_port, MAX_MESSAGE_BYTES)
+            held.callback(lanes.close)
+            session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes)}
             methods.add_registered_method_handlers("ais_loader.v1.GetBatch", session, sizes=False)
             server = grpc.aio.server(options=_OPTIONS)
             server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_tenant),))
@@ -263,6 +266,7 @@ class NodeServer:
             self.metrics_port = held.enter_context(served)
             await peer_server.start()
             await server.start()
+            lanes.start()
             map_sync = MapSync(
                 node.learn, self.membership, self._acceptor_store, self.endpoint, self.peer_endpoint, node.caller
             )
@@ -286,7 +290,7 @@ class NodeServer:
             await repair.stop()
             batches.stop()
             promote.stop()
-            await asyncio.gather(server.stop(self._grace_s), peer_server.stop(self._grace_s))
+            await asyncio.gather(server.stop(self._grace_s), peer_server.stop(self._grace_s), lanes.stop(self._grace_s))
             await etl.close()
             await check.close()
             await confirmation.close()
@@ -326,6 +330,23 @@ class NodeServer:
     def _told_peer_endpoint(self) -> str:
         """See GetMapResponse."""
         return self.peer_endpoint or f":{self.peer_port}"
+
+    def _lane_handler(self, lanes: LaneListener) -> grpc.RpcMethodHandler:
+        """GetBatch/OpenLane."""
+
+        async def open_lane(request: ais_batch_pb2.OpenLaneRequest, context: Any) -> ais_batch_pb2.OpenLaneResponse:
+            if request.port not in (self.port, self.peer_port):
+                return ais_batch_pb2.OpenLaneResponse()
+            try:
+                return lanes.offer(tenant_of(context))
+            except LoaderError as error:
+                await abort(context, error)
+
+        return grpc.unary_unary_rpc_method_handler(
+            open_lane,
+            request_deserializer=ais_batch_pb2.OpenLaneRequest.FromString,
+            response_serializer=ais_batch_pb2.OpenLaneResponse.SerializeToString,
+        )
 
     async def _reap(self, node: Node) -> None:
         """Remove the files of replaced objects when their grace period is over, also when nobody writes any more."""

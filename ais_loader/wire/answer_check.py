@@ -40,6 +40,23 @@ def damaged_entry(frame: Frame, seed: int) -> int | None:
     return None
 
 
+class DamagedEntry(FrameError):
+    """Bytes that the node has not compared with their checksum are not what was put."""
+
+
+def compare_unchecked(frame: Frame) -> None:
+    """Compare with their checksums what the node has not: those entries are of the kind STORED then.
+
+    Raises DamagedEntry.
+    """
+    unchecked = frame.checksum_kind == pb.UNCHECKED
+    if not unchecked.any():
+        return
+    if (index := damaged_entry(frame, 0)) is not None:
+        raise DamagedEntry(f"entry {index} is not what was put")
+    frame.checksum_kind = np.where(unchecked, np.uint8(pb.STORED), frame.checksum_kind)
+
+
 class AnswerCheck:
     """The answer to one request, as far as it has come. Belongs to one thread.
 

@@ -21,6 +21,7 @@ ANSWERING = ("fail_fast", "ordered", "buffered", "deadline_ms")
 PER_REQUEST = (
     "first_index",
     "initial_credit_bytes",
+    "receiver_checks",
     "resume_offset",
     "resume_checksum",
     "resume_version",

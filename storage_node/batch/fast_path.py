@@ -27,7 +27,16 @@ MAX_ENTRIES = 32
 on handing the work to a thread twice."""
 
 _LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version")
-_NO_MATTER = ("fail_fast", "ordered", "deadline_ms", "verify_ranges", "tenant", "request_id", "metadata")
+_NO_MATTER = (
+    "fail_fast",
+    "ordered",
+    "deadline_ms",
+    "verify_ranges",
+    "tenant",
+    "request_id",
+    "metadata",
+    "receiver_checks",
+)
 ANSWERED = frozenset((*_LOOKED_AT, *_NO_MATTER))
 """The fields that a request answered here may have; one with any other takes the ordinary way."""
 _OTHER_FIELDS = attrgetter(*(field.name for field in pb.BatchRequest.DESCRIPTOR.fields if field.name not in ANSWERED))

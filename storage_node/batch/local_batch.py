@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from ais_loader.errors import InvalidRequest, StaleMap
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -14,8 +15,12 @@ from storage_node.batch.resources import BatchResources, look_up
 from storage_node.metric_counters import BatchTally, clock_s
 from storage_node.places import Place
 from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FrameSpan
 from storage_node.tasks import retrieve, settled
+
+Message: TypeAlias = bytes | FileFrame
+"""A serialized SessionResponse, whole or with its payload still in files."""
 
 
 class LocalBatch:
@@ -27,10 +32,13 @@ class LocalBatch:
         batch_id: int,
         request: pb.BatchRequest,
         credit: Credit,
-        send: Callable[[bytes], Awaitable[None]],
+        send: Callable[[Message], Awaitable[None]],
         tally: BatchTally,
         place: Place,
+        *,
+        sends_files: bool = False,
     ) -> None:
+        """`sends_files`: `send` takes FileFrames too."""
         self._resources = resources
         self._batch_id = batch_id
         self._request = request
@@ -38,6 +46,7 @@ class LocalBatch:
         self._send = send
         self._tally = tally
         self._place = place
+        self._sends_files = sends_files and request.receiver_checks
 
     async def run(self) -> pb.End | None:
         """Returns the END that is still to be sent; None when it went with the last frame.
@@ -70,13 +79,16 @@ class LocalBatch:
                 await self._spend_credit(span.payload_bytes)
                 await resources.throttle()
                 slot = await resources.turn(self._request.tenant, span.payload_bytes, span.payload_bytes)
+                message: Message = b""
                 try:
-                    message, ended = await self._read(batch, span)
+                    message, ended = await self._message(batch, span)
                     slot.writing()
                     self._credit.add(span.payload_bytes - batch.bytes_in(span))
                     if sending is not None:
                         await asyncio.shield(sending)
                 except BaseException:
+                    if isinstance(message, FileFrame):
+                        message.close()
                     slot.release()
                     resources.slots.release_memory(span.payload_bytes)
                     raise
@@ -100,16 +112,26 @@ class LocalBatch:
             await self._credit.spend(payload_bytes)
         self._resources.node.metrics.client_wait_s += clock_s() - began_s
 
+    async def _message(self, batch: StoreBatch, span: FrameSpan) -> tuple[Message, bool]:
+        """As `_read`, or from files."""
+        if self._sends_files:
+            found = await self._resources.node.read(batch.file_frame, span, self._batch_id)
+            if found is not None:
+                return found
+        return await self._read(batch, span)
+
     async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
         return await self._resources.node.read(batch.read_encoded, span, self._batch_id)
 
-    async def _send_and_release(self, message: bytes, slot: Slot, payload_bytes: int) -> None:
+    async def _send_and_release(self, message: Message, slot: Slot, payload_bytes: int) -> None:
         try:
             with self._place.waiting():
                 await self._send(message)
             self._place.moved()
             self._tally.frame_sent()
         finally:
+            if isinstance(message, FileFrame):
+                message.close()
             slot.release()
             self._resources.slots.release_memory(payload_bytes)
 

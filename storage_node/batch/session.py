@@ -19,13 +19,14 @@ from storage_node.batch.admission import Credit
 from storage_node.batch.fast_path import MAX_BYTES, answer_inline
 from storage_node.batch.gather.assemble import AssembledBatch
 from storage_node.batch.gather.routing import ReplicaRouting
-from storage_node.batch.local_batch import LocalBatch
+from storage_node.batch.local_batch import LocalBatch, Message
 from storage_node.batch.outcomes import Busy, Gone
 from storage_node.batch.resources import BatchResources
 from storage_node.batch.transformed_batch import TransformedBatch
 from storage_node.metric_counters import BatchTally, clock_s
 from storage_node.node import Node
 from storage_node.places import Place, Places
+from storage_node.store.read.file_frame import FileFrame
 from storage_node.tasks import retrieve, settled
 from storage_node.turns import ASKING
 
@@ -43,6 +44,12 @@ class Outgoing(Protocol):
     """The half of a gRPC stream that a session writes to."""
 
     async def write(self, message: bytes) -> None: ...
+
+
+class OutgoingLane(Outgoing, Protocol):
+    """That of a lane, whose payloads may come from files."""
+
+    async def write_file(self, frame: FileFrame) -> None: ...
 
 
 class BatchService:
@@ -76,12 +83,18 @@ class BatchService:
                 for session in [one for one in self._sessions if one.stuck_s() >= still_s]:
                     session.end_stuck(still_s)
 
-    async def serve(self, requests: AsyncIterator[pb.SessionRequest], stream: Outgoing, tenant: str) -> None:
+    async def serve(
+        self,
+        requests: AsyncIterator[pb.SessionRequest],
+        stream: Outgoing,
+        tenant: str,
+        lane: OutgoingLane | None = None,
+    ) -> None:
         """One session, until the client ends it or its connection breaks; nothing of it is left afterwards.
 
-        `tenant`: whose client it is; its batches may be for others.
+        `tenant`: whose client it is; its batches may be for others. `lane`: the stream, if it is one that sends files.
         """
-        session = _Session(self, stream)
+        session = _Session(self, stream, lane)
         place = self.places.take(tenant, session.end_idle)
         if place is None:
             raise Overloaded(f"{self.places.held} sessions are open (max_sessions), all of them in use: try again")
@@ -99,9 +112,10 @@ class BatchService:
 class _Session:
     place: Place
 
-    def __init__(self, service: BatchService, stream: Outgoing) -> None:
+    def __init__(self, service: BatchService, stream: Outgoing, lane: OutgoingLane | None) -> None:
         self._service = service
         self._stream = stream
+        self._lane = lane
         self._write_lock = asyncio.Lock()
         self._batches: dict[int, tuple[asyncio.Task[None], Credit]] = {}
         self._reading: asyncio.Task[None] | None = None
@@ -214,7 +228,7 @@ class _Session:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _send(self, message: bytes) -> None:
+    async def _send(self, message: Message) -> None:
         """Must not be cancelled while the session lives: gRPC would still be writing when the next write begins."""
         async with self._write_lock:
             if self._stuck is not None:
@@ -222,7 +236,11 @@ class _Session:
             self._service.node.metrics.sent_bytes += len(message)
             self._writer, self._writing_since_s = asyncio.current_task(), time.monotonic()
             try:
-                await self._stream.write(message)
+                if isinstance(message, bytes):
+                    await self._stream.write(message)
+                else:
+                    assert self._lane is not None
+                    await self._lane.write_file(message)
             except Exception as error:  # whatever gRPC raises when a call has ended: nobody is there to be told
                 raise Gone from error
             finally:
@@ -309,7 +327,10 @@ class _Session:
                 return AssembledBatch(service.resources, batch_id, request, credit, self._send, tally, place, routing)
         if request.transform:
             return TransformedBatch(service.resources, batch_id, request, credit, self._send, tally, place)
-        return LocalBatch(service.resources, batch_id, request, credit, self._send, tally, place)
+        sends_files = self._lane is not None
+        return LocalBatch(
+            service.resources, batch_id, request, credit, self._send, tally, place, sends_files=sends_files
+        )
 
 
 def _refused(kind: str, message: str) -> pb.End:

@@ -31,6 +31,7 @@ INSIDE = Role.PEER | Role.OPERATOR
 
 TABLE: Mapping[str, Role] = {
     "GetBatch/Session": ANYONE,
+    "GetBatch/OpenLane": ANYONE,
     "Buckets/CreateBucket": ANYONE,
     "Buckets/GetBucket": ANYONE,
     "Buckets/ListBuckets": ANYONE,

@@ -1,7 +1,7 @@
-/* The Python face of _crc32c.h and _batch_read.h: arguments in, bytes out, one release of the GIL.
+/* The Python face of _batch_read.h: arguments in, bytes out, one release of the GIL.
  *
- * Everything here has a Python reference with the same signature and the same answers, in checksum.py
- * and batch_read.py, where the contracts are written. While the GIL is released nothing refers to
+ * Everything here has a Python reference with the same signature and the same answers, in
+ * batch_reader.py, where the contracts are written. While the GIL is released nothing refers to
  * what others could change: the columns are copied into `struct entry`, the paths are held by a tuple
  * of our own, and the destinations are bytes objects that nobody else has seen.
  */
@@ -10,50 +10,6 @@
 #include <Python.h>
 
 #include "_batch_read.h"
-
-enum { GIL_FREE_BYTES = 64 << 10 }; /* from about 3 us of work, letting others run pays */
-
-static PyObject *crc_call(uint32_t (*update)(uint32_t, const uint8_t *, size_t), PyObject *const *args,
-                          Py_ssize_t nargs, PyObject *kwnames)
-{
-    const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
-    if (nargs < 1 || nargs + named > 2
-        || (named && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "crc")))
-        return PyErr_Format(PyExc_TypeError, "expected (data, /, crc=0)");
-    uint32_t crc = 0;
-    if (nargs + named == 2) {
-        const Py_ssize_t start = PyNumber_AsSsize_t(args[1], NULL); /* clips, so that any int gets the same error */
-        if (start == -1 && PyErr_Occurred())
-            return NULL;
-        if (start < 0 || start > (Py_ssize_t)UINT32_MAX)
-            return PyErr_Format(PyExc_ValueError, "crc must be from 0 to 2**32 - 1, got %R", args[1]);
-        crc = (uint32_t)start;
-    }
-    Py_buffer data;
-    if (PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
-        return NULL;
-    if (data.len > GIL_FREE_BYTES) {
-        Py_BEGIN_ALLOW_THREADS
-        crc = ~update(~crc, data.buf, (size_t)data.len);
-        Py_END_ALLOW_THREADS
-    } else {
-        crc = ~update(~crc, data.buf, (size_t)data.len);
-    }
-    PyBuffer_Release(&data);
-    return PyLong_FromUnsignedLong(crc);
-}
-
-static PyObject *py_crc32c(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    (void)module;
-    return crc_call(crc_update, args, nargs, kwnames);
-}
-
-static PyObject *py_crc32c_table(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    (void)module;
-    return crc_call(crc_table, args, nargs, kwnames);
-}
 
 /* ---- Arguments -----------------------------------------------------------------------------------*/
 
@@ -324,9 +280,6 @@ static int module_exec(PyObject *module)
 }
 
 static PyMethodDef methods[] = {
-    {"crc32c", (PyCFunction)(void (*)(void))py_crc32c, METH_FASTCALL | METH_KEYWORDS, "See checksum.crc32c."},
-    {"crc32c_table", (PyCFunction)(void (*)(void))py_crc32c_table, METH_FASTCALL | METH_KEYWORDS,
-     "crc32c as machines without the instruction compute it."},
     {"announce", (PyCFunction)(void (*)(void))announce, METH_FASTCALL, "See batch_read.announce_python."},
     {"read_cached", read_cached, METH_VARARGS, "See batch_read.read_cached_python."},
     {"read_frame", (PyCFunction)(void (*)(void))read_frame, METH_FASTCALL, "See batch_read.read_frame_python."},
@@ -339,7 +292,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}
 static struct PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",
-    .m_doc = "CRC-32C and batch reads that release the GIL once; contracts in checksum.py and batch_read.py.",
+    .m_doc = "Batch reads that release the GIL once; contracts in batch_reader.py.",
     .m_methods = methods,
     .m_slots = slots,
 };

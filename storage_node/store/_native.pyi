@@ -1,4 +1,4 @@
-"""What storage_node/store/_native.c offers; the contracts are in checksum.py and batch_read.py."""
+"""What storage_node/store/_native.c offers; the contracts are in read/batch_reader.py."""
 
 from typing import Any, TypeAlias
 
@@ -13,8 +13,6 @@ READ: int
 SHORT: int
 CHECKSUM: int
 
-def crc32c(data: Buffer, /, crc: int = 0) -> int: ...
-def crc32c_table(data: Buffer, /, crc: int = 0) -> int: ...
 def announce(dirfds: Column, paths: list[bytes] | tuple[bytes, ...], offsets: Column, lengths: Column, /) -> int: ...
 def read_cached(prefix: bytes, files: tuple[tuple[int, bytes, int, int, int], ...], /) -> bytes | None: ...
 def read_frame(

@@ -24,7 +24,7 @@ CHANGES: dict[str, Callable[[Bucket], object]] = {
     "delete": lambda bucket: bucket.delete("a"),
     "delete_names": lambda bucket: bucket.delete_many(["a"]),
     "promote": lambda bucket: bucket.promote("/nowhere"),
-    "job": lambda bucket: bucket.transform("b", etl="t"),
+    "etl": lambda bucket: bucket.transform("b", etl="t"),
     "copy_transformed": lambda bucket: bucket.copy("a", "b", etl="t"),
 }
 

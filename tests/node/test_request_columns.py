@@ -55,6 +55,7 @@ FIELDS: dict[str, Callable[[Random], Any]] = {
     "resume_version": VERSION,
     "map_version": U64,
     "local": lambda random: random.random() < 0.5,
+    "receiver_checks": lambda random: random.random() < 0.5,
 }
 
 

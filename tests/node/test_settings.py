@@ -70,6 +70,7 @@ def test_every_field_can_be_set() -> None:
     assert {one.name for one in fields(ServerConfig)} - set(shown) == {
         "host",
         "port",
+        "lane_port",
         "advertise",
         "metrics_port",
         "peer_host",

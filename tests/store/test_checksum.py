@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_node.store.checksum import combine, crc32c, crc32c_library
+from ais_loader.checksum import crc32c, crc32c_library
+from storage_node.store.checksum import combine
 
 Crc32c = Callable[..., int]
 
 IMPLEMENTATIONS: dict[str, Crc32c] = {"library": crc32c_library, "chosen": crc32c}
 try:
-    from storage_node.store import _native
+    from ais_loader import _crc32c
 
-    IMPLEMENTATIONS |= {"native": _native.crc32c, "native table": _native.crc32c_table}
+    IMPLEMENTATIONS |= {"native": _crc32c.crc32c, "native table": _crc32c.crc32c_table}
 except ImportError:
     pass  # an installation without a compiler: the library is what is left to test
 

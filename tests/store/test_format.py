@@ -169,7 +169,7 @@ def test_the_json_files_have_the_fields_described(tmp_path: Path) -> None:
     identity = json.loads((tmp_path / "drive" / "drive.json").read_text())
     assert identity == {"format": 2, "drive_uuid": drives[0], "store_uuid": store_uuid}
     outer = json.loads((tmp_path / "drive" / "record.json").read_text())
-    assert (outer["format"], outer["checksum"]) == (8, crc32c(outer["record"].encode()))
+    assert (outer["format"], outer["checksum"]) == (9, crc32c(outer["record"].encode()))
     assert json.loads(outer["record"]) == {
         "store_uuid": store_uuid,
         "drives": list(drives),
@@ -182,6 +182,7 @@ def test_the_json_files_have_the_fields_described(tmp_path: Path) -> None:
         "gone": {},
         "snapshots": {},
         "trimming": [],
+        "etl": "",
         "segments": 2,
     }
     described = set(re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE))

@@ -51,6 +51,7 @@ class ClusterTransport:
             retry_s=options.retry_s,
             verify_payload=options.verify_payload,
             tenant=options.tenant,
+            lane=options.lane,
         )
         self._lock = threading.Lock()
         self._found: Transport | None = None

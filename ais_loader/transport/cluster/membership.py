@@ -80,6 +80,7 @@ class Members:
                     retry_s=0.0,
                     verify_payload=self.options.verify_payload,
                     tenant=self.options.tenant,
+                    lane=self.options.lane,
                     patience_s=self.options.retry_s,
                 )
             return self._transports[key]

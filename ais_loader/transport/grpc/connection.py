@@ -12,14 +12,18 @@ from typing import Protocol
 import grpc
 
 from ais_loader import errors
+from ais_loader.options import LaneChoice
 from ais_loader.transport.fork_safety import grpc_begins
+from ais_loader.transport.grpc.session_call import GrpcCall
 from ais_loader.transport.grpc.tenant import metadata_of, naming
+from ais_loader.transport.session.lane import CONNECT_TIMEOUT_S, Lanes
 from ais_loader.transport.session.long_batch import OWN_CHANNEL_OPTIONS, keep_freed_memory
-from ais_loader.transport.session.raw_stream import open_stream
-from ais_loader.transport.session.session import Session
+from ais_loader.transport.session.raw_stream import Stream, open_stream
+from ais_loader.transport.session.session import Call, Session
 from ais_loader.transport.session.single_get import SingleGet
 from ais_loader.transport.session.stream_pool import StreamPool
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, for_patience
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_compose_pb2_grpc as compose_rpc
 from ais_loader.wire.generated import ais_contents_pb2_grpc as contents_rpc
@@ -30,6 +34,7 @@ from ais_loader.wire.generated import ais_snapshots_pb2_grpc as snapshots_rpc
 from ais_loader.wire.reserved import ERROR_KIND_KEY
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
+_OPEN_LANE = "/ais_loader.v1.GetBatch/OpenLane"
 _NO_CONNECTION = "failed to connect"
 """How gRPC's core begins what it says of a call that never left."""
 
@@ -50,10 +55,19 @@ class Connection:
     Args:
         patience_s: how long its callers wait for a node that does not answer.
         tenant: for whom its calls are made.
+        lane: "grpc" never opens one.
         owner: who will close it. Where that is collected first, it is closed when the next one is made, or at a fork.
     """
 
-    def __init__(self, endpoint: str, verify_payload: bool, patience_s: float, tenant: str, owner: object) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        verify_payload: bool,
+        patience_s: float,
+        tenant: str,
+        owner: object,
+        lane: LaneChoice = "auto",
+    ) -> None:
         let_go_of_orphans()
         self.endpoint = endpoint
         self._patience_s = patience_s
@@ -73,9 +87,17 @@ class Connection:
         self.promote = promote_rpc.PromoteStub(named)
         self.snapshots = snapshots_rpc.SnapshotsStub(self.channel)
         self._open_session = named.stream_stream(_SESSION)
+        self._open_lane = named.unary_unary(
+            _OPEN_LANE,
+            request_serializer=batch_pb.OpenLaneRequest.SerializeToString,
+            response_deserializer=batch_pb.OpenLaneResponse.FromString,
+        )
         self._metadata = metadata_of(tenant)
+        host, _, port = endpoint.rpartition(":")
+        self._port = int(port)
+        self.lanes = Lanes(host.strip("[]"), self._lane_offer) if lane == "auto" else None
         self._session: Session | None = None  # guarded by lock
-        self._pool = StreamPool(partial(open_stream, self.channel, _SESSION, self._metadata))
+        self._pool = StreamPool(partial(self._open_stream, self.channel))
         self.single_get = SingleGet(self._pool, verify_payload)
         self._own_channel: grpc.Channel | None = None  # guarded by lock
         self._own_pool: StreamPool | None = None  # guarded by lock
@@ -93,8 +115,25 @@ class Connection:
         with self.lock:
             if self._session is None or not self._session.alive:
                 with self.in_use():
-                    self._session = Session(self._open_session, self.translate, self.endpoint)
+                    self._session = Session(self._session_call, self.translate, self.endpoint)
             return self._session
+
+    def _session_call(self) -> Call:
+        lane = self.lanes.open() if self.lanes is not None else None
+        return lane or GrpcCall(self._open_session)
+
+    def _open_stream(self, channel: grpc.Channel) -> Stream:
+        lane = self.lanes.open() if self.lanes is not None else None
+        return lane or open_stream(channel, _SESSION, self._metadata)
+
+    def _lane_offer(self) -> batch_pb.OpenLaneResponse | None:
+        """None where the node offers none, or does not answer now: then gRPC finds out why."""
+        try:
+            request = batch_pb.OpenLaneRequest(port=self._port)
+            offer: batch_pb.OpenLaneResponse = self._open_lane(request, timeout=CONNECT_TIMEOUT_S)
+        except (grpc.RpcError, errors.LoaderError):
+            return None
+        return offer
 
     def own_pool(self) -> StreamPool:
         """Streams for long batches, on a connection of their own: what waits on it holds up nothing else."""
@@ -106,7 +145,7 @@ class Connection:
                 grpc_begins()
                 options = for_patience(OWN_CHANNEL_OPTIONS, self._patience_s)
                 self._own_channel = grpc.insecure_channel(self.endpoint, options=options)
-                self._own_pool = StreamPool(partial(open_stream, self._own_channel, _SESSION, self._metadata))
+                self._own_pool = StreamPool(partial(self._open_stream, self._own_channel))
             return self._own_pool
 
     @contextlib.contextmanager

@@ -20,6 +20,7 @@ from ais_loader import errors
 from ais_loader.batch import Batch
 from ais_loader.content import Buffer, Source
 from ais_loader.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.options import LaneChoice
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
@@ -76,6 +77,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         verify_payload: bool = False,
         tenant: str = "",
         patience_s: float | None = None,
+        lane: LaneChoice = "auto",
     ) -> None:
         self.url = url
         self._tenant = tenant
@@ -86,6 +88,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         self._retry_s = retry_s
         self._patience_s = retry_s if patience_s is None else patience_s
         self._verify_payload = verify_payload
+        self._lane = lane
         self._lock = threading.Lock()
         self._connection: Connection | None = None  # guarded by _lock
         self._endpoint = 0
@@ -93,7 +96,14 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         _TRANSPORTS.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _connect_again, (self.url, self._retry_s, self._verify_payload, self._tenant, self._patience_s)
+        return _connect_again, (
+            self.url,
+            self._retry_s,
+            self._verify_payload,
+            self._tenant,
+            self._patience_s,
+            self._lane,
+        )
 
     def _here(self) -> Connection:
         """This process's connection; a new one is not made while the process is being forked."""
@@ -109,7 +119,12 @@ class GrpcTransport(BucketCalls, ContentsCalls):
                 raise errors.Closed(f"the connection to {self.url} has been closed")
             if self._connection is None:
                 self._connection = Connection(
-                    self._endpoints[self._endpoint], self._verify_payload, self._patience_s, self._tenant, self
+                    self._endpoints[self._endpoint],
+                    self._verify_payload,
+                    self._patience_s,
+                    self._tenant,
+                    self,
+                    self._lane,
                 )
             return self._connection
 
@@ -432,6 +447,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
             "version": answer.version,
             "pid": answer.pid,
             "batch_reader": answer.batch_reader,
+            "lane": self._lane_kind(),
             "open_sessions": answer.open_sessions,
             "active_batches": answer.active_batches,
             "reserved_bytes": answer.reserved_bytes,
@@ -449,6 +465,12 @@ class GrpcTransport(BucketCalls, ContentsCalls):
             ],
         }
 
+    def _lane_kind(self) -> str:
+        """By what sessions go now: "unix" or "tcp", a lane; "grpc" without one, and before the first session."""
+        with self._lock:
+            lanes = self._connection.lanes if self._connection is not None else None
+        return "grpc" if lanes is None else lanes.kind
+
     def close(self) -> None:
         self._closed = True
         with GATE.call():
@@ -459,6 +481,8 @@ class GrpcTransport(BucketCalls, ContentsCalls):
 
 
 def _connect_again(
-    url: str, retry_s: float, verify_payload: bool, tenant: str = "", patience_s: float | None = None
+    url: str, retry_s: float, verify_payload: bool, tenant: str, patience_s: float | None, lane: LaneChoice
 ) -> GrpcTransport:
-    return GrpcTransport(url, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, patience_s=patience_s)
+    return GrpcTransport(
+        url, retry_s=retry_s, verify_payload=verify_payload, tenant=tenant, patience_s=patience_s, lane=lane
+    )

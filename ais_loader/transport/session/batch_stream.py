@@ -17,7 +17,7 @@ from typing import NoReturn, Protocol
 from ais_loader import errors
 from ais_loader.transport.retry import Patience
 from ais_loader.transport.session.session import Broken, Event, Inbox, Session
-from ais_loader.wire.answer_check import AnswerCheck
+from ais_loader.wire.answer_check import AnswerCheck, DamagedEntry, compare_unchecked
 from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import Frame, FrameError, Response
 from ais_loader.wire.gather.frame_edit import torn
@@ -103,6 +103,7 @@ class GrpcStream:
         self._answers: Answers | None = None
         self._failure: errors.LoaderError | None = None
         """Of asking: nothing has been sent."""
+        request.receiver_checks = True
         self._begin(self._request)
 
     def __iter__(self) -> Iterator[Frame]:
@@ -124,7 +125,11 @@ class GrpcStream:
                 busy = errors.Overloaded(f"the node is too busy: {event.reject.reason}")
                 self._try_again(busy, event.reject.retry_after_ms / 1000)
             else:
-                frame = None if event.frame is None else self._take(event.frame)
+                try:
+                    frame = None if event.frame is None else self._take(event.frame)
+                except DamagedEntry:
+                    self._ask_checked()
+                    continue
                 if event.end is not None:
                     self._finish(event.end)
                 if frame is not None:
@@ -166,6 +171,14 @@ class GrpcStream:
             rest.resume_version = last.piece.version
         self._begin(rest)
 
+    def _ask_checked(self) -> None:
+        """Bytes that the node did not look at were wrong: it is to look, from here on, and to say what it finds."""
+        if self._answers is not None:
+            self._answers.cancel()
+        self._request.receiver_checks = False
+        self.retries += 1
+        self._resume()
+
     def _try_again(self, error: errors.LoaderError, at_least_s: float = 0.0) -> None:
         began_s = time.perf_counter()
         try:
@@ -196,6 +209,7 @@ class GrpcStream:
 
     def _take(self, frame: Frame) -> Frame:
         begun = self._check.partial
+        compare_unchecked(frame)
         try:
             self._check.take(frame)
         except FrameError as wrong:

@@ -24,8 +24,12 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 class Call(Protocol):
     """An open bidirectional stream of serialized messages."""
 
+    def send(self, message: bytes) -> None:
+        """From any thread; never waits. Whether it arrives, what comes back tells."""
+
     def __iter__(self) -> Iterator[bytes]: ...
-    def cancel(self) -> object: ...
+    def cancel(self) -> object:
+        """End it, from any thread: whoever iterates is woken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +52,13 @@ class Receiver(Protocol):
 class Session:
     """An open session. Thread-safe. Must not be used in a forked child."""
 
-    def __init__(
-        self, open_call: Callable[[Iterator[bytes]], Call], translate: Callable[[Exception], LoaderError], name: str
-    ) -> None:
+    def __init__(self, open_call: Callable[[], Call], translate: Callable[[Exception], LoaderError], name: str) -> None:
         self._translate = translate
-        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._inboxes: dict[int, Receiver] = {}  # guarded by _lock for changes
         self._broken: Broken | None = None  # guarded by _lock
-        self._call = open_call(iter(self._outgoing.get, None))
+        self._call = open_call()
         self._reader = threading.Thread(target=self._read, name=f"ais-loader session {name}", daemon=True)
         self._reader.start()
 
@@ -85,7 +86,7 @@ class Session:
             self._send(pb.SessionRequest(batch_id=batch_id, cancel=pb.Cancel()))
 
     def _send(self, request: pb.SessionRequest) -> None:
-        self._outgoing.put(request.SerializeToString())
+        self._call.send(request.SerializeToString())
 
     def _read(self) -> None:
         error: LoaderError
@@ -111,13 +112,11 @@ class Session:
             self._broken = broken
             inboxes = list(self._inboxes.values())
             self._inboxes.clear()
-        self._outgoing.put(None)
         for inbox in inboxes:
             inbox.put(broken)
 
     def close(self) -> None:
         """End the session; batches in flight get an error. Returns when the reading thread has ended."""
         self._call.cancel()
-        self._outgoing.put(None)
         if threading.current_thread() is not self._reader:
             self._reader.join(timeout=5.0)

@@ -12,7 +12,7 @@ import time
 from ais_loader.checksum import crc32c
 from ais_loader.errors import SilenceTimeout
 from ais_loader.transport.session.stream_pool import PooledStream, StreamPool
-from ais_loader.wire.answer_check import AnswerCheck, digest_of_ok
+from ais_loader.wire.answer_check import AnswerCheck, compare_unchecked, digest_of_ok
 from ais_loader.wire.frame import FrameError, decode_response, decode_single
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
@@ -33,6 +33,7 @@ class SingleGet:
         Raises SilenceTimeout when nothing arrives for `timeout_s`.
         """
         request.initial_credit_bytes = _CREDIT_BYTES
+        request.receiver_checks = True
         try:
             session = self._pool.take(time.monotonic() + timeout_s)
         except ValueError:  # gRPC's word for a channel that another thread has just closed
@@ -65,6 +66,7 @@ class SingleGet:
             if response.batch_id != batch_id:
                 raise FrameError(f"an answer to request {response.batch_id} where {batch_id} was asked")
             if (frame := response.frame) is not None:
+                compare_unchecked(frame)
                 check.take(frame)
                 parts.append(frame.payload)
                 checksum = frame.checksum.item()

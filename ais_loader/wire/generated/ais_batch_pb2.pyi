@@ -24,6 +24,7 @@ class ChecksumKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STORED: _ClassVar[ChecksumKind]
     COMPUTED: _ClassVar[ChecksumKind]
     TRANSFORMED: _ClassVar[ChecksumKind]
+    UNCHECKED: _ClassVar[ChecksumKind]
 OK: Status
 NOT_FOUND: Status
 MEMBER_NOT_FOUND: Status
@@ -36,6 +37,25 @@ NONE: ChecksumKind
 STORED: ChecksumKind
 COMPUTED: ChecksumKind
 TRANSFORMED: ChecksumKind
+UNCHECKED: ChecksumKind
+
+class OpenLaneRequest(_message.Message):
+    __slots__ = ("port",)
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    def __init__(self, port: _Optional[int] = ...) -> None: ...
+
+class OpenLaneResponse(_message.Message):
+    __slots__ = ("token", "lifetime_ms", "unix_name", "tcp_port")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_MS_FIELD_NUMBER: _ClassVar[int]
+    UNIX_NAME_FIELD_NUMBER: _ClassVar[int]
+    TCP_PORT_FIELD_NUMBER: _ClassVar[int]
+    token: bytes
+    lifetime_ms: int
+    unix_name: str
+    tcp_port: int
+    def __init__(self, token: _Optional[bytes] = ..., lifetime_ms: _Optional[int] = ..., unix_name: _Optional[str] = ..., tcp_port: _Optional[int] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
     __slots__ = ("batch_id", "request", "credit", "cancel")
@@ -72,7 +92,7 @@ class Cancel(_message.Message):
     def __init__(self) -> None: ...
 
 class BatchRequest(_message.Message):
-    __slots__ = ("bucket", "bucket_index", "name", "member", "start", "length", "version", "first_index", "initial_credit_bytes", "fail_fast", "ordered", "buffered", "deadline_ms", "verify_ranges", "resume_offset", "resume_checksum", "resume_version", "map_version", "tenant", "request_id", "metadata", "local", "transform", "transform_index")
+    __slots__ = ("bucket", "bucket_index", "name", "member", "start", "length", "version", "first_index", "initial_credit_bytes", "fail_fast", "ordered", "buffered", "deadline_ms", "verify_ranges", "receiver_checks", "resume_offset", "resume_checksum", "resume_version", "map_version", "tenant", "request_id", "metadata", "local", "transform", "transform_index")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +114,7 @@ class BatchRequest(_message.Message):
     BUFFERED_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     VERIFY_RANGES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_CHECKS_FIELD_NUMBER: _ClassVar[int]
     RESUME_OFFSET_FIELD_NUMBER: _ClassVar[int]
     RESUME_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     RESUME_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +139,7 @@ class BatchRequest(_message.Message):
     buffered: bool
     deadline_ms: int
     verify_ranges: bool
+    receiver_checks: bool
     resume_offset: int
     resume_checksum: int
     resume_version: str
@@ -128,7 +150,7 @@ class BatchRequest(_message.Message):
     local: bool
     transform: _containers.RepeatedCompositeFieldContainer[TransformCall]
     transform_index: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, bucket: _Optional[_Iterable[str]] = ..., bucket_index: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., member: _Optional[_Iterable[str]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., version: _Optional[_Iterable[str]] = ..., first_index: _Optional[int] = ..., initial_credit_bytes: _Optional[int] = ..., fail_fast: bool = ..., ordered: bool = ..., buffered: bool = ..., deadline_ms: _Optional[int] = ..., verify_ranges: bool = ..., resume_offset: _Optional[int] = ..., resume_checksum: _Optional[int] = ..., resume_version: _Optional[str] = ..., map_version: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., local: bool = ..., transform: _Optional[_Iterable[_Union[TransformCall, _Mapping]]] = ..., transform_index: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, bucket: _Optional[_Iterable[str]] = ..., bucket_index: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., member: _Optional[_Iterable[str]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., version: _Optional[_Iterable[str]] = ..., first_index: _Optional[int] = ..., initial_credit_bytes: _Optional[int] = ..., fail_fast: bool = ..., ordered: bool = ..., buffered: bool = ..., deadline_ms: _Optional[int] = ..., verify_ranges: bool = ..., receiver_checks: bool = ..., resume_offset: _Optional[int] = ..., resume_checksum: _Optional[int] = ..., resume_version: _Optional[str] = ..., map_version: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., local: bool = ..., transform: _Optional[_Iterable[_Union[TransformCall, _Mapping]]] = ..., transform_index: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TransformCall(_message.Message):
     __slots__ = ("stage",)

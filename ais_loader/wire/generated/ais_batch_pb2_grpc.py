@@ -39,6 +39,11 @@ class GetBatchStub(object):
                 request_serializer=protos_dot_ais__batch__pb2.SessionRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__batch__pb2.SessionResponse.FromString,
                 _registered_method=True)
+        self.OpenLane = channel.unary_unary(
+                '/ais_loader.v1.GetBatch/OpenLane',
+                request_serializer=protos_dot_ais__batch__pb2.OpenLaneRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__batch__pb2.OpenLaneResponse.FromString,
+                _registered_method=True)
 
 
 class GetBatchServicer(object):
@@ -51,6 +56,13 @@ class GetBatchServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenLane(self, request, context):
+        """Where one session may be carried by a stream socket, which moves bytes faster; see ais_loader/wire/lane.py.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GetBatchServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_GetBatchServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=protos_dot_ais__batch__pb2.SessionRequest.FromString,
                     response_serializer=protos_dot_ais__batch__pb2.SessionResponse.SerializeToString,
+            ),
+            'OpenLane': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenLane,
+                    request_deserializer=protos_dot_ais__batch__pb2.OpenLaneRequest.FromString,
+                    response_serializer=protos_dot_ais__batch__pb2.OpenLaneResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class GetBatch(object):
             '/ais_loader.v1.GetBatch/Session',
             protos_dot_ais__batch__pb2.SessionRequest.SerializeToString,
             protos_dot_ais__batch__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenLane(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.GetBatch/OpenLane',
+            protos_dot_ais__batch__pb2.OpenLaneRequest.SerializeToString,
+            protos_dot_ais__batch__pb2.OpenLaneResponse.FromString,
             options,
             channel_credentials,
             insecure,

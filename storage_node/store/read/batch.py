@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read.batch_lookup import BatchLookup
+from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FrameSpan, plan_frames
 from storage_node.store.read.frame_reader import FrameReader
 from storage_node.store.store import Store
@@ -114,6 +115,11 @@ class StoreBatch:
         Returns it, and whether it carries END: the last frame does where all is known before it is read.
         """
         return self._reader.read_encoded(span, batch_id, self.wait_us)
+
+    def file_frame(self, span: FrameSpan, batch_id: int) -> tuple[FileFrame, bool] | None:
+        """As `read_encoded`, of a frame whose bytes stay in their files until they are sent; None where it is to be
+        read: entries are small, in pieces, members to be unpacked, or something is the matter with one of them."""
+        return self._reader.file_frame(span, batch_id, self.wait_us)
 
     def read_all(self, helpers: Executor | None = None, parts: int = 1) -> list[bytes] | None:
         """Every entry as bytes of its own, straight from the drives; None when that takes more than plain reads.

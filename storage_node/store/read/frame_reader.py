@@ -13,6 +13,7 @@ from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_reader import Failure, announce, read_frame, read_list
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.read.entry_reader import EntryReader, frame_of
+from storage_node.store.read.file_frame import MAX_FILES, MIN_ENTRY_BYTES, FileFrame, opened
 from storage_node.store.read.frame_plan import FrameSpan
 
 _MIN_ENTRIES_PER_PART = 16
@@ -86,6 +87,29 @@ class FrameReader:
                 table.checksum[at] = np.frombuffer(result, "<u4", span.stop - span.first, checksum_at)
                 return result, last
         return encode_frame(batch_id, self.read(span)), False
+
+    def file_frame(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[FileFrame, bool] | None:
+        """See `StoreBatch.file_frame`."""
+        table, n = self._table, span.stop - span.first
+        if span.is_piece or n > MAX_FILES or span.payload_bytes < n * MIN_ENTRY_BYTES or not self._is_plain(span):
+            return None
+        at = slice(span.first, span.stop)
+        if (table.kind[at] != pb.STORED).any():
+            return None
+        last = span.stop == table.n
+        prefix, _ = encode_prefix(
+            batch_id,
+            index=table.index[at],
+            size=table.sizes[at].astype(np.uint32),
+            checksum=table.checksum[at],
+            status=table.status[at],
+            checksum_kind=np.full(n, pb.UNCHECKED, np.uint8),
+            payload_bytes=span.payload_bytes,
+            end=table.end(table.n, wait_us) if last else None,
+        )
+        columns = table.folders[at].tolist(), table.paths[at], table.start[at].tolist(), table.sizes[at].tolist()
+        frame = opened(prefix, *columns)
+        return None if frame is None else (frame, last)
 
     def read_all(self, helpers: Executor | None = None, parts: int = 1) -> list[bytes] | None:
         """See `StoreBatch.read_all`."""

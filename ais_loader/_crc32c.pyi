@@ -1,0 +1,6 @@
+"""What ais_loader/_crc32c.c offers; the contract is in checksum.py."""
+
+from typing_extensions import Buffer
+
+def crc32c(data: Buffer, /, crc: int = 0) -> int: ...
+def crc32c_table(data: Buffer, /, crc: int = 0) -> int: ...

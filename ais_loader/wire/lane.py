@@ -1,0 +1,38 @@
+"""Lane framing: the messages of a GetBatch session over a stream socket, each behind a header of eight bytes.
+
+gRPC in Python moves about a gigabyte a second whatever it carries; a plain socket moves several. A lane is such a
+socket beside a gRPC connection. It carries the same messages, byte for byte, in the same order, and nothing else
+changes:
+
+    client                                        node
+      OpenLane by gRPC, with all that authenticates it ->
+                              <- where to connect, and a token that is good once
+      greeting: "AISL", version, token ->
+                              <- header of kind WELCOME, or FAILED and why
+      header, SessionRequest ->   <- header, SessionResponse       both ways at once, any number
+
+A header is the size of what follows and its kind, both little-endian uint32. Whoever is told what makes no sense ends
+the connection. A node ends a session in good order between two messages; a client that ends the connection wants
+nothing of what is still due.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+MAGIC: Final = b"AISL"
+VERSION: Final = 1
+TOKEN_BYTES: Final = 16
+GREETING = struct.Struct(f"<4sI{TOKEN_BYTES}s")
+"""MAGIC, VERSION, token."""
+HEADER = struct.Struct("<II")
+"""Size in bytes of what follows, and its kind."""
+MESSAGE: Final = 0
+"""A SessionRequest or a SessionResponse."""
+WELCOME: Final = 1
+"""Nothing follows: the token was good."""
+FAILED: Final = 2
+"""An Error (ais_objects.proto): why the node ends this session."""
+MAX_RESPONSE_BYTES: Final = 64 << 20
+"""A node's frames are far smaller: a header that says more is none."""

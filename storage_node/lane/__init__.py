@@ -1,0 +1,1 @@
+"""Lanes: GetBatch sessions over stream sockets beside gRPC, opened through it."""

@@ -1,0 +1,135 @@
+"""Lane's connection at the node: whole messages in and out of one non-blocking socket, without a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.lane import HEADER, MESSAGE
+from storage_node.store.read.file_frame import FileFrame
+
+_READ_BYTES = 64 << 10
+
+
+class OnThread(Protocol):
+    def __call__(self, function: Any, /, *arguments: Any) -> Awaitable[Any]: ...
+
+
+class LaneConnection:
+    """Belongs to the node's event loop. One task reads, one at a time writes.
+
+    Args:
+        max_request_bytes: a larger request ends the session.
+        on_thread: runs a function that may wait for a drive, off the event loop.
+    """
+
+    def __init__(self, sock: socket.socket, max_request_bytes: int, on_thread: OnThread) -> None:
+        self._socket = sock
+        self._on_thread = on_thread
+        self._max_request_bytes = max_request_bytes
+        self._loop = asyncio.get_running_loop()
+
+    async def exactly(self, size_bytes: int) -> bytes:
+        """Raises EOFError when the client ends before."""
+        data = bytearray()
+        while len(data) < size_bytes:
+            part = await self._loop.sock_recv(self._socket, size_bytes - len(data))
+            if not part:
+                raise EOFError("the connection has ended")
+            data += part
+        return bytes(data)
+
+    async def requests(self) -> AsyncGenerator[pb.SessionRequest, None]:
+        """Raises EOFError when the client has ended the connection, whatever is still due to it; InvalidRequest for
+        what is no request, OSError when the connection breaks."""
+        data = bytearray()
+        while True:
+            while len(data) >= HEADER.size:
+                size_bytes, kind = HEADER.unpack_from(data)
+                if kind != MESSAGE or size_bytes > self._max_request_bytes:
+                    raise InvalidRequest(
+                        f"a message of kind {kind} and {size_bytes:,} bytes: a lane takes requests (kind {MESSAGE}) of "
+                        f"{self._max_request_bytes:,} bytes at most"
+                    )
+                stop = HEADER.size + size_bytes
+                if len(data) < stop:
+                    break
+                message = bytes(memoryview(data)[HEADER.size : stop])
+                del data[:stop]
+                try:
+                    request = pb.SessionRequest.FromString(message)
+                except DecodeError as error:
+                    raise InvalidRequest(f"not a SessionRequest: {error}") from error
+                yield request
+            part = await self._loop.sock_recv(self._socket, _READ_BYTES)
+            if not part:
+                raise EOFError(f"the client has ended it {len(data):,} bytes into a message")
+            data += part
+
+    async def write(self, message: bytes, kind: int = MESSAGE) -> None:
+        """Raises OSError."""
+        with self._whole():
+            await self._write(message, kind)
+
+    async def _write(self, message: bytes, kind: int) -> None:
+        header = HEADER.pack(len(message), kind)
+        try:
+            sent = self._socket.sendmsg((header, message))
+        except BlockingIOError:
+            sent = 0
+        if sent < len(header):
+            await self._loop.sock_sendall(self._socket, header[sent:])
+            sent = len(header)
+        if sent < len(header) + len(message):
+            await self._loop.sock_sendall(self._socket, memoryview(message)[sent - len(header) :])
+
+    async def write_file(self, frame: FileFrame) -> None:
+        """As `write`, of a frame that stays the caller's."""
+        with self._whole():
+            await self._write_file(frame)
+
+    async def _write_file(self, frame: FileFrame) -> None:
+        header = HEADER.pack(len(frame), MESSAGE)
+        await self._loop.sock_sendall(self._socket, header + frame.prefix)
+        while True:
+            if frame.cached:  # quicker than to hand it to a thread and back
+                frame.send(self._socket, 0)
+            else:
+                await self._on_thread(frame.send, self._socket)
+            if frame.done:
+                return
+            await self._writable()
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What is not written to its end, for whatever reason, ends the connection: the client must not wait for the
+        rest, nor take what comes next for it."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            raise
+
+    async def _writable(self) -> None:
+        ready: asyncio.Future[None] = self._loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        self._loop.add_writer(self._socket, wake)
+        try:
+            await ready
+        finally:
+            self._loop.remove_writer(self._socket)
+
+    def close(self) -> None:
+        self._socket.close()

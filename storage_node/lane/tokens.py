@@ -1,0 +1,36 @@
+"""Tokens of lanes: each is given to one client by gRPC, and lets one connection in, for a short time."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from ais_loader.errors import Overloaded
+from ais_loader.wire.lane import TOKEN_BYTES
+
+LIFETIME_S = 10.0
+MAX_PENDING = 4096
+
+
+class LaneTokens:
+    """Belongs to the node's event loop."""
+
+    def __init__(self) -> None:
+        self._pending: dict[bytes, tuple[float, str]] = {}
+        """Until when each is good, and for which tenant; oldest first."""
+
+    def give(self, tenant: str) -> bytes:
+        """Raises Overloaded while too many have been given that nobody has used yet."""
+        now = time.monotonic()
+        while self._pending and next(iter(self._pending.values()))[0] < now:
+            del self._pending[next(iter(self._pending))]
+        if len(self._pending) >= MAX_PENDING:
+            raise Overloaded(f"{MAX_PENDING:,} lanes are about to be opened: try again, or go on by gRPC")
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self._pending[token] = now + LIFETIME_S, tenant
+        return token
+
+    def take(self, token: bytes) -> str | None:
+        """The tenant it was given to; None for one that is wrong, used or too old. It is not good again."""
+        until_s, tenant = self._pending.pop(token, (0.0, ""))
+        return tenant if until_s >= time.monotonic() else None

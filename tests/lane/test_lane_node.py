@@ -1,0 +1,219 @@
+"""What a node does with whoever comes to its lanes: those with a token are served, all others are told, or let go."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader import Client, ClusterOptions, connect
+from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.wire.frame import Response
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.lane import FAILED, HEADER, MAX_RESPONSE_BYTES, MESSAGE, WELCOME
+from storage_node.lane import listener, tokens
+from storage_node.server import NodeServer
+from tests.lane.lane_kit import RawLane, error_of, offer_of, open_lane
+from tests.node.node_kit import serving
+
+DATA = {f"s/{at:03}": seeded_bytes(1000 + at, seed=at) for at in range(20)}
+BIG = seeded_bytes(3 << 20, seed=99)
+PLENTY = 1 << 40
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeServer]:
+    with serving(tmp_path_factory.mktemp("lanes")) as node:
+        with connect(node.url) as client:
+            bucket = client.create_bucket("b")
+            bucket.put_many(DATA.items())
+            bucket.put("big", BIG)
+        yield node
+
+
+@pytest.fixture
+def client(node: NodeServer) -> Iterator[Client]:
+    with connect(node.url) as client:
+        yield client
+
+
+def request(*names: str, **fields: object) -> pb.BatchRequest:
+    return pb.BatchRequest(bucket=["b"], name=names, initial_credit_bytes=PLENTY, **fields)  # type: ignore[arg-type]
+
+
+def answer(lane: RawLane) -> tuple[bytes, Response]:
+    """The payloads of one batch, and its last message."""
+    data = b""
+    while True:
+        response = lane.response()
+        data += bytes(response.frame.payload) if response.frame is not None else b""
+        if response.end is not None or response.reject is not None:
+            return data, response
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+def test_a_session_goes_by_a_lane_as_by_grpc(node: NodeServer, tcp: bool) -> None:
+    with open_lane(node, tcp=tcp) as lane:
+        lane.send(7, request=request("s/003", "big", "s/001"))
+        data, last = answer(lane)
+        assert data == DATA["s/003"] + BIG + DATA["s/001"]
+        assert last.end is not None and (last.batch_id, last.end.entries) == (7, 3)
+        lane.send(8, request=request("none"))
+        assert answer(lane)[1].end is not None
+        lane.socket.shutdown(socket.SHUT_WR)  # the client has no more to ask
+        assert lane.is_ended()
+
+
+def test_a_token_lets_one_in_and_nobody_after(node: NodeServer) -> None:
+    offer = offer_of(node)
+    with RawLane(offer) as first:
+        assert first.greet(offer.token) == (WELCOME, b"")
+        with RawLane(offer) as second:
+            assert error_of(*second.greet(offer.token)).kind == "lane-token"
+            assert second.is_ended()
+        first.send(1, request=request("s/000"))
+        assert answer(first)[0] == DATA["s/000"]
+
+
+def test_a_wrong_token_and_another_version_are_refused(node: NodeServer) -> None:
+    offer = offer_of(node)
+    for token, version in ((os.urandom(16), 1), (bytes(16), 1), (offer.token, 2)):
+        with RawLane(offer) as lane:
+            assert error_of(*lane.greet(token, version)).kind == "lane-token"
+            assert lane.is_ended()
+
+
+def test_an_old_token_is_refused(node: NodeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "LIFETIME_S", -1.0)
+    offer = offer_of(node)
+    with RawLane(offer) as lane:
+        assert error_of(*lane.greet(offer.token)).kind == "lane-token"
+
+
+def test_tokens_that_nobody_uses_are_bounded_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tokens.LaneTokens()
+    monkeypatch.setattr(tokens, "MAX_PENDING", 3)
+    kept = [given.give("t") for _ in range(3)]
+    with pytest.raises(tokens.Overloaded):
+        given.give("t")
+    assert given.take(kept[0]) == "t"
+    assert given.take(kept[0]) is None
+    given.give("u")
+    monkeypatch.setattr(tokens.time, "monotonic", lambda: 1e12)
+    assert given.take(kept[1]) is None
+    assert [given.give("v") for _ in range(3)]
+
+
+def test_who_says_nothing_is_let_go(node: NodeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "GREETING_TIMEOUT_S", 0.2)
+    with RawLane(offer_of(node)) as silent, RawLane(offer_of(node)) as half:
+        half.socket.sendall(b"AISL\1")
+        for lane in (silent, half):
+            assert error_of(*lane.receive()).kind == "lane-token"
+            assert lane.is_ended()
+
+
+def test_strangers_are_bounded_and_do_not_keep_others_out_for_long(
+    node: NodeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "MAX_STRANGERS", 2)
+    offer = offer_of(node)
+    with RawLane(offer) as one, RawLane(offer) as two:
+        eventually(lambda: node.lanes.open_lanes >= 2, 10.0)
+        with RawLane(offer) as third:
+            assert third.is_ended()
+        assert one is not two
+
+    def served() -> bool:
+        again = offer_of(node)
+        with RawLane(again) as lane:
+            try:
+                return lane.greet(again.token)[0] == WELCOME
+            except (OSError, struct.error):  # it was closed at once: a stranger's place is not free yet
+                return False
+
+    eventually(served, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        (b"\xff" * 8, "a message of kind"),
+        (HEADER.pack(MAX_RESPONSE_BYTES, MESSAGE), "a message of kind"),
+        (HEADER.pack(4, FAILED) + b"oops", "a message of kind"),
+        (HEADER.pack(4, MESSAGE) + b"\xff\xff\xff\xff", "not a SessionRequest"),
+    ],
+    ids=["garbage", "a size beyond all bounds", "another kind", "no request"],
+)
+def test_nonsense_ends_the_lane_and_is_told(node: NodeServer, message: bytes, what: str) -> None:
+    with open_lane(node) as lane:
+        lane.socket.sendall(message)
+        error = error_of(*lane.receive())
+        assert error.kind == "invalid-request" and what in error.message
+        assert lane.is_ended()
+
+
+def test_a_lane_that_is_cut_anywhere_leaves_nothing(node: NodeServer) -> None:
+    message = pb.SessionRequest(batch_id=1, request=request("big")).SerializeToString()
+    sent = HEADER.pack(len(message), MESSAGE) + message
+    for cut in range(0, len(sent) + 1, 3):
+        with open_lane(node) as lane:
+            lane.socket.sendall(sent[:cut])
+    eventually(lambda: node.lanes.open_lanes == 0, 20.0)
+    assert node.batches is not None
+    eventually(lambda: node.batches.resources.reserved_bytes == 0, 20.0)  # type: ignore[union-attr]
+
+
+def test_who_reads_nothing_has_what_his_credit_allows_and_others_go_on(node: NodeServer, client: Client) -> None:
+    with open_lane(node) as deaf:
+        for batch in range(1, 9):
+            deaf.send(batch, request=request(*["big"] * 8))
+        for _ in range(3):
+            batch_of_all = client.bucket("b").get_batch(list(DATA))
+            assert [item.tobytes() for item in batch_of_all] == list(DATA.values())
+        assert node.batches is not None
+        assert node.batches.resources.reserved_bytes <= node.config.memory_bytes
+
+
+def test_idle_lanes_cost_no_thread(node: NodeServer) -> None:
+    before = threading.active_count()
+    lanes = [open_lane(node) for _ in range(100)]
+    try:
+        eventually(lambda: node.lanes.open_lanes >= 100, 20.0)
+        assert threading.active_count() <= before + 2  # of grpcio, which gave the tokens
+        lanes[50].send(1, request=request("s/000"))
+        assert answer(lanes[50])[0] == DATA["s/000"]
+    finally:
+        for lane in lanes:
+            lane.socket.close()
+
+
+def test_none_is_offered_where_something_stands_between(node: NodeServer) -> None:
+    import grpc
+
+    from ais_loader.wire.generated import ais_batch_pb2_grpc as rpc
+
+    with grpc.insecure_channel(node.endpoint) as channel:
+        stub = rpc.GetBatchStub(channel)
+        assert stub.OpenLane(pb.OpenLaneRequest(port=node.port + 1)) == pb.OpenLaneResponse()
+
+
+def test_a_node_that_stops_ends_its_lanes(tmp_path: Path) -> None:
+    with serving(tmp_path) as node:
+        lane = open_lane(node)
+    assert lane.is_ended()
+    lane.socket.close()
+
+
+def test_what_is_said_of_a_lane_is_what_is_used(node: NodeServer, client: Client) -> None:
+    bucket = client.bucket("b")
+    assert bucket.get("s/001") == DATA["s/001"]
+    assert client.describe()["lane"] == "unix"
+    with connect(node.url, options=ClusterOptions(lane="grpc")) as plain:
+        assert plain.bucket("b").get("s/001") == DATA["s/001"]
+        assert plain.describe()["lane"] == "grpc"
