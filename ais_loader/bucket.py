@@ -1,4 +1,7 @@
-"""Bucket as the client sees it: its objects, put, read, listed and deleted by name."""
+"""Bucket as the client sees it: its objects, put, read, listed and deleted by name.
+
+Long because it is what users read: one class with signatures and what they promise; what is done is in `objects/`.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,6 @@ class LocalEtl:
         self._store, self.registry, self._read = store, registry, read
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ais-loader-etl")
         self.spool = Spool(drive / SPOOL)
-        self.http_side = http_side
         context = StageContext(config, self.spool, self._on_thread, http_side)
         self.transforms = NodeTransforms(registry.find, context)
         self.cache = ResultCache(config.etl_cache_bytes)
@@ -77,5 +76,4 @@ class LocalEtl:
     async def close(self) -> None:
         await self.transforms.close()
         self.cache.clear()
-        await self.http_side.stop()
         self._threads.shutdown(wait=False)

@@ -51,6 +51,10 @@ class ResultCache:
         self.hits = 0
         self.misses = 0
 
+    def peek(self, key: Hashable) -> Shared | None:
+        """What is kept, and stays the cache's: nothing is to be released."""
+        return self._kept.get(key)
+
     def find(self, key: Hashable) -> Shared | None:
         """To be released; None where it is not kept."""
         found = self._kept.get(key)

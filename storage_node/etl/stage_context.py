@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -59,8 +58,3 @@ class StageContext:
     http_side: HttpSide
     log: StageLog = field(default_factory=StageLog)
     counts: StageCounts = field(default_factory=StageCounts)
-
-
-async def on_default_threads(function: Callable[..., Any], *arguments: Any) -> Any:
-    """`on_thread` where there is no node: threads of the loop's own."""
-    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)

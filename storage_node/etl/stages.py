@@ -21,9 +21,6 @@ from storage_node.etl.worker_stage import CommandStage, PythonStage, told, worke
 from storage_node.tasks import retrieve
 from storage_node.turns import ASKING, Turns
 
-MAX_STAGES = 16
-"""Of one pipeline."""
-
 
 def open_stage(transform: pb.Transform, context: StageContext) -> Stage:
     """Raises TransformRefused, MissingExtra."""

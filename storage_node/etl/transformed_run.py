@@ -131,6 +131,15 @@ class TransformedRun:
         parts: list[tuple[int, int, memoryview, int, int, EntryFault | None]] = []
         payload_bytes = 0
         while payload_bytes < TARGET_PAYLOAD_BYTES:
+            if not self._due and (kept := self._kept_whole(self._next)) is not None:
+                position, self._next = self._next, self._next + 1
+                data = kept.content.data
+                assert data is not None
+                self._checksum[position] = kept.content.checksum
+                parts.append((position, pb.OK, data, kept.content.checksum, pb.TRANSFORMED, None))
+                payload_bytes += len(data)
+                kept.release()
+                continue
             await self._look_ahead()
             if not self._due:
                 break
@@ -272,6 +281,37 @@ class TransformedRun:
 
     # -- what is under way
 
+    def _kept_whole(self, position: int) -> Shared | None:
+        """A result that is kept, and delivered in one go: the short way, without anything under way."""
+        if position >= self._n or self._batch.status[position] or (position == 0 and self._request.resume_offset):
+            return None
+        which = self._request.transform_index[position] if self._request.transform_index else 0
+        if not which:
+            return None
+        call = self._request.transform[which - 1]
+        try:
+            key = self._key(position, call, self._settings.transforms.versions(call))
+        except LoaderError:
+            return None  # the ordinary way says why
+        kept = self._settings.cache.peek(key)
+        if kept is None or kept.content.data is None or kept.content.size_bytes > MAX_WHOLE_BYTES:
+            return None
+        self._settings.on_hit(call)
+        return self._settings.cache.find(key)
+
+    def _key(self, position: int, call: pb.TransformCall, versions: tuple[bytes, ...]) -> Hashable:
+        """By what a result is kept: everything that it is made of."""
+        request, entries = self._request, self._entries
+        return (
+            request.bucket[entries["bucket_index"][position] if "bucket_index" in entries else 0],
+            entries["name"][position],
+            self._batch.version(position),
+            entries["member"][position] if "member" in entries else "",
+            (entries["start"][position], entries["length"][position]) if "start" in entries else None,
+            versions,
+            tuple(stage.args for stage in call.stage),
+        )
+
     async def _look_ahead(self) -> None:
         """Begin as many entries as there is room for; the one that is due in any case."""
         settings = self._settings
@@ -302,15 +342,14 @@ class TransformedRun:
             versions = self._settings.transforms.versions(call)
         except LoaderError as error:
             return _done(_failed_by(error))
-        args = tuple(stage.args for stage in call.stage)
-        if (kept := self._settings.cache.find((self._origin(position), versions, args))) is not None:
+        if (kept := self._settings.cache.find(self._key(position, call, versions))) is not None:
             self._settings.on_hit(call)
             return _done(kept)
         source = await self._input(position)
         if isinstance(source, _Failed):
             return _done(source)
         # Of what was read, which is newer than what was looked up where the object has been replaced in between.
-        key = self._origin(position), versions, args
+        key = self._key(position, call, versions)
         made = asyncio.ensure_future(self._transformed(key, call, position, source, versions))
         # Also where another has made it meanwhile, or this is cancelled before it has begun.
         made.add_done_callback(lambda _: source.close())

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 from ais_loader.errors import LoaderError, TransformError, TransformFailed, TransformGone, TransformRefused
@@ -31,7 +32,7 @@ ANY_PROGRAM = "*"
 """In `etl_commands`: whatever there is."""
 
 
-class WorkerStage:
+class WorkerStage(ABC):
     """A `Stage`. Subclasses say what a worker is set up with."""
 
     def __init__(self, transform: pb.Transform, context: StageContext) -> None:
@@ -55,9 +56,9 @@ class WorkerStage:
     def wants_path(self) -> bool:
         return False
 
+    @abstractmethod
     def _setup(self) -> tuple[dict[str, Any], bytes]:
         """What a worker is told, and the code that it is given."""
-        raise NotImplementedError
 
     async def run(self, origin: Origin, content: Content, args: str) -> Content:
         """See Stage."""

@@ -17,9 +17,15 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.config import ServerConfig
 from storage_node.etl.http_side import HttpSide
 from storage_node.etl.spool import Spool
-from storage_node.etl.stage_context import StageContext, on_default_threads
+from storage_node.etl.stage_context import StageContext
 from storage_node.etl.stages import NodeTransforms
 from storage_node.etl.values import Content, Origin
+
+
+async def on_default_threads(function: Callable[..., Any], *arguments: Any) -> Any:
+    """`on_thread` where there is no node: threads of the loop's own."""
+    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+
 
 ORIGIN = Origin("b", "en/a.wav", "1.1.0")
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -72,6 +78,3 @@ def run_one(
             return found
 
     return asyncio.run(asyncio.wait_for(run(), 60))
-
-
-Runs = Callable[..., Any]

@@ -18,7 +18,7 @@ from storage_node.config import ServerConfig
 from storage_node.etl.http_side import HttpSide, PutClaims
 from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.spool import Spool
-from storage_node.etl.stage_context import StageContext, on_default_threads
+from storage_node.etl.stage_context import StageContext
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver import (
     FastAPIServer,
@@ -28,6 +28,7 @@ from storage_node.etl.webserver import (
     TransformServer,
 )
 from storage_node.store.checksum import crc32c
+from tests.etl.worker_kit import on_default_threads
 
 HPUSH, HPULL = pb.TransformServer.HPUSH, pb.TransformServer.HPULL
 WS, GRPC = pb.TransformServer.WEBSOCKET, pb.TransformServer.GRPC
