@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ais_loader import errors
+from ais_loader.cli.etl_args import arguments_of
 from ais_loader.cli.show import Lines, count_text, fail, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.pipeline import Stage
@@ -25,16 +26,6 @@ def _pair(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
         if not equals:
             raise click.BadParameter(f"{value!r}: need OLD=NEW, as flac=wav")
         found[before] = after
-    return found
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise click.BadParameter(f"--args: {error}") from None
-    if not isinstance(found, dict):
-        raise click.BadParameter("--args: need a JSON object")
     return found
 
 
@@ -84,7 +75,7 @@ def run(
     The nodes do it by themselves: interrupted, this command leaves the job running. What is there already is skipped.
     """
     chosen: dict[str, Any] = {
-        "etl": Stage(etl, _arguments(arguments)),
+        "etl": Stage(etl, arguments_of(arguments)),
         "prefix": prefix,
         "names": names,
         "pattern": pattern,

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 import click
 
 from ais_loader.checksum import crc32c
+from ais_loader.cli.etl_args import arguments_of
 from ais_loader.cli.files import STDOUT, Writable, written_to_stdout, written_whole
 from ais_loader.cli.show import info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
@@ -17,6 +18,7 @@ from ais_loader.cli.targets import parse_entry, parsed_by
 from ais_loader.client import Client
 from ais_loader.entry import Entry, ObjectInfo
 from ais_loader.errors import CorruptObject, ObjectNotFound
+from ais_loader.pipeline import Stage
 
 _PIECE_BYTES = 16 << 20
 """What is larger is fetched in pieces of this size, so that memory does not follow the object."""
@@ -36,6 +38,8 @@ _PIECE_BYTES = 16 << 20
     is_flag=True,
     help="Show size, version, CRC-32C, time and metadata, as JSON, instead of the bytes.",
 )
+@click.option("--etl", metavar="NAME", help="What a transform makes of it, on the node that has it.")
+@click.option("--args", "arguments", metavar="JSON", help='Arguments of the transform, as {"rate": 16000}.')
 @click.option("-f", "--force", is_flag=True, help="Replace FILE if it exists.")
 @takes_store
 def get(
@@ -45,6 +49,8 @@ def get(
     length: int | None,
     verify: bool,
     head_only: bool,
+    etl: str | None,
+    arguments: str | None,
     force: bool,
     store: StoreChoice,
 ) -> None:
@@ -61,10 +67,16 @@ def get(
         with store.reading() as client:
             click.echo(json.dumps(info_fields(client.bucket(entry.bucket).head(entry.name))))
         return
+    if arguments is not None and etl is None:
+        raise click.UsageError("--args are those of a transform: give --etl, too")
     if file != STDOUT and (os.path.isdir(file) or file.endswith("/")):
         file = os.path.join(file, (entry.member or entry.name).rpartition("/")[2])
     with store.reading() as client:
-        pieces = read_pieces(client, entry, start, length, verify=verify)
+        if etl is None:
+            pieces = read_pieces(client, entry, start, length, verify=verify)
+        else:
+            stage = Stage(etl, None if arguments is None else arguments_of(arguments))
+            pieces = iter([_transformed(client, entry, start, length, stage, verify=verify)])
         target: AbstractContextManager[Writable]
         target = written_to_stdout() if file == STDOUT else written_whole(file, force=force)
         written = 0
@@ -75,6 +87,12 @@ def get(
                 bar.update(len(piece))
     if file != STDOUT:
         note(f"wrote {printable(file)} ({size_text(written)})")
+
+
+def _transformed(client: Client, entry: Entry, start: int, length: int | None, stage: Stage, *, verify: bool) -> bytes:
+    return client.bucket(entry.bucket).get(
+        entry.name, start=start, length=length, member=entry.member, verify=verify, etl=stage
+    )
 
 
 def read_pieces(

@@ -100,3 +100,21 @@ def test_what_is_wrong_is_said_before_the_store_is_asked(tmp_path: Path) -> None
     for options, said, code in wrong:
         result = etl(str(tmp_path / "none"), "init", "x", *options)
         assert (result.exit_code, said in result.stderr) == (code, True), (options, result.output)
+
+
+def test_get_writes_what_a_transform_makes(store: str) -> None:
+    assert etl(store, "init", "shift", "--command", "tr {args.from} {args.to:x-z}").exit_code == 0
+
+    def get(*arguments: str) -> Result:
+        return CliRunner(env={"AIS_LOADER_URL": store}).invoke(main, ["get", "b/a", *arguments])
+
+    assert get("--etl", "shift", "--args", '{"from": "a-c"}').stdout_bytes == b"xyz"
+    assert get("--etl", "shift", "--args", '{"from": "a-c"}', "--start", "1").stdout_bytes == b"yz"
+    for arguments, code, what in (
+        (("--args", "{}"), 2, "give --etl, too"),
+        (("--etl", "shift", "--args", "[1]"), 2, "need a JSON object"),
+        (("--etl", "shift"), 1, "'from' is missing"),
+        (("--etl", "none"), 1, "there is no transform 'none'"),
+    ):
+        done = get(*arguments)
+        assert done.exit_code == code and what in done.output, done.output
