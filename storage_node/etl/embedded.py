@@ -51,6 +51,7 @@ class EmbeddedEtl:
         self._loop.run_until_complete(self._set_up())
         self._started.set()
         self._loop.run_forever()
+        self._loop.run_until_complete(_finish_tasks())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
@@ -159,4 +160,14 @@ class EmbeddedEtl:
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait([self._working])
+        await _finish_tasks()  # each lets go of its worker
         await self._etl.close()
+
+
+async def _finish_tasks() -> None:
+    """What batches that nobody reads to their end have left under way."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=_STOP_S)

@@ -276,9 +276,7 @@ class WorkerProcess:
         if self._look is not None:
             self._look.cancel()
         self.kill()
-        if self._process is not None:
-            process = self._process
-            await settled(asyncio.ensure_future(self._on_thread(process.wait)))
+        # First what needs no waiting: who waits may be cancelled.
         if self._socket is not None:
             self._socket.close()
         if self._stderr >= 0:
@@ -287,6 +285,8 @@ class WorkerProcess:
             if fd >= 0:
                 os.close(fd)
         self._stderr = self._shared = self._output = -1
-        if self._folder is not None:
-            folder, self._folder = self._folder, None
+        process, folder, self._folder = self._process, self._folder, None
+        if process is not None:
+            await settled(asyncio.ensure_future(self._on_thread(process.wait)))
+        if folder is not None:
             await self._on_thread(shutil.rmtree, folder, True)

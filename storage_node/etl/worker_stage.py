@@ -104,6 +104,7 @@ class WorkerStage(ABC):
         config = self._context.config
         fences = Fences(self._memory_bytes, self._max_bytes, config.etl_network, os.getpid())
         setup, code = self._setup()
+        self._busy.add(worker)
         try:
             await worker.start(setup, code, fences, python=config.etl_python, user=config.etl_user)
         except BaseException as error:
@@ -118,6 +119,8 @@ class WorkerStage(ABC):
             self._failures += 1
             self._last_failure = error
             raise error from None
+        finally:
+            self._busy.discard(worker)
         self._failures, self._last_failure = 0, None
         return worker
 

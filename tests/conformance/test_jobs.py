@@ -15,7 +15,7 @@ ALLOWED = {"etl_code": True, "etl_workers": 2}
 DATA = {f"in/{at:03}.txt": b"text %d" % at for at in range(150)}
 
 
-@pytest.fixture(scope="module", params=["embedded", "grpc", "cluster"])
+@pytest.fixture(scope="module", params=["embedded", "grpc", pytest.param("cluster", marks=pytest.mark.slow)])
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder: Path = tmp_path_factory.mktemp(request.param)
     if request.param == "embedded":

@@ -32,7 +32,7 @@ def shard() -> bytes:
     return made.getvalue()
 
 
-@pytest.fixture(scope="module", params=["embedded", "grpc", "cluster"])
+@pytest.fixture(scope="module", params=["embedded", "grpc", pytest.param("cluster", marks=pytest.mark.slow)])
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder: Path = tmp_path_factory.mktemp(request.param)
     if request.param == "embedded":
@@ -292,3 +292,18 @@ def test_one_that_cannot_run_is_not_made(client: Client) -> None:
     with pytest.raises(TypeError, match="a list of words"):
         client.etl.init("needs", Command("cat -n"))  # type: ignore[arg-type]
     assert "needs" not in client.etl
+
+
+def test_a_client_that_is_closed_leaves_nothing_of_a_batch_half_read(tmp_path: Path) -> None:
+    """Nothing is written to stderr either: a warning is an error here."""
+    client = connect(tmp_path / "store")
+    bucket = client.create_bucket("b")
+    bucket.put_many([(str(at), b"x" * at) for at in range(40)])
+    client.etl.init("upper", lambda data: bytes(data).upper())
+    items = iter(client.get_batch([Entry("b", str(at), etl="upper") for at in range(40)]))
+    next(items)
+    client.close()
+    with pytest.raises(errors.Closed):
+        list(items)
+    with pytest.raises(errors.Closed):
+        bucket.get("1", etl="upper")
