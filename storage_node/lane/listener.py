@@ -28,6 +28,7 @@ MAX_STRANGERS = 256
 """Connections that have not shown a token yet; further ones are closed."""
 _BACKLOG = 1024
 _SEND_BUFFER_BYTES = 4 << 20
+_UNTAKEN_MS = 20_000
 
 
 class LaneListener:
@@ -156,3 +157,5 @@ def _set_tcp_options(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    # Also in the middle of a message that it does not take any more: frames are held until then.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)

@@ -28,12 +28,13 @@ from tests.store.store_kit import flip_a_byte, object_files
 SIZE = 200_000
 DATA = {f"s/{at:02}": seeded_bytes(SIZE + at, seed=at) for at in range(12)}
 TIMEOUT_S = 20.0
+AUTO = ClusterOptions(lane="auto")
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeServer]:
     with serving(tmp_path) as node:
-        with connect(node.url) as client:
+        with connect(node.url, options=AUTO) as client:
             bucket = client.create_bucket("b")
             for name, data in DATA.items():  # files of their own
                 bucket.put(name, data)
@@ -145,14 +146,14 @@ def test_one_that_is_cancelled_wakes_whoever_waits_and_one_that_is_stuffed_holds
 
 def test_a_node_of_the_version_before_is_met_with_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "TABLE", {k: v for k, v in access.TABLE.items() if k != "GetBatch/OpenLane"})
-    with serving(tmp_path) as node, connect(node.url) as client:
+    with serving(tmp_path) as node, connect(node.url, options=AUTO) as client:
         client.create_bucket("b").put_many(DATA.items())
         assert read(client) == list(DATA.values())
         assert client.describe()["lane"] == "grpc"
 
 
 def test_what_stands_between_is_not_gone_around(node: NodeServer) -> None:
-    with FaultyLink(node.url) as link, connect(link.url) as client:
+    with FaultyLink(node.url) as link, connect(link.url, options=AUTO) as client:
         assert read(client) == list(DATA.values())
         assert client.describe()["lane"] == "grpc"
 
@@ -164,12 +165,12 @@ def test_from_elsewhere_it_is_tcp_and_where_that_is_closed_grpc(
         raise ConnectionRefusedError
 
     monkeypatch.setattr(Lanes, "_by_unix", refused)
-    with connect(node.url) as client:
+    with connect(node.url, options=AUTO) as client:
         assert read(client) == list(DATA.values())
         assert client.bucket("b").get("s/03") == DATA["s/03"]
         assert client.describe()["lane"] == "tcp"
     monkeypatch.setattr(Lanes, "_by_tcp", refused)
-    with connect(node.url) as client:
+    with connect(node.url, options=AUTO) as client:
         assert read(client) == list(DATA.values())
         assert client.describe()["lane"] == "grpc"
 
@@ -184,7 +185,7 @@ def test_another_choice_is_refused() -> None:
 
 def test_large_entries_are_sent_from_their_files(node: NodeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = count_file_frames(monkeypatch)
-    with connect(node.url) as client:
+    with connect(node.url, options=AUTO) as client:
         assert read(client) == list(DATA.values())
         assert client.bucket("b").get("s/05") == DATA["s/05"]
     assert len(sent) > 2 and not any(frame.damaged for frame in sent)
@@ -215,7 +216,7 @@ def test_a_file_that_was_damaged_is_corrupt_in_its_place_and_nothing_else(
         monkeypatch.setattr(file_frame, "_is_cached", lambda *_: False)
     sent = count_file_frames(monkeypatch)
     flip_a_byte(file_of(node, "s/04"), 150_000)
-    with connect(node.url) as client:
+    with connect(node.url, options=AUTO) as client:
         items = list(client.bucket("b").get_batch(list(DATA), on_error="placeholder", timeout_s=TIMEOUT_S))
         assert [item.status for item in items] == [Status.CORRUPT if name == "s/04" else Status.OK for name in DATA]
         assert [item.tobytes() for item in items if item.ok] == [data for name, data in DATA.items() if name != "s/04"]
@@ -240,7 +241,7 @@ def test_a_file_that_is_cut_while_it_is_sent_is_not_delivered(
         os.truncate(path, 70_000)
         return frame
 
-    with connect(node.url) as client:
+    with connect(node.url, options=AUTO) as client:
         assert read(client) == list(DATA.values())
         monkeypatch.setattr("storage_node.store.read.frame_reader.opened", cut)
         items = list(client.bucket("b").get_batch(list(DATA), on_error="placeholder", timeout_s=TIMEOUT_S))
@@ -249,7 +250,7 @@ def test_a_file_that_is_cut_while_it_is_sent_is_not_delivered(
 
 
 def test_an_object_that_is_replaced_while_it_is_sent_is_one_of_the_two(node: NodeServer) -> None:
-    with connect(node.url) as client:
+    with connect(node.url, options=AUTO) as client:
         bucket = client.bucket("b")
         versions = {DATA["s/01"]}
         for at in range(30):

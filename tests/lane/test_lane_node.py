@@ -24,12 +24,13 @@ from tests.node.node_kit import serving
 DATA = {f"s/{at:03}": seeded_bytes(1000 + at, seed=at) for at in range(20)}
 BIG = seeded_bytes(3 << 20, seed=99)
 PLENTY = 1 << 40
+AUTO = ClusterOptions(lane="auto")
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeServer]:
     with serving(tmp_path_factory.mktemp("lanes")) as node:
-        with connect(node.url) as client:
+        with connect(node.url, options=AUTO) as client:
             bucket = client.create_bucket("b")
             bucket.put_many(DATA.items())
             bucket.put("big", BIG)
@@ -38,7 +39,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeServer]:
 
 @pytest.fixture
 def client(node: NodeServer) -> Iterator[Client]:
-    with connect(node.url) as client:
+    with connect(node.url, options=AUTO) as client:
         yield client
 
 

@@ -66,7 +66,7 @@ class Connection:
         patience_s: float,
         tenant: str,
         owner: object,
-        lane: LaneChoice = "auto",
+        lane: LaneChoice = "grpc",
     ) -> None:
         let_go_of_orphans()
         self.endpoint = endpoint

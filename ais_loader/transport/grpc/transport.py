@@ -77,7 +77,7 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         verify_payload: bool = False,
         tenant: str = "",
         patience_s: float | None = None,
-        lane: LaneChoice = "auto",
+        lane: LaneChoice = "grpc",
     ) -> None:
         self.url = url
         self._tenant = tenant

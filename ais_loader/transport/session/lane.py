@@ -21,6 +21,8 @@ from ais_loader.wire.lane import FAILED, GREETING, HEADER, MAGIC, MAX_RESPONSE_B
 
 CONNECT_TIMEOUT_S = 1.0
 _TRY_AGAIN_S = 30.0
+_UNTAKEN_MS = 20_000
+"""For a request that the node's machine does not acknowledge."""
 
 
 class Lanes:
@@ -81,6 +83,7 @@ class Lanes:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
         return sock
 
 
