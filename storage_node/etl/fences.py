@@ -3,7 +3,7 @@
 Each worker is a process in a session of its own, killed as a group; it dies with the process that started it, has
 limits of memory, of the size of its files and of descriptors, a scrubbed environment, an empty folder to work in, a low
 priority, and, where the operator says so and the system allows it, another user and a network of its own with nothing
-in it. It inherits one descriptor, its socket.
+in it. It inherits one descriptor, its socket. Workers import this module before they begin: it imports next to nothing.
 
 What these do not hold off is said in docs/etl.md: without another user, a worker reads what the node's user may read.
 """
@@ -21,9 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ais_loader.errors import TransformRefused
-
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_CAPABILITY_VERSION_3 = 0x20080522
 _CLONE_NEWNET, _CLONE_NEWUSER = 0x40000000, 0x10000000
 _DESCRIPTORS = 256
 _NICENESS = 5
@@ -53,6 +52,8 @@ def start(argv: list[str], folder: Path, keep_fd: int, stderr: int, user: str) -
 
     Raises TransformRefused where it cannot run as that user, OSError.
     """
+    from ais_loader.errors import TransformRefused
+
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment |= {"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     as_user: dict[str, Any] = {"user": user, "group": group_of(user), "extra_groups": []} if user else {}
@@ -70,14 +71,20 @@ def start(argv: list[str], folder: Path, keep_fd: int, stderr: int, user: str) -
             **as_user,
         )
     except PermissionError as error:
-        if user:
+        if user and os.geteuid():
             raise TransformRefused(f"etl_user={user}: this process may not become it ({error})") from error
+        if user:
+            raise TransformRefused(
+                f"etl_user={user} may not run {argv[0]} ({error.strerror}): etl_python names an interpreter that it may"
+            ) from error
         raise
 
 
 def group_of(user: str) -> int:
     """Raises TransformRefused where there is no such user."""
     import pwd
+
+    from ais_loader.errors import TransformRefused
 
     try:
         return pwd.getpwnam(user).pw_gid
@@ -91,9 +98,15 @@ def enter(fences: Fences) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != fences.parent:  # it died before that
         sys.exit(1)
-    if not fences.network and libc.unshare(_CLONE_NEWNET) and libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
-        number = ctypes.get_errno()
-        raise OSError(number, f"etl_network=false: no network namespace can be made here ({os.strerror(number)})")
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # programs that are another user's to whoever runs them
+    if not fences.network and libc.unshare(_CLONE_NEWNET):
+        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, f"etl_network=false: no network namespace can be made here ({os.strerror(number)})")
+        # Whoever makes a user namespace may do anything in it, and what it starts may then not open its input.
+        header, none = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+        if libc.capset(header, none):
+            raise OSError(ctypes.get_errno(), "etl_network=false: the capabilities that it brings cannot be dropped")
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
     _limit(resource.RLIMIT_FSIZE, fences.file_bytes)

@@ -29,11 +29,12 @@ class Spool:
         """A descriptor, open for reading and writing. Raises OSError."""
         self._begin()
         try:
-            return os.open(self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fd = os.open(self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError:  # a file system that knows no such files
             fd, path = tempfile.mkstemp(dir=self.folder)
             os.unlink(path)
-            return fd
+        os.fchmod(fd, 0o644)  # a worker that is another user opens by path what it is given; it has no name for others
+        return fd
 
     def new_folder(self) -> Path:
         """An empty one, which whoever asks removes. Raises OSError."""

@@ -18,7 +18,8 @@ One that has a parameter `origin` is given "bucket/name" there. What is returned
 On the wire, over a socket pair: heads of fixed size, JSON behind them, then bytes. Small inputs and outputs travel
 there; larger inputs lie in a memory file that both have mapped, or are a file whose descriptor comes along; larger
 outputs go into a file of the spool that the node has sent. The node takes nothing of what a worker says on trust: it
-counts and sums what is there, and never unpickles anything.
+counts and sums what is there, and never unpickles anything. An answer bears the number of its request, so that one that
+comes twice, or from a process that the transform has forked, is never taken for another object's.
 """
 
 from __future__ import annotations
@@ -37,17 +38,20 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-REQUEST = struct.Struct("<IQB")
-"""Bytes of JSON, bytes of data, where the data is. As many descriptors come along as the JSON says."""
-REPLY = struct.Struct("<BQI")
-"""What it is, bytes of data, bytes of JSON; JSON and then data, if it is inline, follow."""
+REQUEST = struct.Struct("<QIQB")
+"""Its number, bytes of JSON, bytes of data, where the data is. As many descriptors come along as the JSON says."""
+REPLY = struct.Struct("<QBQI")
+"""Number of the request, what it is, bytes of data, bytes of JSON; JSON and then data, if it is inline, follow."""
 INLINE, SHARED, FILE = 0, 1, 2
 """Where an input is: behind the request, in the memory file, in a file of its own."""
 READY, IS_INLINE, IS_FILE, RAISED = 0, 1, 2, 3
+SET_UP_NUMBER = 1
+"""Of the first request; the others count on from it."""
 INLINE_BYTES = 64 << 10
 CHUNK_BYTES = 1 << 20
 MAX_JSON_BYTES = 1 << 20
 _MAX_FDS = 4
+_RECEIVED_AS = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
 _TOLD = 2000
 """Characters of what an error says."""
 
@@ -103,7 +107,7 @@ class Input:
 class Worker:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._shared, self._output = -1, -1
+        self._shared, self._output, self._number = -1, -1, 0
         self._run: Callable[[Input, dict[str, Any]], Any] = _nothing
 
     def serve(self) -> None:
@@ -125,13 +129,19 @@ class Worker:
             finally:
                 source.close()
 
+    def _leave(self) -> None:
+        for fd in (self._socket.detach(), self._shared, self._output):
+            if fd >= 0:
+                os.close(fd)
+        self._shared = self._output = -1
+
     # -- the wire
 
     def _receive(self) -> tuple[dict[str, Any], Input] | None:
-        head, fds, _, _ = socket.recv_fds(self._socket, REQUEST.size, _MAX_FDS, socket.MSG_WAITALL)
+        head, fds, _, _ = socket.recv_fds(self._socket, REQUEST.size, _MAX_FDS, _RECEIVED_AS)
         if len(head) < REQUEST.size:
             return None
-        json_bytes, size_bytes, place = REQUEST.unpack(head)
+        self._number, json_bytes, size_bytes, place = REQUEST.unpack(head)
         said = json.loads(self._exactly(json_bytes))
         came = dict(zip(said.pop("fds", ()), fds, strict=True))
         self._shared = came.get("shared", self._shared)
@@ -157,7 +167,8 @@ class Worker:
 
     def _reply(self, kind: int, data: bytes | memoryview = b"", size_bytes: int = 0, **said: object) -> None:
         text = json.dumps(said).encode() if said else b""
-        self._socket.sendall(b"".join((REPLY.pack(kind, len(data) or size_bytes, len(text)), text, data)))
+        head = REPLY.pack(self._number, kind, len(data) or size_bytes, len(text))
+        self._socket.sendall(b"".join((head, text, data)))
 
     def _deliver(self, made: Any) -> None:
         if made is None or isinstance(made, str):
@@ -187,6 +198,8 @@ class Worker:
             return
         if (running := f"{sys.version_info[0]}.{sys.version_info[1]}") != setup["python"]:
             raise Failed(f"it was pickled by Python {setup['python']}, and Python {running} runs it: init it from that")
+        # A process that the transform forks has no part in this: it would answer, too, and keep the socket open.
+        os.register_at_fork(after_in_child=self._leave)
         _require(setup["requirements"])
         try:
             import cloudpickle
@@ -385,11 +398,12 @@ def main() -> None:
     from storage_node.etl.fences import Fences, enter
 
     sock = socket.socket(fileno=int(sys.argv[1]))
+    sock.set_inheritable(False)  # nor do programs that it starts
     try:
         enter(Fences(**json.loads(sys.argv[2])))
     except OSError as error:
         text = json.dumps({"error": str(error), "refused": True}).encode()
-        sock.sendall(REPLY.pack(RAISED, 0, len(text)) + text)
+        sock.sendall(REPLY.pack(SET_UP_NUMBER, RAISED, 0, len(text)) + text)
         return
     Worker(sock).serve()
 

@@ -8,6 +8,7 @@ and sums the output itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -34,6 +35,7 @@ from storage_node.etl.worker import (
     READY,
     REPLY,
     REQUEST,
+    SET_UP_NUMBER,
     SHARED,
 )
 from storage_node.tasks import settled
@@ -45,6 +47,8 @@ _LOOK_S = 0.25
 _SURE_S = 0.5
 """It has answered no longer ago, and so is alive."""
 _READ_BYTES = 64 << 10
+_TOLD = 500
+"""Characters of what it wrote last, in an error."""
 _END_S = 0.5
 """For the end of a process to be seen, whose socket has been closed."""
 
@@ -74,6 +78,7 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._stderr = -1
+        self._heard_last = b""
         self._shared = self._output = -1
         self._folder: str | None = None
         self._killed_for: TransformFailed | TransformTimeout | None = None
@@ -81,6 +86,7 @@ class WorkerProcess:
         self._deadline_s = float("inf")
         self._look: asyncio.TimerHandle | None = None
         self._received = bytearray()
+        self._number = SET_UP_NUMBER - 1
         self.idle_since_s = 0.0
 
     @property
@@ -119,6 +125,11 @@ class WorkerProcess:
         try:
             fds = {"shared": self._shared, "output": self._output}
             await self._exchange({"setup": setup}, fds, code, INLINE, len(code), START_TIMEOUT_S, READY)
+        except WorkerDied as error:
+            self._heard()
+            said = self._heard_last.decode(errors="replace").strip().rpartition("\n")[2][:_TOLD]
+            await self.close()
+            raise TransformFailed(f"{argv[0]}: {error}: {said or 'it wrote nothing'}") from error
         except BaseException:
             await self.close()
             raise
@@ -176,7 +187,8 @@ class WorkerProcess:
         if fds:
             said = {**said, "fds": list(fds)}
         text = json.dumps(said).encode()
-        head = REQUEST.pack(len(text), size_bytes, place)
+        self._number += 1
+        head = REQUEST.pack(self._number, len(text), size_bytes, place)
         self._deadline_s = time.monotonic() + timeout_s
         self._watch()
         try:
@@ -184,9 +196,13 @@ class WorkerProcess:
                 socket.send_fds(self._socket, [head], list(fds.values()))
                 head = b""
             await self._loop.sock_sendall(self._socket, b"".join((head, text, data)))
-            kind, of_data, of_json = REPLY.unpack(await self._exactly(REPLY.size))
+            number, kind, of_data, of_json = REPLY.unpack(await self._exactly(REPLY.size))
+            if SET_UP_NUMBER <= number < self._number:
+                self.kill()
+                raise WorkerDied("its worker answered an earlier object twice, and was ended")
             if (
-                of_json > MAX_JSON_BYTES
+                number != self._number
+                or of_json > MAX_JSON_BYTES
                 or kind not in (*wanted, RAISED)
                 or (kind == IS_INLINE and of_data > INLINE_BYTES)
             ):
@@ -243,6 +259,8 @@ class WorkerProcess:
         assert self._process is not None
         if time.monotonic() >= self._deadline_s:
             self._killed_for = TransformTimeout("it took too long, and was ended (timeout_s)")
+        elif self._process.poll() is not None:
+            pass  # something that it has started holds its socket open
         elif (resident := resident_bytes(self._process.pid)) > self._memory_bytes:
             self._killed_for = TransformFailed(
                 f"its worker had {resident:,} bytes in memory, at most {self._memory_bytes:,} may be (memory_bytes)"
@@ -260,6 +278,7 @@ class WorkerProcess:
         except OSError:
             data = b""
         if data:
+            self._heard_last = data
             self._log(data)
         else:
             self._loop.remove_reader(self._stderr)
@@ -267,9 +286,13 @@ class WorkerProcess:
     # -- the end
 
     def kill(self) -> None:
+        """Whoever waits for an answer is told, also where a process of another session holds the socket open."""
         self._ending = True
         if self._process is not None:
             kill_group(self._process.pid)
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     async def close(self) -> None:
         """End it, and wait until it has. May be called again, and for one that has not started."""

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -379,6 +381,82 @@ def test_children_of_a_worker_end_with_it(tmp_path: Path) -> None:
     eventually(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
 
 
+@pytest.mark.parametrize("size", [10, 100 << 10])
+def test_a_child_that_returns_too_never_answers_for_another_object(tmp_path: Path, size: int) -> None:
+    def forks(data: memoryview) -> bytes:
+        os.fork()
+        return bytes(data) * 3
+
+    async def run() -> None:
+        async with transforms_of(tmp_path, of_function(forks), etl_workers=1) as transforms:
+            for letter in (b"a", b"b", b"c", b"d"):
+                made = await transforms.run(call(), ORIGIN, Content.of(letter * size))
+                assert bytes(made.read(0, made.size_bytes)) == letter * size * 3
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_an_answer_that_comes_twice_is_never_taken_for_another_objects(tmp_path: Path) -> None:
+    def answers_twice(data: memoryview) -> bytes:
+        import sys
+
+        frame = sys._getframe()
+        while "source" not in frame.f_locals or not hasattr(frame.f_locals.get("self"), "_reply"):
+            frame = frame.f_back  # type: ignore[assignment]
+        frame.f_locals["self"]._reply(1, bytes(data))
+        return bytes(data)
+
+    async def run() -> None:
+        async with transforms_of(tmp_path, of_function(answers_twice), etl_workers=1) as transforms:
+            for letter in (b"a", b"b", b"c", b"d"):
+                assert bytes((await transforms.run(call(), ORIGIN, Content.of(letter))).read(0, 9)) == letter
+            assert transforms.counts("f").restarts
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["hangs", "dies"])
+def test_a_child_that_keeps_the_socket_holds_up_nothing(tmp_path: Path, dies: bool) -> None:
+    """In a session of its own, forked without Python's knowledge: neither killed with its group nor told to let go."""
+
+    def leaves_one(data: memoryview, dies: bool, pids: str) -> bytes:
+        import ctypes
+        import time
+
+        libc = ctypes.CDLL(None)
+        pid = libc.fork()
+        if pid == 0:
+            libc.setsid()
+            libc.sleep(600)
+            libc._exit(0)
+        with open(pids, "w") as file:
+            file.write(str(pid))
+        time.sleep(0 if dies else 600)
+        os._exit(3)
+
+    limits = {"timeout_s": 60.0, "retries": 1} if dies else {"timeout_s": 1.0}
+    pids = tmp_path / "pids"
+
+    async def run() -> None:
+        async with transforms_of(tmp_path, of_function(leaves_one, **limits)) as transforms:
+            with pytest.raises(TransformFailed if dies else TransformTimeout, match="ended with 3" if dies else "long"):
+                await transforms.run(call(dies=dies, pids=str(pids)), ORIGIN, Content.of(b"x"))
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 30))
+    finally:
+        os.kill(int(pids.read_text()), signal.SIGKILL)
+
+
+def test_a_program_that_a_transform_starts_inherits_no_socket(tmp_path: Path) -> None:
+    def lists(data: memoryview) -> bytes:
+        import subprocess
+
+        return subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False, capture_output=True).stdout
+
+    assert b"socket:" not in run_one(tmp_path, of_function(lists), b"x")
+
+
 def test_a_worker_inherits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
 
@@ -431,6 +509,52 @@ def test_without_a_network_there_is_none_or_nothing_starts(tmp_path: Path) -> No
 def test_another_user_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(TransformRefused, match="no such user"):
         run_one(tmp_path, of_function(upper), b"", {"etl_user": "nobody-of-this-name"})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_another_user_reads_what_it_is_given_by_path_and_gains_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the system's interpreter: those of tests are often where only their user may go."""
+    python, root = "/usr/bin/python3", Path(__file__).resolve().parents[2]
+    probe = subprocess.run(
+        [python, "-c", "import storage_node.etl.worker"], user="nobody", cwd="/", env={"PYTHONPATH": str(root)}
+    )
+    if probe.returncode:
+        pytest.skip(f"nobody cannot run {python} with this tree")
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o755)
+    config = {"etl_user": "nobody", "etl_python": python}
+
+    async def run(network: bool) -> bytes:
+        shown = of_command("sh", "-c", "id -un; grep NoNewPrivs /proc/self/status; wc -c < $0", "{input}")
+        async with transforms_of(folder, shown, etl_network=network, **config) as transforms:
+            content = Content(5 * MiB, 0, fd=transforms._context.spool.new_file())
+            content.append(memoryview(bytes(5 * MiB)))
+            made = await transforms.run(call(), ORIGIN, content)
+            return bytes(made.read(0, 999))
+
+    try:
+        assert asyncio.run(run(True)).split() == [b"nobody", b"NoNewPrivs:", b"1", b"5242880"]
+        try:
+            assert asyncio.run(run(False)).split()[1:] == [b"NoNewPrivs:", b"1", b"5242880"]
+        except TransformRefused as error:
+            assert "no network namespace can be made here" in str(error)
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_an_interpreter_that_cannot_run_workers_is_named_with_what_it_said(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no module of that name >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(TransformFailed, match=rf"{python}: its worker ended with 1.*no module of that name"):
+        run_one(tmp_path, of_function(upper), b"", {"etl_python": str(python)})
+
+
+def test_a_worker_imports_next_to_nothing_before_it_begins() -> None:
+    program = "import sys, storage_node.etl.worker, storage_node.etl.fences; print('ais_loader' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_one_that_never_starts_is_not_started_again_and_again(tmp_path: Path) -> None:
