@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -111,13 +112,21 @@ def test_replacing_while_it_is_asked_loses_no_request(tmp_path: Path) -> None:
             bucket.put(f"{at}", b"abc%d" % at)
         client.etl.init("t", Command(words[0]))
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(lambda: [bucket.get(f"{at}", etl="t") for at in range(40)])
-            replaced = 0
-            while not asked.done() and replaced < 50:
-                replaced += 1
-                client.etl.init("t", Command(words[replaced % 2]), replace=True)
+            replaced = threading.Event()
+
+            def ask() -> list[bytes]:
+                made = [bucket.get(f"{at}", etl="t") for at in range(40)]
+                while not replaced.is_set():
+                    made = [bucket.get(f"{at}", etl="t") for at in range(40)]
+                return made
+
+            asked = pool.submit(ask)
+            try:
+                for number in range(1, 6):
+                    client.etl.init("t", Command(words[number % 2]), replace=True)
+            finally:
+                replaced.set()
             made = asked.result(60)
-        assert replaced > 1
         for at, one in enumerate(made):
             assert one in (b"ABC%d" % at, b"bcd%d" % at)
         assert len(made) == 40
