@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.descriptor import FileDescriptor
 
 from ais_loader import connect
-from ais_loader.wire import generated
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
@@ -28,31 +24,13 @@ from storage_node.server import NodeServer
 from storage_node.services.access import ANYONE, TABLE, Methods, Role
 from tests.cluster.agreement_kit import member, node_at, nodes_at
 from tests.node.cluster_kit import LocalCluster
+from tests.node.contract_kit import methods
 from tests.node.write_kit import Writer
 from tests.peer_kit import OPTIONS, operator_of, peer_of
 
 TIMEOUT_S = 10.0
 SECRET = "5ecret-of-this-very-cluster"
 STRANGER = b"stranger" * 2
-
-
-def files() -> Iterator[FileDescriptor]:
-    for module in pkgutil.iter_modules(generated.__path__):
-        if module.name.endswith("_pb2"):
-            yield importlib.import_module(f"{generated.__name__}.{module.name}").DESCRIPTOR
-
-
-def methods() -> list[str]:
-    """All that the contract has for nodes, as Service/Method; the servers of transforms have a service of their own."""
-    return [
-        f"{service.name}/{method.name}"
-        for file in files()
-        for service in file.services_by_name.values()
-        for method in service.methods
-        if service.name != "TransformStream"
-    ]
-
-
 INSIDE = [method for method in methods() if not TABLE.get(method, Role.CLIENT) & Role.CLIENT]
 
 

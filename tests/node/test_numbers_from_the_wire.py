@@ -5,8 +5,6 @@ The fields are those of the generated descriptors: a new one is tried as soon as
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,12 +17,12 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from ais_loader import connect
-from ais_loader.wire import generated
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from storage_node.server import NodeServer
 from storage_node.services.access import TABLE, Role
 from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.contract_kit import methods
 from tests.node.node_kit import serving
 from tests.peer_kit import OPTIONS, operator_of, peer_of
 
@@ -43,15 +41,7 @@ UNTYPED = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 DEEPEST = 4
 
 
-def methods() -> Iterator[MethodDescriptor]:
-    for module in pkgutil.iter_modules(generated.__path__):
-        if module.name.endswith("_pb2"):
-            file = importlib.import_module(f"{generated.__name__}.{module.name}").DESCRIPTOR
-            for service in file.services_by_name.values():
-                yield from service.methods
-
-
-METHODS = {f"{method.containing_service.name}/{method.name}": method for method in methods()}
+METHODS = methods()
 SKIPPED = {
     "Buckets/DeleteBucket",  # has no number, and would
     "Cluster/Learn",  # tests/cluster/test_map_confirmation.py
