@@ -16,17 +16,15 @@ from typing import Any, Protocol, TypeAlias
 from ais_loader.errors import (
     InvalidName,
     InvalidRequest,
-    LoaderError,
     NodeUnavailable,
     TransformExists,
     TransformNotFound,
 )
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.map.membership import Membership
+from storage_node.etl.cluster_change import change_cluster_map
 from storage_node.etl.jobs import edits as job_edits
-from storage_node.etl.jobs.map_records import CHANGE_TIMEOUT_S
 from storage_node.node import Node
 from storage_node.store.store import Store
 
@@ -235,11 +233,4 @@ class NodeRegistry:
             map_.transform.extend(made)
             return map_
 
-        endpoints = [node.peer_endpoint for node in view.nodes]
-        try:
-            made = await change_map_async(endpoints, of_map, timeout_s=CHANGE_TIMEOUT_S, caller=self._node.caller)
-        except LoaderError:
-            raise  # many are a ValueError, too
-        except ValueError as error:
-            raise InvalidRequest(str(error)) from error
-        await self._node.learn(made)
+        await change_cluster_map(self._node, view, of_map)

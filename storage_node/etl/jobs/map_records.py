@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ais_loader.errors import InvalidRequest, LoaderError, Unsupported
+from ais_loader.errors import Unsupported
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.map.membership import Membership
+from storage_node.etl.cluster_change import change_cluster_map
 from storage_node.etl.jobs import edits
 from storage_node.node import Node
-
-CHANGE_TIMEOUT_S = 20.0
 
 
 class MapRecords:
@@ -52,11 +50,4 @@ class MapRecords:
             map_.job.extend(jobs)
             return map_
 
-        endpoints = [node.peer_endpoint for node in view.nodes]
-        try:
-            made = await change_map_async(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S, caller=self._node.caller)
-        except LoaderError:
-            raise  # many are a ValueError, too
-        except ValueError as error:
-            raise InvalidRequest(str(error)) from error
-        await self._node.learn(made)
+        await change_cluster_map(self._node, view, edit)
