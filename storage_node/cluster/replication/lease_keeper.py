@@ -1,10 +1,9 @@
-"""Read leases of one node: renewed from others by a thread of its own, granted to others, and withheld from them.
+"""Read leases of one node: held by what others have granted, granted to others, and withheld from them.
 
 Whom a node withholds a lease stands on its drives, so that one that is started anew, and knows no more what that node
 has to hear, has it compare its copies with all others before it grants one again. See `read_lease` for the agreement.
 
-A thread of its own, so that a node whose event loop is busy holds its lease all the same: it hears of a write late, but
-its writer knows that. The rest belongs to the node's event loop.
+Belongs to the node's event loop, but for what the thread of `LeaseRenewal` asks and notes.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.channels import Channels
+from storage_node.cluster.replication.lease_renewal import LeaseRenewal, Wanted
 from storage_node.cluster.replication.read_lease import (
     LEAST_NODES,
     LeaseHeld,
@@ -41,12 +41,6 @@ from storage_node.store.format import Version
 
 FILE_NAME = "withheld.json"
 _FORMAT = 1
-_RENEWALS = 6
-"""In the time of one lease."""
-_IMPATIENT_S = 0.05
-"""Between two looks while the node holds no lease."""
-_NO_LEASES_S = 5.0
-"""The same where there are none: the map that brings them wakes it."""
 _STOP_TIMEOUT_S = 10.0
 _MAX_MAP_VERSION = 1 << 32
 """Epochs are as large at most: whoever says more knows no map."""
@@ -80,11 +74,7 @@ class ReadLeases:
         is said of it to the store."""
         if node.membership is not None:
             node.membership.on_change(self._follow)
-        self._asking: set[bytes] = set()
-        self._stopping = False
-        self._sleep: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-        """Of the thread, with what ends it."""
-        self._thread = threading.Thread(target=self._run, name="ais-loader-lease", daemon=True)
+        self._renewal = LeaseRenewal(node.caller, self._wanted, self._note, self._renewed)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.keep_up: Callable[[], Awaitable[bool]] = _nothing
         """Learns a map that was heard of."""
@@ -206,7 +196,7 @@ class ReadLeases:
                 self._node.store.replicas.stale.guard(_copied(view))
         self._note()
         if before is None or not before_s or self._here not in before.position:
-            self._wake()
+            self._renewal.wake()
 
     def stay_awake(self, for_s: float) -> bool:
         """Where there are no leases: say that this process runs, see `StaleReplicas.awake`. True where there are."""
@@ -220,57 +210,16 @@ class ReadLeases:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        self._renewal.start()
 
     async def stop(self) -> None:
-        self._stopping = True
-        self._wake()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, _STOP_TIMEOUT_S)
+        await asyncio.to_thread(self._renewal.stop, _STOP_TIMEOUT_S)
 
-    def _wake(self) -> None:
-        """Leases begin, or the thread is to end. From any thread."""
-        if self._sleep is not None:
-            with contextlib.suppress(RuntimeError):  # the thread has ended
-                self._sleep[0].call_soon_threadsafe(self._sleep[1].set)
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._renew())
-        except Exception:
-            # Without it the node holds no lease, and reads nothing out.
-            log.exception("read leases are not renewed any more")
-
-    async def _renew(self) -> None:
-        channels, woken = Channels(self._node.caller), asyncio.Event()
-        self._sleep = asyncio.get_running_loop(), woken
-        lapsed_s: float | None = None
-        tasks: set[asyncio.Task[None]] = set()
-        while not self._stopping:
-            woken.clear()
-            view, for_s = self._by, 0.0
-            if view is not None and self._here in view.position:
-                for_s = self._lease_s(view)
-            pause_s = _NO_LEASES_S
-            if view is not None and for_s:
-                others = [node for node in view.nodes if node.uuid != self._here]
-                for node in others:
-                    if node.uuid not in self._asking:
-                        self._asking.add(node.uuid)
-                        task = asyncio.create_task(self._ask(channels, node, view, for_s))
-                        tasks.add(task)
-                        task.add_done_callback(tasks.discard)
-                now, until_s = clock_s(), self._note()
-                # Not a moment later than before the lease ends, and soon when it is over.
-                pause_s = max(_IMPATIENT_S, min(for_s, until_s - now) / _RENEWALS)
-                lapsed_s = _report(lapsed_s, now, until_s)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await woken.wait()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await channels.close()
+    def _wanted(self) -> Wanted | None:
+        view = self._by
+        if view is None or self._here not in view.position or not (for_s := self._lease_s(view)):
+            return None
+        return Wanted(view, self._here, for_s)
 
     def _note(self) -> float:
         """Where there are leases: tell the store until when this node holds one, which is returned. From any thread."""
@@ -282,24 +231,14 @@ class ReadLeases:
             self._node.store.replicas.stale.hold_until(until_s, _copied(view))
             return until_s
 
-    async def _ask(self, channels: Channels, node: pb.MapNode, view: ClusterView, for_s: float) -> None:
-        request = wire.RenewLeaseRequest(node_uuid=self._here, map_version=view.version, lease_s=for_s)
-        asked_s = clock_s()
-        try:
-            answer: wire.RenewLeaseResponse = await ais_replica_pb2_grpc.RepairStub(
-                channels.to(node.peer_endpoint)
-            ).RenewLease(request, timeout=for_s / 2)
-        except grpc.aio.AioRpcError:
-            await asyncio.sleep(_IMPATIENT_S)
-            return
-        finally:
-            self._asking.discard(node.uuid)
+    def _renewed(self, node: pb.MapNode, asked_s: float, version: int, answer: wire.RenewLeaseResponse) -> None:
+        """From a thread of gRPC's."""
         if answer.granted_s:
             self._held.granted(node.uuid, asked_s, answer.granted_s)
             self._note()
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the node's loop has ended
-                if answer.map_version > view.version:
+                if answer.map_version > version:
                     self._loop.call_soon_threadsafe(self._learn, node.peer_endpoint, answer.map_version)
                 if answer.compare:
                     self._loop.call_soon_threadsafe(self.compare)
@@ -308,18 +247,6 @@ class ReadLeases:
         self._heard_of_map(endpoint, version)
         task = asyncio.ensure_future(self.keep_up())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-def _report(lapsed_s: float | None, now: float, until_s: float) -> float | None:
-    """Say when a lease lapsed, and came back; since when there is none."""
-    if until_s > now:
-        if lapsed_s is not None:
-            log.warning("this node holds a read lease again, after %.1f s without", now - lapsed_s)
-        return None
-    if lapsed_s is None and until_s > float("-inf"):
-        log.warning("this node holds no read lease: it does not read out what has several copies")
-        return now
-    return lapsed_s
 
 
 async def _nothing() -> bool:

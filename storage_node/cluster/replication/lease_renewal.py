@@ -1,0 +1,141 @@
+"""Renewal of a node's read lease: a thread that asks the other nodes for it, again and again.
+
+A thread of its own, so that a node whose event loop is busy holds its lease all the same: it hears of a write late, but
+its writer knows that.
+
+Its calls are those of plain gRPC. With grpc.aio it would be a second event loop of the process, and grpc.aio wakes all
+of them for whatever comes, in whichever loop it is waited for: each message of the node would be taken off by one of
+two threads that are woken for it, and handed over by every second of them (`benchmarks/two_trees.md` has what it cost).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import grpc
+
+from ais_loader.wire.channel_options import CHANNEL_OPTIONS
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_replica_pb2_grpc
+from storage_node.cluster.caller import Caller
+from storage_node.cluster.replication.read_lease import clock_s
+
+_RENEWALS = 6
+"""In the time of one lease."""
+_IMPATIENT_S = 0.05
+"""Between two looks while the node holds no lease."""
+_NO_LEASES_S = 5.0
+"""The same where there are none: the map that brings them wakes it."""
+log = logging.getLogger(__name__)
+
+
+class Wanted(NamedTuple):
+    """A lease by this map, for `node_uuid`."""
+
+    view: ClusterView
+    node_uuid: bytes
+    for_s: float
+
+
+class LeaseRenewal:
+    """Args:
+    wanted: what to ask for; None while there are no leases.
+    until_s: when the lease ends that is held, by `clock_s`.
+    answered: called with the node that was asked, when it was asked, by which version of the map, and its answer; in
+        a thread of gRPC's, for one answer of each node at a time.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        wanted: Callable[[], Wanted | None],
+        until_s: Callable[[], float],
+        answered: Callable[[pb.MapNode, float, int, wire.RenewLeaseResponse], None],
+    ) -> None:
+        self._caller = caller
+        self._wanted = wanted
+        self._until_s = until_s
+        self._answered = answered
+        self._asked: dict[bytes, grpc.Future] = {}
+        """Whose answer is still to come. An answer takes its own out, in another thread."""
+        self._channels: dict[str, Any] = {}
+        self._stopping = False
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ais-loader-lease", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Leases begin. From any thread."""
+        self._woken.set()
+
+    def stop(self, timeout_s: float) -> None:
+        self._stopping = True
+        self._woken.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._renew()
+        except Exception:
+            # Without it the node holds no lease, and reads nothing out.
+            log.exception("read leases are not renewed any more")
+        finally:
+            for channel in self._channels.values():
+                channel.close()
+
+    def _renew(self) -> None:
+        lapsed_s: float | None = None
+        while not self._stopping:
+            self._woken.clear()
+            pause_s = _NO_LEASES_S
+            if (wanted := self._wanted()) is not None:
+                for node in wanted.view.nodes:
+                    if node.uuid != wanted.node_uuid and node.uuid not in self._asked:
+                        self._ask(node, wanted)
+                now, until_s = clock_s(), self._until_s()
+                # Not a moment later than before the lease ends, and soon when it is over.
+                pause_s = max(_IMPATIENT_S, min(wanted.for_s, until_s - now) / _RENEWALS)
+                lapsed_s = _report(lapsed_s, now, until_s)
+            self._woken.wait(pause_s)
+        for call in list(self._asked.values()):
+            call.cancel()
+
+    def _ask(self, node: pb.MapNode, wanted: Wanted) -> None:
+        request = wire.RenewLeaseRequest(
+            node_uuid=wanted.node_uuid, map_version=wanted.view.version, lease_s=wanted.for_s
+        )
+        asked_s = clock_s()
+        stub = ais_replica_pb2_grpc.RepairStub(self._channel(node.peer_endpoint))
+        call = self._asked[node.uuid] = stub.RenewLease.future(request, timeout=wanted.for_s / 2)
+        call.add_done_callback(partial(self._take, node, asked_s, wanted.view.version))
+
+    def _channel(self, endpoint: str) -> Any:
+        if endpoint not in self._channels:
+            self._channels[endpoint] = self._caller.through(grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS))
+        return self._channels[endpoint]
+
+    def _take(self, node: pb.MapNode, asked_s: float, version: int, call: Any) -> None:
+        self._asked.pop(node.uuid, None)
+        if not call.cancelled() and call.exception() is None and not self._stopping:
+            self._answered(node, asked_s, version, call.result())
+
+
+def _report(lapsed_s: float | None, now: float, until_s: float) -> float | None:
+    """Say when a lease lapsed, and came back; since when there is none."""
+    if until_s > now:
+        if lapsed_s is not None:
+            log.warning("this node holds a read lease again, after %.1f s without", now - lapsed_s)
+        return None
+    if lapsed_s is None and until_s > float("-inf"):
+        log.warning("this node holds no read lease: it does not read out what has several copies")
+        return now
+    return lapsed_s
