@@ -171,7 +171,8 @@ METRICS = (
         "bytes",
         "Payload in memory. kind: frames (on their way to the network), answers (collected before "
         "sending), assembly (what other nodes have sent or may send), requests (of batches being served), "
-        "messages (of objects being put), replicas (the same, from other nodes).",
+        "messages (of objects being put), replicas (the same, from other nodes), transforms (inputs and outputs of "
+        "entries that pass through transforms), results (of transforms, kept for those who ask again).",
     ),
     Metric("ais_loader_memory_limit_bytes", "gauge", ("kind",), "bytes", "What each kind may reach."),
     Metric("ais_loader_open_sessions", "gauge", (), "sessions", "Open GetBatch sessions, idle ones too."),
@@ -364,6 +365,54 @@ METRICS = (
         "files",
         "Files that were refused, could not be stored, or not be given up, by the error's kind.",
     ),
+    # Transforms.
+    Metric(
+        "ais_loader_etl_objects_total",
+        "counter",
+        ("transform",),
+        "objects",
+        "Objects, members and ranges that a transform has made something of, for batches and for jobs. transform: its "
+        "name, of those that there are now (at most 256) and that this node has had a use for.",
+    ),
+    Metric(
+        "ais_loader_etl_failures_total",
+        "counter",
+        ("transform", "kind"),
+        "objects",
+        "Those of which it has made nothing, by the error's kind.",
+    ),
+    Metric(
+        "ais_loader_etl_bytes_total",
+        "counter",
+        ("transform", "what"),
+        "bytes",
+        "what: input and output, of objects that it has made something of.",
+    ),
+    Metric(
+        "ais_loader_etl_seconds_total",
+        "counter",
+        ("transform",),
+        "seconds",
+        "Time that objects spent in it, of all workers or connections together, without the wait for a turn.",
+    ),
+    Metric("ais_loader_etl_running", "gauge", ("transform",), "objects", "Objects in it now: busy workers."),
+    Metric("ais_loader_etl_workers", "gauge", ("transform",), "processes", "Its workers, idle ones too."),
+    Metric(
+        "ais_loader_etl_worker_restarts_total",
+        "counter",
+        ("transform",),
+        "processes",
+        "Workers that died or were ended, for a limit or a time-out, and whose place another one takes.",
+    ),
+    Metric(
+        "ais_loader_etl_results_total",
+        "counter",
+        ("transform", "how"),
+        "entries",
+        "Entries of batches that ask for it, as the last of their transforms. how: kept (its result had been made for "
+        "somebody else, or was being made), made. A failure counts as made.",
+    ),
+    Metric("ais_loader_etl_kept_result_bytes_total", "counter", ("transform",), "bytes", "Of those that were kept."),
     Metric("ais_loader_node_info", "gauge", ("version", "store_uuid", "batch_reader"), "1", "What this node is."),
 )
 PROCESS = {

@@ -18,6 +18,8 @@ from storage_node.batch.session import BatchService
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.repair import Repair
+from storage_node.etl.result_cache import ResultCache
+from storage_node.memory_budget import MemoryBudget
 from storage_node.metric_counters import BOUNDS_S, Histogram
 from storage_node.metric_list import METRICS
 from storage_node.promote.metrics import PromoteMetrics
@@ -87,6 +89,7 @@ class NodeCollector:
         yield from self._cluster()
         yield from self._repairs()
         yield from self._promotions()
+        yield from self._transforms()
 
     def _traffic(self) -> Iterator[Sample]:
         resources, counts = self._batches.resources, self._node.metrics
@@ -125,7 +128,7 @@ class NodeCollector:
 
     def _admission(self) -> Iterator[Sample]:
         resources, config = self._batches.resources, self._node.config
-        budgets = {
+        budgets: dict[str, MemoryBudget | ResultCache] = {
             "frames": resources.budget,
             "answers": resources.buffered,
             "assembly": resources.assembly,
@@ -133,6 +136,8 @@ class NodeCollector:
             "messages": self._node.streams.messages,
             "replicas": self._node.replica_streams.messages,
         }
+        if resources.etl is not None:
+            budgets |= {"transforms": resources.etl.memory, "results": resources.etl.cache}
         for kind, budget in budgets.items():
             yield "ais_loader_memory_held_bytes", (kind,), budget.held_bytes
             yield "ais_loader_memory_limit_bytes", (kind,), budget.limit_bytes
@@ -224,6 +229,22 @@ class NodeCollector:
         for name, numbers in labelled.items():
             for label, number in list(numbers.items()):
                 yield name, (label,), number
+
+    def _transforms(self) -> Iterator[Sample]:
+        etl = self._batches.resources.etl
+        for name, counts in etl.transforms.all_counts().items() if etl is not None else ():
+            yield "ais_loader_etl_objects_total", (name,), counts.objects
+            for kind, number in list(counts.failures.items()):
+                yield "ais_loader_etl_failures_total", (name, kind), number
+            yield "ais_loader_etl_bytes_total", (name, "input"), counts.input_bytes
+            yield "ais_loader_etl_bytes_total", (name, "output"), counts.output_bytes
+            yield "ais_loader_etl_seconds_total", (name,), counts.busy_s
+            yield "ais_loader_etl_running", (name,), counts.running
+            yield "ais_loader_etl_workers", (name,), counts.workers
+            yield "ais_loader_etl_worker_restarts_total", (name,), counts.restarts
+            yield "ais_loader_etl_results_total", (name, "kept"), counts.cache_hits
+            yield "ais_loader_etl_results_total", (name, "made"), counts.cache_misses
+            yield "ais_loader_etl_kept_result_bytes_total", (name,), counts.cache_hit_bytes
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

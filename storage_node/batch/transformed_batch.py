@@ -56,7 +56,9 @@ class TransformedBatch:
             while held:
                 await self._deliver(held[0])
                 self._resources.uncollect(len(held.pop(0).payload), self._place)
-            return run.end()
+            end = run.end()
+            self._tally.ended(run, end)
+            return end
         finally:
             self._resources.uncollect(sum(len(frame.payload) for frame in held), self._place)
             await run.close()

@@ -51,18 +51,16 @@ class LocalEtl:
         context = StageContext(config, self.spool, self._on_thread, http_side)
         self.transforms = NodeTransforms(registry.find, context)
         self.cache = ResultCache(config.etl_cache_bytes)
+        self.memory = MemoryBudget(config.etl_memory_bytes)
+        """Of inputs and outputs on their way."""
         self._settings = RunSettings(
             self.transforms,
             self.cache,
-            MemoryBudget(config.etl_memory_bytes),
+            self.memory,
             self.spool,
             read,
             _AHEAD_PER_WORKER * workers_of(config),
-            self._hit,
         )
-
-    def _hit(self, call: batch_pb.TransformCall) -> None:
-        self.transforms.counts(call.stage[-1].name).cache_hits += 1
 
     async def _on_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

@@ -44,7 +44,7 @@ class ResultCache:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._kept: OrderedDict[Hashable, Shared] = OrderedDict()
         self._making: dict[Hashable, _Making] = {}
         self.held_bytes = 0
@@ -94,11 +94,11 @@ class ResultCache:
     async def _make(self, key: Hashable, make: Callable[[], Awaitable[Content]]) -> Shared:
         made = Shared(await make())
         size_bytes = made.content.size_bytes
-        if self._limit_bytes and size_bytes <= self._limit_bytes // 4 and key not in self._kept:
+        if self.limit_bytes and size_bytes <= self.limit_bytes // 4 and key not in self._kept:
             made.users += 1
             self._kept[key] = made
             self.held_bytes += size_bytes
-            while self.held_bytes > self._limit_bytes:
+            while self.held_bytes > self.limit_bytes:
                 _, oldest = self._kept.popitem(last=False)
                 self.held_bytes -= oldest.content.size_bytes
                 oldest.release()

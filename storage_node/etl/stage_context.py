@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from ais_loader.errors import LoaderError, TransformFailed
 from storage_node.config import ServerConfig
 from storage_node.etl.http_side import HttpSide
 from storage_node.etl.spool import Spool
@@ -20,15 +22,42 @@ class StageCounts:
     """Of one transform since the node began, all its versions together."""
 
     objects: int = 0
-    failed: int = 0
+    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys((TransformFailed.kind,), 0))
+    """Objects of which nothing was made, by the error's kind."""
     input_bytes: int = 0
     output_bytes: int = 0
     busy_s: float = 0.0
+    running: int = 0
+    """Objects that pass through it now."""
     cache_hits: int = 0
+    cache_misses: int = 0
+    """Results that were asked for, and had to be made."""
+    cache_hit_bytes: int = 0
     restarts: int = 0
     workers: int = 0
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=ERRORS_KEPT))
     """Latest first."""
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
+
+    def failure(self, error: BaseException) -> None:
+        kind = error.kind if isinstance(error, LoaderError) else "internal"
+        self.failures[kind] = self.failures.get(kind, 0) + 1
+        self.errors.appendleft(told(error))
+
+    def kept_result(self, size_bytes: int) -> None:
+        """Somebody was given one that had been made before."""
+        self.cache_hits += 1
+        self.cache_hit_bytes += size_bytes
+
+
+def told(error: BaseException) -> str:
+    """An error in one line, for the list of a transform's latest ones."""
+    with suppress(Exception):
+        return (f"{error.kind}: " if isinstance(error, LoaderError) else "") + " ".join(str(error).split())[:500]
+    return type(error).__name__
 
 
 class StageLog:

@@ -15,9 +15,9 @@ from dataclasses import replace
 from ais_loader.errors import LoaderError, TransformFailed, TransformGone, TransformNotFound, TransformRefused
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl.stage_context import StageContext, StageCounts, StageLog
+from storage_node.etl.stage_context import StageContext, StageCounts, StageLog, told
 from storage_node.etl.values import Content, Origin, Stage
-from storage_node.etl.worker_stage import CommandStage, PythonStage, told, workers_of
+from storage_node.etl.worker_stage import CommandStage, PythonStage, workers_of
 from storage_node.tasks import retrieve
 from storage_node.turns import ASKING, Turns
 
@@ -68,10 +68,6 @@ class NodeTransforms:
     def versions(self, call: batch_pb.TransformCall) -> tuple[bytes, ...]:
         return tuple(self._transform(stage.name).uuid for stage in call.stage)
 
-    def wants_path(self, call: batch_pb.TransformCall) -> bool:
-        transform = self._transform(call.stage[0].name)
-        return transform.python.path or transform.server.fqn
-
     async def run(
         self, call: batch_pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()
     ) -> Content:
@@ -86,25 +82,31 @@ class NodeTransforms:
         finally:
             content.close()
 
+    def kept_result(self, call: batch_pb.TransformCall, size_bytes: int) -> None:
+        self.counts(call.stage[-1].name).kept_result(size_bytes)
+
+    def missing_result(self, call: batch_pb.TransformCall) -> None:
+        self.counts(call.stage[-1].name).cache_misses += 1
+
     async def _counted(
         self, opened: Stage, stage: batch_pb.TransformStage, origin: Origin, content: Content
     ) -> Content:
         counts = self.counts(stage.name)
         async with self._turns.turn(ASKING.get()):
             began_s = time.monotonic()
+            counts.running += 1
             try:
                 made = await opened.run(origin, content, stage.args)
             except LoaderError as error:
-                counts.failed += 1
-                counts.errors.appendleft(told(error))
+                counts.failure(error)
                 raise
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # a defect of ours: of this object, not of its neighbours
-                counts.failed += 1
-                counts.errors.appendleft(told(error))
+                counts.failure(error)
                 raise TransformFailed(f"{stage.name}: {origin}: {type(error).__name__}: {error}") from error
             finally:
+                counts.running -= 1
                 counts.busy_s += time.monotonic() - began_s
         counts.objects += 1
         counts.input_bytes += content.size_bytes
@@ -175,8 +177,8 @@ class NodeTransforms:
             transform = self._known(name)
             if transform is None or transform.stopped or transform.uuid != opened.transform.uuid:
                 self._retire(name)
-            if transform is None:
-                self._of_name.pop(name, None)
+        for name in [name for name in self._of_name if self._known(name) is None]:
+            del self._of_name[name]
 
     @contextlib.asynccontextmanager
     async def tried(self, transform: pb.Transform) -> AsyncIterator[None]:
@@ -221,6 +223,10 @@ class NodeTransforms:
 
     def counts(self, name: str) -> StageCounts:
         return self._own(name)[1]
+
+    def all_counts(self) -> dict[str, StageCounts]:
+        """By the names of transforms that there are and that have been used. May be called from any thread."""
+        return {name: counts for name, (_, counts) in list(self._of_name.items())}
 
     def state(self, transform: pb.Transform, *, with_log: bool) -> pb.NodeTransform:
         """Of this node; without its uuid."""

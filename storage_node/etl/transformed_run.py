@@ -17,15 +17,17 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest, LoaderError, TransformGone
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.batch_columns import entry_values
-from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, WIRE_U32, EntryFault, Frame, Piece
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.etl.result_cache import ResultCache, Shared
 from storage_node.etl.spool import Spool
-from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Origin, Transforms
+from storage_node.etl.stages import NodeTransforms
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Origin
 from storage_node.memory_budget import MemoryBudget
 from storage_node.store.checksum import crc32c
 from storage_node.store.read.batch import StoreBatch
@@ -41,17 +43,15 @@ class RunSettings:
 
     def __init__(
         self,
-        transforms: Transforms,
+        transforms: NodeTransforms,
         cache: ResultCache,
         memory: MemoryBudget,
         spool: Spool,
         on_thread: Callable[..., Awaitable[Any]],
         ahead: int,
-        on_hit: Callable[[pb.TransformCall], None],
     ) -> None:
-        """`on_hit`: hears of a result that was kept."""
         self.transforms, self.cache, self.memory, self.spool = transforms, cache, memory, spool
-        self.on_thread, self.ahead, self.on_hit = on_thread, ahead, on_hit
+        self.on_thread, self.ahead = on_thread, ahead
 
 
 class _Failed:
@@ -60,10 +60,30 @@ class _Failed:
 
 
 class _Due:
-    """An entry that is under way."""
+    """An entry that is under way: it holds memory of its input, then of what was made of that."""
 
-    def __init__(self, position: int, held_bytes: int, task: asyncio.Future[Shared | _Failed], kind: int) -> None:
-        self.position, self.held_bytes, self.task, self.kind = position, held_bytes, task, kind
+    def __init__(
+        self, position: int, held_bytes: int, task: asyncio.Future[Shared | _Failed], kind: int, memory: MemoryBudget
+    ) -> None:
+        self.position, self.task, self.kind = position, task, kind
+        self._held_bytes, self._memory = held_bytes, memory
+        self._released = False
+        task.add_done_callback(self._made)
+
+    def _made(self, task: asyncio.Future[Shared | _Failed]) -> None:
+        if self._released or task.cancelled() or task.exception() is not None:
+            return
+        result = task.result()
+        data = result.content.data if isinstance(result, Shared) else None
+        output_bytes = len(data) if data is not None else 0  # of a file otherwise
+        self._memory.acquire_anyway(output_bytes)
+        self._memory.release(self._held_bytes)
+        self._held_bytes = output_bytes
+
+    def release(self) -> None:
+        """Of its memory. Once."""
+        self._released = True
+        self._memory.release(self._held_bytes)
 
 
 def check_calls(request: pb.BatchRequest) -> None:
@@ -114,10 +134,13 @@ class TransformedRun:
         self._n = batch.n
         self._due: deque[_Due] = deque()
         self._next = 0
+        self._delivering: _Due | None = None
+        """Under way no more; it holds its memory until its bytes have been given."""
         self._pieces: tuple[int, Shared, int] | None = None
         """The entry that is being delivered in pieces, its result, and how far it has come."""
         self._status = np.zeros(self._n, np.uint8)
         self._checksum = np.zeros(self._n, np.uint32)
+        self._sizes = np.zeros(self._n, np.int64)
         self._payload_bytes = 0
         self._delivered = 0
         self._entries = entry_values(inputs_of(request))
@@ -147,13 +170,13 @@ class TransformedRun:
             if parts and not due.task.done():
                 break  # what is there need not wait for it
             result = await due.task
-            self._due.popleft()
-            self._settings.memory.release(due.held_bytes)
+            self._delivering = self._due.popleft()
             at = due.position
             if isinstance(result, Shared) and (wrong := await self._unlike(at, result)) is not None:
                 result.release()
                 result = wrong
             if isinstance(result, _Failed):
+                self._delivered_one()
                 parts.append((at, result.status, memoryview(b""), 0, pb.NONE, result.fault))
                 self._status[at] = result.status
                 if self._request.fail_fast:
@@ -167,10 +190,21 @@ class TransformedRun:
                 return await self._piece()
             data = await self._bytes(content, 0, content.size_bytes)
             result.release()
+            self._delivered_one()
             self._checksum[at] = content.checksum
             parts.append((at, pb.OK, data, content.checksum, due.kind, None))
             payload_bytes += len(data)
         return self._frame(parts) if parts else None
+
+    @property
+    def status(self) -> U8:
+        """Of each entry, as far as delivered."""
+        return self._status
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """In bytes, of what was delivered of each entry; 0 of one that failed."""
+        return self._sizes
 
     def end(self) -> pb.End:
         """Of what has been delivered."""
@@ -193,20 +227,28 @@ class TransformedRun:
         if due:
             await asyncio.wait([one.task for one in due])
         for one in due:
-            self._settings.memory.release(one.held_bytes)
+            one.release()
             if not one.task.cancelled() and one.task.exception() is None and isinstance(one.task.result(), Shared):
                 one.task.result().release()  # type: ignore[union-attr]
             retrieve(one.task)
         if self._pieces is not None:
             self._pieces[1].release()
             self._pieces = None
+        self._delivered_one()
         self._batch.close()
+
+    def _delivered_one(self) -> None:
+        due, self._delivering = self._delivering, None
+        if due is not None:
+            due.release()
 
     # -- frames
 
     def _frame(self, parts: list[tuple[int, int, memoryview, int, int, EntryFault | None]]) -> Frame:
         first = self._request.first_index
         self._delivered = parts[-1][0] + 1
+        for part in parts:
+            self._sizes[part[0]] = len(part[2])
         self._payload_bytes += sum(len(part[2]) for part in parts)
         payload = parts[0][2] if len(parts) == 1 else memoryview(b"".join(part[2] for part in parts))
         return Frame(
@@ -241,11 +283,13 @@ class TransformedRun:
             piece=Piece(offset, content.size_bytes, self._version(at)),
         )
         self._payload_bytes += len(data)
+        self._sizes[at] += len(data)
         if stop >= content.size_bytes:
             self._checksum[at] = content.checksum
             self._delivered = at + 1
             self._pieces = None
             result.release()
+            self._delivered_one()
         return frame
 
     _piece_checksum = 0
@@ -296,7 +340,7 @@ class TransformedRun:
         kept = self._settings.cache.peek(key)
         if kept is None or kept.content.data is None or kept.content.size_bytes > MAX_WHOLE_BYTES:
             return None
-        self._settings.on_hit(call)
+        self._settings.transforms.kept_result(call, kept.content.size_bytes)
         return self._settings.cache.find(key)
 
     def _key(self, position: int, call: pb.TransformCall, versions: tuple[bytes, ...]) -> Hashable:
@@ -328,7 +372,7 @@ class TransformedRun:
             except BaseException:
                 settings.memory.release(held_bytes)
                 raise
-            self._due.append(_Due(position, held_bytes, started, self._kind(position)))
+            self._due.append(_Due(position, held_bytes, started, self._kind(position), settings.memory))
 
     async def _started(self, position: int) -> asyncio.Future[Shared | _Failed]:
         if self._batch.status[position]:
@@ -343,7 +387,7 @@ class TransformedRun:
         except LoaderError as error:
             return _done(_failed_by(error))
         if (kept := self._settings.cache.find(self._key(position, call, versions))) is not None:
-            self._settings.on_hit(call)
+            self._settings.transforms.kept_result(call, kept.content.size_bytes)
             return _done(kept)
         source = await self._input(position)
         if isinstance(source, _Failed):
@@ -358,13 +402,21 @@ class TransformedRun:
     async def _transformed(
         self, key: Hashable, call: pb.TransformCall, position: int, source: Content, versions: tuple[bytes, ...]
     ) -> Shared | _Failed:
+        settings, made_here = self._settings, False
+
         async def make() -> Content:
-            return await self._settings.transforms.run(call, self._origin(position), source, versions)
+            nonlocal made_here
+            made_here = True
+            settings.transforms.missing_result(call)
+            return await settings.transforms.run(call, self._origin(position), source, versions)
 
         try:
-            return await self._settings.cache.get(key, make)
+            made = await settings.cache.get(key, make)
         except LoaderError as error:
             return _failed_by(error)
+        if not made_here:
+            settings.transforms.kept_result(call, made.content.size_bytes)
+        return made
 
     async def _input(self, position: int) -> Content | _Failed:
         """Whole and verified."""

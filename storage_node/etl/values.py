@@ -49,8 +49,6 @@ class Content:
     offset: int = 0
     path: str = ""
     """Of the file, where it holds this and nothing else: what may be passed in place of bytes."""
-    held_bytes: int = 0
-    """Of memory, or of the spool, that are given back when it is closed."""
 
     @classmethod
     def of(cls, data: bytes | bytearray | memoryview) -> Content:
@@ -92,10 +90,6 @@ class Content:
 class Stage(Protocol):
     """One version of a transform on this node: its workers, or its connections. Belongs to the node's event loop."""
 
-    @property
-    def wants_path(self) -> bool:
-        """It is faster with an input that is a file of its own."""
-
     async def run(self, origin: Origin, content: Content, args: str) -> Content:
         """Pass one input through. The input stays the caller's, the output becomes it.
 
@@ -113,9 +107,6 @@ class Transforms(Protocol):
 
     def versions(self, call: pb.TransformCall) -> tuple[bytes, ...]:
         """The uuid of each stage, by which results are kept. Raises TransformNotFound, TransformGone."""
-
-    def wants_path(self, call: pb.TransformCall) -> bool:
-        """Of its first stage. Raises as `versions`."""
 
     async def run(
         self, call: pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()

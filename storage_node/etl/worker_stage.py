@@ -7,7 +7,6 @@ one has died: at once for the next object, and with growing pauses while none ge
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import sys
@@ -15,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
-from ais_loader.errors import LoaderError, TransformError, TransformFailed, TransformGone, TransformRefused
+from ais_loader.errors import TransformError, TransformFailed, TransformGone, TransformRefused
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.config import ServerConfig
@@ -51,10 +50,6 @@ class WorkerStage(ABC):
         self._failures = 0
         self._not_before_s = 0.0
         self._last_failure: TransformError | TransformRefused | None = None
-
-    @property
-    def wants_path(self) -> bool:
-        return False
 
     @abstractmethod
     def _setup(self) -> tuple[dict[str, Any], bytes]:
@@ -96,6 +91,7 @@ class WorkerStage(ABC):
             worker = self._idle.pop()
             if worker.alive:
                 return worker
+            self._context.counts.restarts += 1
             self._close(worker)
         if self._last_failure is not None and time.monotonic() < self._not_before_s:
             raise type(self._last_failure)(f"{self._last_failure} (tried again in a while)")
@@ -177,10 +173,6 @@ class PythonStage(WorkerStage):
             )
         super().__init__(transform, context)
 
-    @property
-    def wants_path(self) -> bool:
-        return self._transform.python.path
-
     def _setup(self) -> tuple[dict[str, Any], bytes]:
         python = self._transform.python
         setup = {
@@ -223,10 +215,3 @@ class CommandStage(WorkerStage):
 def workers_of(config: ServerConfig) -> int:
     """Objects that are transformed at once."""
     return config.etl_workers or len(os.sched_getaffinity(0))
-
-
-def told(error: BaseException) -> str:
-    """An error in one line, for the list of a transform's latest ones."""
-    with contextlib.suppress(Exception):
-        return (f"{error.kind}: " if isinstance(error, LoaderError) else "") + " ".join(str(error).split())[:500]
-    return type(error).__name__

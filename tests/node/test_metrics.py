@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from promql_kit import Series, check, exported, legend_labels
 
 import storage_node
-from ais_loader import ClusterOptions, connect, errors
+from ais_loader import ClusterOptions, Command, Entry, Stage, connect, errors
 from ais_loader.errors import InvalidRequest
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -67,11 +67,13 @@ def node(tmp_path: Path) -> Iterator[NodeServer]:
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Series]:
     """All that a node exports after traffic of every kind, in a cluster of its own."""
-    with serving(tmp_path_factory.mktemp("node"), metrics_port=0) as running:
+    with serving(tmp_path_factory.mktemp("node"), metrics_port=0, etl_commands=("cat",)) as running:
         with bucket_of(running) as bucket:
+            bucket.client.etl.init("same", Command(["cat"]))
             bucket.put_many((name, bytes(SIZE_BYTES)) for name in NAMES)
             bucket.get_batch(NAMES).tobytes()
             bucket.get_batch([NAMES[0], "missing"], on_error="placeholder").tobytes()
+            bucket.get(NAMES[0], etl="same")
             with pytest.raises(errors.ObjectNotFound):
                 bucket.get_batch([NAMES[0], "missing"]).tobytes()
             bucket.get(NAMES[0])
@@ -245,6 +247,47 @@ def test_tenants_with_a_weight_are_counted_apart_and_all_others_together(tmp_pat
         assert value(node, "tenant_bytes_total", tenant="other") == 3 * whole
 
 
+def test_transforms_are_counted_by_their_names_while_there_are_any(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, metrics_port=0, etl_code=True, etl_commands=("tr",), etl_workers=1) as node,
+        bucket_of(node) as bucket,
+    ):
+        client = bucket.client
+        bucket.put_many([("a", b"aaa"), ("b", b"bbbbb")])
+
+        def even(data: memoryview) -> bytes:
+            if len(data) > 3:
+                raise ValueError("too long")
+            return bytes(data) * 2
+
+        client.etl.init("even", even)
+        client.etl.init("upper", Command(["tr", "a-z", "A-Z"]))
+        both = [Entry("b", name, etl=Stage("even") >> "upper") for name in "ab"]
+        items = list(client.get_batch([*both, Entry("b", "b")], on_error="placeholder"))
+        assert [item.tobytes() for item in (items[0], items[2])] == [b"AAAAAA", b"bbbbb"]
+        assert bucket.get("a", etl=Stage("even") >> "upper") == b"AAAAAA"
+
+        def told(name: str, transform: str, **labels: str) -> float:
+            return value(node, f"etl_{name}", transform=transform, **labels)
+
+        assert (told("objects_total", "even"), told("objects_total", "upper")) == (1, 1)
+        assert (told("bytes_total", "even", what="input"), told("bytes_total", "even", what="output")) == (3, 6)
+        assert told("failures_total", "even", kind="transform-failed") == 1
+        assert told("failures_total", "upper", kind="transform-failed") == 0
+        assert told("seconds_total", "even") > 0
+        assert (told("workers", "even"), told("running", "even"), told("worker_restarts_total", "even")) == (1, 0, 0)
+        # Results are those of whole pipelines, and counted for their last transform.
+        assert (told("results_total", "upper", how="made"), told("results_total", "upper", how="kept")) == (2, 1)
+        assert told("kept_result_bytes_total", "upper") == 6
+        assert value(node, "memory_held_bytes", kind="results") == 6
+        assert value(node, "memory_held_bytes", kind="transforms") == 0
+        assert (batches(node, "many", "complete"), batches(node, "many", "abandoned")) == (1, 0)
+        assert value(node, "delivered_bytes_total", kind="many", content="object") == 6 + 5
+        assert value(node, "soft_errors_total", status="failed") == 1
+        client.etl.delete("even")
+        assert 'transform="even"' not in scrape(node) and 'transform="upper"' in scrape(node)
+
+
 # -- serving
 
 
@@ -326,6 +369,7 @@ def test_the_dashboard_has_its_rows_and_its_variables(metrics: dict[str, Series]
         "Repair",
         "Drives that change",
         "Promotion",
+        "Transforms",
     ]
     assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels if panel["type"] != "row")
     assert len({panel["id"] for panel in panels}) == len(panels)

@@ -65,10 +65,6 @@ class ServerStage:
             case _:
                 return HttpChannel(address, None)
 
-    @property
-    def wants_path(self) -> bool:
-        return self._server.fqn
-
     async def run(self, origin: Origin, content: Content, args: str) -> Content:
         """See Stage."""
         return (await self._tried(origin, content, self._request(origin, content, args)))[0].content()

@@ -39,9 +39,6 @@ class Upper:
                 raise TransformNotFound(f"there is no transform {stage.name!r}")
         return (self.version,) * len(call.stage)
 
-    def wants_path(self, call: batch_pb.TransformCall) -> bool:
-        return False
-
     async def run(
         self, call: batch_pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()
     ) -> Content:

@@ -66,7 +66,6 @@ def test_what_the_author_wrote_is_made_of_every_object(
 ) -> None:
     async def main() -> None:
         async with open_stage(address(framework, form), communication, fqn=fqn, connections=3) as (stage, _):
-            assert stage.wants_path is fqn
             inputs = [b"", b"x", b"abc" * 3000, LARGE, b"12", LARGE[: 1 << 20], b"z" * 70_000]
 
             async def one(number: int, data: bytes) -> None:
