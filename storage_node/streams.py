@@ -82,7 +82,7 @@ class Streams:
         try:
             yield stream
         finally:
-            stream.release_all()
+            stream.close()
             place.give_back()
 
     async def acquire(self, size_bytes: int) -> None:
@@ -116,6 +116,9 @@ class Stream:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._waiting: asyncio.Timeout | None = None
+        self._ends_s: float | None = None
+        """By the loop's clock, when what waits is ended; None while nothing does, or may for as long as it likes."""
+        self._timer: asyncio.TimerHandle | None = None
         self._evicted = False
         self._held_bytes = 0
 
@@ -126,7 +129,9 @@ class Stream:
         self.place.keeps = True
         self.place.moved(size_bytes)
 
-    def release_all(self) -> None:
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         held_bytes, self._held_bytes = self._held_bytes, 0
         if held_bytes:
             self._streams.messages.release(held_bytes)
@@ -142,9 +147,12 @@ class Stream:
 
         Without a `deadline` it may take as long as nobody needs the place.
         """
-        streams = self._streams
+        loop = asyncio.get_running_loop()
+        self._ends_s = loop.time() + self._streams.stall_timeout_s if deadline else None
+        if deadline and self._timer is None:
+            self._watch(loop)
         try:
-            async with asyncio.timeout(streams.stall_timeout_s if deadline else None) as self._waiting:
+            async with asyncio.timeout(None) as self._waiting:
                 self.place.begin_waiting()
                 try:
                     return await step
@@ -153,7 +161,17 @@ class Stream:
         except TimeoutError:
             raise self._stalled() from None
         finally:
-            self._waiting = None
+            self._waiting = self._ends_s = None
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer for all steps of the call, which looks again when it goes off: most steps are over at once."""
+        self._timer = None
+        if self._ends_s is None:
+            return
+        if self._waiting is not None and loop.time() >= self._ends_s:
+            self._waiting.reschedule(loop.time())
+        else:
+            self._timer = loop.call_at(self._ends_s, self._watch, loop)
 
     def _stalled(self) -> LoaderError:
         if self._evicted:
