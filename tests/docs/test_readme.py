@@ -1,36 +1,30 @@
-"""The programs at the top of the README, as a reader copies them: into a file, beside a folder of data."""
+"""The whole programs of README and tutorial: short, fit for spawned workers, and run more than once."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import PIL.Image
 import pytest
 
 from ais_loader import connect
+from tests.docs.page_kit import blocks, make_data
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
-SECTION = README.split("## From a folder to training\n")[1].split("\n## ")[0]
-PROGRAMS = re.findall(r"^```python\n(.*?)^```", SECTION, re.M | re.S)
+README = ROOT / "README.md"
+PROGRAMS = [
+    block.text
+    for page in (README, ROOT / "docs" / "tutorial.md")
+    for block in blocks(page.read_text())
+    if "__main__" in block.text
+]
 
 
-def make_pictures(folder: Path) -> None:
-    for label, colour in (("cat", "red"), ("dog", "blue")):
-        (folder / label).mkdir(parents=True)
-        for number in range(20):
-            PIL.Image.new("RGB", (40 + number, 30), colour).save(folder / label / f"{number}.jpg")
-
-
-def make_sounds(folder: Path) -> None:
-    for language in ("en", "es"):
-        shutil.copytree(ROOT / "tests" / "data" / "speech" / language, folder / language)
+def test_the_readme_is_at_most_120_lines() -> None:
+    assert len(README.read_text().splitlines()) <= 120
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["pictures", "sounds"])
@@ -42,14 +36,14 @@ def test_a_program_is_25_lines_and_defines_what_it_uses(program: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "name", "make", "start", "times"),
-    [(PROGRAMS[0], "pictures", make_pictures, "spawn", 1), (PROGRAMS[1], "speech", make_sounds, "fork", 2)],
+    ("program", "name", "start", "times"),
+    [(PROGRAMS[0], "pictures", "spawn", 1), (PROGRAMS[1], "speech", "fork", 2)],
     ids=["pictures", "sounds"],
 )
-def test_a_program_of_the_readme_trains(
-    program: str, name: str, make: Callable[[Path], None], start: str, times: int, tmp_path: Path
+def test_a_program_trains_again_and_with_spawned_workers(
+    program: str, name: str, start: str, times: int, tmp_path: Path
 ) -> None:
-    make(tmp_path / name)
+    make_data(tmp_path)
     if start == "spawn":
         program = program.replace("num_workers=2", 'num_workers=2, multiprocessing_context="spawn"')
     (tmp_path / "train.py").write_text(program)

@@ -1,0 +1,145 @@
+"""Runner of one page's blocks, in a process of its own: reads them as JSON from standard input (see page_kit.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import itertools
+import json
+import re
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.docs.page_kit import commands
+
+COMMAND_TIMEOUT_S = 100
+FILE_NAME = re.compile(r"# ([\w-]+\.\w+)\n")
+
+
+class Wrong(Exception):
+    """What a page shows is not what comes."""
+
+
+def compare(shown: str, came: str) -> None:
+    """Raises Wrong. `...` stands for anything; runs of blanks are alike."""
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    if not doctest.OutputChecker().check_output(shown.strip() + "\n", came.strip() + "\n", flags):
+        raise Wrong(f"the page shows\n{shown}\nand this came\n{came}")
+
+
+class Page:
+    """A page that is being run: its namespace, and the nodes that it has started."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.namespace: dict[str, Any] = {"__name__": "__page__"}
+        self.nodes: list[subprocess.Popen[str]] = []
+
+    def run(self, step: dict[str, Any]) -> None:
+        first = step["first"].splitlines(keepends=True)
+        asked = list(itertools.takewhile(lambda line: line.startswith("$ "), first))
+        self.console("".join(asked), step["port"])
+        self.python("".join(first[len(asked) :]), 1)
+        if step["language"] == "python":
+            printed = self.python(step["text"], step["line"])
+        elif step["language"] == "console":
+            printed = self.console(step["text"], step["port"])
+        elif step["language"] == "toml":
+            printed = self.settings(step["text"])
+        else:
+            return
+        if step["answer"] is not None:
+            compare(step["answer"], printed)
+
+    def python(self, text: str, line: int) -> str:
+        named = FILE_NAME.match(text)
+        if named or 'if __name__ == "__main__":' in text:
+            path = Path(named[1] if named else "program.py")
+            path.write_text(text)
+            return "" if named else self.command(f"{sys.executable} {path}")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile("\n" * (line - 1) + text, self.name, "exec", dont_inherit=True), self.namespace)
+        return printed.getvalue()
+
+    def console(self, text: str, port: str) -> str:
+        printed = ""
+        for command, shown in commands(text):
+            came = self.serve(command, port) if command.startswith("ais-loader serve") else self.command(command)
+            if shown:
+                compare(shown, came)
+            printed += came
+        return printed
+
+    def command(self, command: str) -> str:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+        )
+        if done.returncode != 0:
+            raise Wrong(f"$ {command}\nended with code {done.returncode}:\n{done.stdout}")
+        return done.stdout
+
+    def serve(self, command: str, port: str) -> str:
+        """Start a node; what it says when it is ready."""
+        while self.nodes:  # the port is the next one's
+            self.nodes.pop().terminate()
+        words = ["bash", "-c", f"exec {command} --port {port}"]
+        node = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=sys.stderr, text=True)
+        self.nodes.append(node)
+        assert node.stdout is not None
+        said = node.stdout.readline()
+        if not said:
+            raise Wrong(f"$ {command}\nended with code {node.wait()} without serving")
+        return said
+
+    def settings(self, text: str) -> str:
+        """Have a node's reader take a file of settings, for every node that it names."""
+        from storage_node.config import ServerConfig
+        from storage_node.settings import configured, for_node, read_file
+
+        path = Path("settings.toml")
+        path.write_text(text)
+        settings = read_file(path)
+        for name in ("", *settings.get("nodes", {})):
+            configured(ServerConfig(), for_node(settings, name))
+        return ""
+
+    def close(self) -> None:
+        for name in ("client", "bucket", "node"):
+            thing = self.namespace.get(name)
+            if hasattr(thing, "close"):
+                thing.close()
+        for node in self.nodes:
+            node.terminate()
+            node.wait(60)
+
+
+def main() -> int:
+    page = Page(sys.argv[1])
+    try:
+        for step in json.load(sys.stdin):
+            try:
+                page.run(step)
+            except Exception as error:  # noqa: BLE001 - whatever a page's code may raise
+                print(f"line {step['line']}:\n{step['text']}", flush=True)
+                if isinstance(error, Wrong):
+                    print(error)
+                else:
+                    traceback.print_exc(file=sys.stdout)
+                return 1
+    finally:
+        page.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
