@@ -17,10 +17,11 @@ from ais_loader.errors import Closed, InvalidRequest, LoaderError
 from ais_loader.html import html_of_entries
 from ais_loader.joined_ranges import JoinedRanges
 from ais_loader.packed import PackedBatch, pack
-from ais_loader.requests import OnError, require_transformed, transformed_of
+from ais_loader.requests import OnError, transformed_of
 from ais_loader.timing import BatchTiming, Cause, Stopwatch
 from ais_loader.transport.base import FrameStream
 from ais_loader.wire.frame import EntryFault, Frame
+from ais_loader.wire.gather.frame_edit import without_untransformed
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 _PARTS_IN_FLIGHT = 2
@@ -156,7 +157,7 @@ class Batch:
                     frame = whole
                 self._check_order(frame)
                 if self._transformed is not None:
-                    require_transformed(frame, self._transformed)
+                    frame = without_untransformed(frame, self._transformed, self._streams[0].node_of)
                 watch.took(frame)
                 watch.enter(self.between_frames)
                 yield frame

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.entry import Entry, EntryLike, MemberInfo, ObjectInfo, to_entry
-from ais_loader.errors import InvalidRequest, Unsupported
+from ais_loader.errors import InvalidRequest
 from ais_loader.pipeline import args_text, to_pipeline
-from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 MAX_ENTRIES_PER_REQUEST = 10_000
@@ -168,16 +167,3 @@ def transformed_of(requests: Sequence[pb.BatchRequest]) -> npt.NDArray[np.bool_]
             for request in requests
         ]
     )
-
-
-def require_transformed(frame: Frame, transformed: npt.NDArray[np.bool_]) -> None:
-    """A node that knows no transforms ignores them, and sends what is stored: nobody is to take that for the result.
-
-    Raises Unsupported.
-    """
-    sent = (frame.status == pb.OK) & (frame.checksum_kind != pb.TRANSFORMED) & transformed[frame.index]
-    if sent.any():
-        index = int(frame.index[sent][0])
-        raise Unsupported(
-            f"entry {index} came as it is stored: the node that has it knows no transforms; it is of a version before"
-        )

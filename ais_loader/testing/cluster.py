@@ -18,6 +18,7 @@ import grpc
 
 from ais_loader.testing.machines import Machines, Place
 from ais_loader.testing.node import NodeProcess
+from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.reserved import OPERATOR_ROLE, ROLE_KEY
@@ -84,6 +85,7 @@ class ClusterProcesses:
                     peer_endpoint=node.peer_endpoint,
                     weight=1.0,
                     number=number + 1,
+                    feature=FEATURES,
                 )
             for name, copies in (buckets or {}).items():
                 self.map.bucket.add(name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)

@@ -99,6 +99,9 @@ class FrameStream(Protocol):
     def hedged(self) -> int:
         """Entries that were asked of a second node because the first was slow."""
 
+    def node_of(self, index: int) -> str:
+        """Who has sent an entry, for people."""
+
     def __iter__(self) -> Iterator[Frame]: ...
     def __next__(self) -> Frame: ...
     def read_all(self) -> list[bytes] | None:

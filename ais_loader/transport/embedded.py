@@ -340,6 +340,9 @@ class EmbeddedStream:
 
     retries, paused_s, hedged = 0, 0.0, 0
 
+    def node_of(self, index: int) -> str:
+        return "the store"
+
     def __init__(self, store: Store, request: pb.BatchRequest, helpers: Executor | None) -> None:
         self._store = store
         self._helpers = helpers
@@ -382,6 +385,9 @@ class TransformedStream:
     """Frames of entries that pass through transforms, in the caller's thread."""
 
     retries, paused_s, hedged = 0, 0.0, 0
+
+    def node_of(self, index: int) -> str:
+        return "the store"
 
     def __init__(self, frames: Iterator[Frame]) -> None:
         self._frames = frames

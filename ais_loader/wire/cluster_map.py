@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from ais_loader.wire.features import TRANSFORMS
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.placement import object_hash
 
@@ -154,6 +155,8 @@ class ClusterView:
         self.nodes: Sequence[pb.MapNode] = list(map_.node)
         self.version = map_.version
         self.position = {node.uuid: at for at, node in enumerate(self.nodes)}
+        self.transforming = frozenset(node.uuid for node in self.nodes if TRANSFORMS in node.feature)
+        """Nodes that pass entries through transforms; any other one would send them as they are stored."""
         self.buckets = {bucket.name: bucket for bucket in map_.bucket}
         self.pinned = {
             name: pb.MapBucket(

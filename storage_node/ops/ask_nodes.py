@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -37,6 +37,11 @@ class Answer:
     """Likewise."""
     peer_endpoint: str = ""
     """Where other nodes and operators reach it."""
+
+    @property
+    def features(self) -> Sequence[str]:
+        """What it can do that nodes before it could not."""
+        return self.described.feature if self.described is not None else ()
 
 
 def ask_nodes(endpoints: Iterable[str], caller: Caller, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Answer]:

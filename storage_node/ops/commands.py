@@ -358,7 +358,8 @@ def _agree(
         raise ClusterError(f"no node serves within {plan.timeout_s:g} s: {why}")
     caller = peer_secret.operator(plan.root)
     try:
-        known = newest_map(ask_nodes(endpoints, caller).values())
+        answers = ask_nodes(endpoints, caller)
+        known = newest_map(answers.values())
         if known is None and len(serving) < len(started):
             raise ClusterError(
                 "not all nodes serve, and a cluster is made of all of them; mend them and run this again"
@@ -371,6 +372,7 @@ def _agree(
                 endpoint=endpoint,
                 peer_endpoint=statuses[one.node.uuid]["peer_endpoint"],
                 host=f"{one.host.name}/{one.node.name}" if as_hosts else one.host.name,
+                feature=answers[endpoint].features if endpoint in answers else (),
             )
             for one, endpoint in zip(serving, endpoints, strict=True)
         ]

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from ais_loader import errors
+from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import info_of
 from storage_node.batch.session import BatchService
@@ -357,7 +358,6 @@ class _Put:
         return self.upload.commit()
 
 
-FEATURES = ("transforms",)
 """What nodes of a version before could not do."""
 
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ais_loader import Entry, connect, errors
+from ais_loader import Client, Entry, Status, connect, errors
+from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.wire.features import FEATURES
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.batch import session
 from storage_node.batch.local_batch import LocalBatch
+from storage_node.config import ServerConfig
+from storage_node.server import NodeServer
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import bucket_of, serving
+from tests.peer_kit import operator_of
+
+LARGE = seeded_bytes(3 << 20, seed=3)
+NAMES = [f"{at}" for at in range(12)]
 
 
 def ignores_them(resources: Any, batch_id: int, request: Any, *others: Any) -> LocalBatch:
@@ -20,30 +31,122 @@ def ignores_them(resources: Any, batch_id: int, request: Any, *others: Any) -> L
     return LocalBatch(resources, batch_id, request, *others)
 
 
-@pytest.mark.parametrize("on_error", ["raise", "placeholder"])
-def test_a_node_of_the_version_before_is_never_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str
+def test_what_a_node_of_the_version_before_sends_fails_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "TransformedBatch", ignores_them)
     with serving(tmp_path, etl_code=True) as node, bucket_of(node) as bucket:
         bucket.put("a", b"stored")
-        assert bucket.client.get_batch([Entry("b", "a")]).tobytes() == [b"stored"]
-        with pytest.raises(errors.Unsupported, match="came as it is stored"):
-            list(bucket.client.get_batch([Entry("b", "a"), Entry("b", "a", etl="upper")], on_error=on_error))
-        with pytest.raises(errors.Unsupported, match="came as it is stored"):
+        bucket.put("large", LARGE)  # comes in pieces
+        entries = [
+            Entry("b", "a"),
+            Entry("b", "a", etl="upper"),
+            Entry("b", "large", etl="upper"),
+            Entry("b", "none", etl="upper"),
+            Entry("b", "a"),
+        ]
+        assert bucket.client.get_batch(entries[:1]).tobytes() == [b"stored"]
+        items = list(bucket.client.get_batch(entries, on_error="placeholder"))
+        assert [item.status for item in items] == [
+            Status.OK,
+            Status.FAILED,
+            Status.FAILED,
+            Status.NOT_FOUND,
+            Status.OK,
+        ]
+        for item in items[1:3]:
+            assert isinstance(item.error, errors.Unsupported) and not item.data
+            assert f"entry {item.index}: {node.url} sent it as it is stored" in str(item.error)
+        batch = bucket.client.get_batch(entries, on_error="placeholder")
+        assert batch.tobytes() == [b"stored", None, None, None, b"stored"]
+        with pytest.raises(errors.Unsupported, match=f"entry 1: {node.url} sent it as it is stored"):
+            list(bucket.client.get_batch(entries))
+        with pytest.raises(errors.Unsupported, match="sent it as it is stored"):
             bucket.get("a", etl="upper")
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), 2, copies=2, etl_code=True, etl_workers=1) as cluster:
+        with client_of(cluster) as client:
+            bucket = client.bucket(BUCKET)
+            bucket.put_many([(name, b"stored") for name in NAMES])
+            once = client.create_bucket("once", copies=1)
+            once.put_many([(name, b"stored") for name in NAMES])
+            once.put("large", LARGE)
+            client.etl.init("upper", lambda data: bytes(data).upper())
+        yield cluster
+
+
+def client_of(cluster: LocalCluster) -> Client:
+    return connect("grpc://" + ",".join(node.endpoint for node in cluster.nodes))
+
+
+def make_old(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, *old: int) -> None:
+    """These nodes ignore transforms, and the map says of the others alone that they know them."""
+
+    def ignored_there(resources: Any, *others: Any) -> Any:
+        if any(resources.node is cluster.nodes[at].batches.node for at in old):  # type: ignore[union-attr]
+            return ignores_them(resources, *others)
+        return transformed(resources, *others)
+
+    transformed = session.TransformedBatch
+    monkeypatch.setattr(session, "TransformedBatch", ignored_there)
+    changed = cluster_pb.ClusterMap()
+    view = cluster.nodes[0].membership.view
+    assert view is not None
+    changed.CopyFrom(view.map)
+    changed.version += 1
+    for at, node in enumerate(changed.node):
+        node.feature[:] = [] if at in old else FEATURES
+    cluster.map.CopyFrom(changed)
+    cluster.learn()
+
+
 @pytest.mark.parametrize("assembly", ["direct", "target"])
-def test_nor_is_one_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assembly: str) -> None:
-    monkeypatch.setattr(session, "TransformedBatch", ignores_them)
-    with (
-        LocalCluster(tmp_path, 2, etl_code=True) as cluster,
-        connect("grpc://" + ",".join(node.endpoint for node in cluster.nodes)) as client,
-    ):
-        bucket = client.bucket(BUCKET)
-        bucket.put_many([(str(at), b"stored") for at in range(10)])
-        client.etl.init("upper", lambda data: bytes(data).upper())
-        entries = [Entry(BUCKET, str(at), etl="upper") for at in range(10)]
-        with pytest.raises(errors.Unsupported, match="came as it is stored"):
-            list(client.get_batch(entries, on_error="placeholder", assembly=assembly))
+def test_of_a_cluster_each_entry_names_who_sent_it(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, assembly: Any
+) -> None:
+    make_old(cluster, monkeypatch, 1)
+    old = cluster.nodes[1].endpoint
+    with client_of(cluster) as client:
+        entries = [Entry("once", name, etl="upper" if at % 2 else None) for at, name in enumerate(NAMES)]
+        items = list(client.get_batch(entries, on_error="placeholder", assembly=assembly))
+        large = client.get_batch([Entry("once", "large", etl="upper")], on_error="placeholder", assembly=assembly)
+        failed = [item for item in items if item.error is not None]
+        for item in items:
+            if item.error is None:
+                assert item.tobytes() == (b"STORED" if item.index % 2 else b"stored")
+        assert failed and all(item.index % 2 for item in failed) and len(failed) < len(NAMES) // 2
+        for item in failed:
+            assert isinstance(item.error, errors.Unsupported)
+            assert f"entry {item.index}: {old} sent it as it is stored" in str(item.error)
+        for item in large:
+            assert isinstance(item.error, errors.Unsupported) or item.tobytes() == LARGE.upper()
+
+
+@pytest.mark.parametrize("assembly", ["direct", "target"])
+def test_who_has_a_copy_and_can_transform_it_is_asked_first(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, assembly: Any
+) -> None:
+    make_old(cluster, monkeypatch, 0)
+    with client_of(cluster) as client:
+        for _ in range(3):
+            items = client.get_batch([Entry(BUCKET, name, etl="upper") for name in NAMES], assembly=assembly)
+            assert [item.tobytes() for item in items] == [b"STORED"] * len(NAMES)
+
+
+def test_a_node_says_in_the_map_what_it_can_do_when_it_comes_back(tmp_path: Path) -> None:
+    config = ServerConfig(port=0)
+    with NodeServer([tmp_path], config) as node:
+        ports = {"port": node.port, "peer_port": node.peer_port}
+        uuid = node.membership.node_uuid
+        map_ = cluster_pb.ClusterMap(cluster_uuid=b"c" * 16, version=1)
+        map_.node.add(uuid=uuid, host="h", endpoint=node.endpoint, peer_endpoint=node.peer_endpoint, weight=1, number=1)
+        with operator_of(node) as channel:
+            stub = ais_cluster_pb2_grpc.ClusterStub(channel)
+            stub.Learn(cluster_pb.LearnRequest(map=map_), timeout=20)
+        view = node.membership.view
+        assert view is not None and not view.transforming
+    with NodeServer([tmp_path], ServerConfig(**ports)) as node:
+        assert eventually(lambda: (view := node.membership.view) is not None and uuid in view.transforming)

@@ -233,6 +233,9 @@ class _LateStream:
         self._stream: FrameStream | None = None
         self._closed = False
 
+    def node_of(self, index: int) -> str:
+        return "the store" if self._stream is None else self._stream.node_of(index)
+
     @property
     def retries(self) -> int:
         return 0 if self._stream is None else self._stream.retries

@@ -57,7 +57,10 @@ class MergedStream:
         self._members = members
         self._policy = policy
         self._columns = Columns(request)
+        self._first_index = request.first_index
         self._routing = Routing(members, self._columns, targets)
+        self._plain_of: dict[int, str] = {}
+        """Of a batch that asks for transforms: who has sent an entry as it is stored, by its index."""
         self._pid = os.getpid()
         self._reorder = Reorder(self._columns.count, request.first_index, ordered=request.ordered)
         self._filter = FrameFilter(self._reorder, self._routing, verify=policy.verify_payload)
@@ -94,6 +97,9 @@ class MergedStream:
             self._cancel()
             raise
         raise StopIteration
+
+    def node_of(self, index: int) -> str:
+        return self._plain_of.get(index, "a node")
 
     def read_all(self) -> list[bytes] | None:
         return None  # what crosses a network comes in frames
@@ -253,6 +259,15 @@ class MergedStream:
         self._end(lane)
 
     def _take(self, lane: Lane, came: Frame) -> None:
+        if (
+            self._columns.transformed
+            and (plain := (came.status == pb.OK) & (came.checksum_kind != pb.TRANSFORMED)).any()
+        ):
+            name = self._routing.name(lane.node)
+            if not lane.share.direct:
+                name = f"a node that {name} asked, or it itself,"
+            for at in came.index[plain].tolist():
+                self._plain_of[self._first_index + lane.share.positions[at]] = name
         filtered = self._filter.filter(lane, came)
         before = replace(lane.share)  # a failure is no progress for those that failed
         lane.take(came)

@@ -409,14 +409,14 @@ class GrpcTransport(BucketCalls, ContentsCalls):
     ) -> FrameStream:
         policy = StreamPolicy(timeout_s=timeout_s, retry_s=self._retry_s, verify_payload=self._verify_payload)
         request.tenant = self._tenant or request.tenant
-        return GrpcStream(request, lambda request: SharedAnswers(self.session(), request), policy)
+        return GrpcStream(request, lambda request: SharedAnswers(self.session(), request), policy, self.url)
 
     def open_long_batch(
         self, request: batch_pb.BatchRequest, *, timeout_s: float, window_bytes: int
     ) -> FrameStream | None:
         policy = StreamPolicy(timeout_s=timeout_s, retry_s=NO_RETRY_S, verify_payload=self._verify_payload)
         request.tenant = self._tenant or request.tenant
-        return GrpcStream(request, lambda request: self._ask_alone(request, window_bytes), policy)
+        return GrpcStream(request, lambda request: self._ask_alone(request, window_bytes), policy, self.url)
 
     def _ask_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> DedicatedStreamAnswers:
         with GATE.call():

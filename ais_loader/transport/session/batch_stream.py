@@ -81,11 +81,13 @@ class GrpcStream:
 
     Args:
         ask: sends a request, with the credit that it begins with; raises NodeUnavailable, Closed.
+        node: who is asked, for people.
     """
 
     def __init__(
-        self, request: pb.BatchRequest, ask: Callable[[pb.BatchRequest], Answers], policy: StreamPolicy
+        self, request: pb.BatchRequest, ask: Callable[[pb.BatchRequest], Answers], policy: StreamPolicy, node: str
     ) -> None:
+        self._node = node
         self._request = request
         self._ask = ask
         self._policy = policy
@@ -105,6 +107,9 @@ class GrpcStream:
         """Of asking: nothing has been sent."""
         request.receiver_checks = True
         self._begin(self._request)
+
+    def node_of(self, index: int) -> str:
+        return self._node
 
     def __iter__(self) -> Iterator[Frame]:
         return self

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.errors import NodeUnavailable, ObjectDeleted
+from ais_loader.errors import NodeUnavailable, ObjectDeleted, Unsupported
 from ais_loader.wire.frame import WIRE_U32, EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
@@ -46,6 +46,38 @@ def subset(frame: Frame, keep: Mask) -> Frame | None:
         frame.payload,
         frame.piece,
         errors,
+    )
+
+
+def failing(frame: Frame, which: Mask, faults: Mapping[int, EntryFault]) -> Frame:
+    """A frame of whole entries, some of which have failed after all: their bytes are left out. Faults by index."""
+    left = without(frame, which)
+    size, checksum, status, kind = frame.size.copy(), frame.checksum.copy(), frame.status.copy(), frame.checksum_kind
+    size[which], checksum[which], status[which] = 0, 0, pb.FAILED
+    kind = kind.copy()
+    kind[which] = pb.NONE
+    payload = memoryview(b"") if left is None else left.payload
+    return Frame(frame.index, size, checksum, status, kind, payload, None, {**frame.errors, **faults})
+
+
+def without_untransformed(frame: Frame, transformed: Mask, node_of: Callable[[int], str]) -> Frame:
+    """A node that knows no transforms ignores them, and sends what is stored: nobody is to take that for the result.
+
+    Such entries fail as Unsupported, in their place. `node_of`: who has sent an entry, by its index.
+    """
+    sent = (frame.status == pb.OK) & (frame.checksum_kind != pb.TRANSFORMED) & transformed[frame.index]
+    if not sent.any():
+        return frame
+    return failing(
+        frame,
+        sent,
+        {
+            index: EntryFault(
+                f"{node_of(index)} sent it as it is stored: it knows no transforms, and is of a version before",
+                Unsupported.kind,
+            )
+            for index in frame.index[sent].tolist()
+        },
     )
 
 

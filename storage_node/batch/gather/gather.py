@@ -28,6 +28,7 @@ import numpy.typing as npt
 from ais_loader.errors import LoaderError, ObjectDeleted, StaleMap
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, EntryFault, Frame
+from ais_loader.wire.gather.frame_edit import without_untransformed
 from ais_loader.wire.gather.reorder import Reorder, in_lanes
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
@@ -193,11 +194,14 @@ class Gather:
     def _take(self, lane: Lane, frame: Frame) -> None:
         if lane.number not in self._lanes:
             return  # beaten
-        self.memory.came(lane, len(frame.payload))
+        came_bytes = len(frame.payload)
+        self.memory.came(lane, came_bytes)
         lane.heard(frame, self._resources.hedging)
+        if self._request.transform and lane.endpoint and frame.piece is None:
+            frame = self._without_untransformed(lane, frame)
         frame = self._resumed.inward(frame, lane.positions[0])
         wanted = self.reorder.wanted(lane.number, frame)
-        self.memory.release(len(frame.payload) - (0 if wanted is None else len(wanted.payload)))
+        self.memory.release(came_bytes - (0 if wanted is None else len(wanted.payload)))
         if wanted is not None:
             again: Mask | None = None
             if wanted.status.any():
@@ -206,6 +210,13 @@ class Gather:
             self._drop_beaten()
         self._ask_waiting()
         self._changed.set()
+
+    def _without_untransformed(self, lane: Lane, frame: Frame) -> Frame:
+        """See `ais_loader.requests`: here it is known who has sent them. Pieces are left to the client."""
+        which = self._request.transform_index
+        transformed = np.array([which[at] if which else 0 for at in lane.positions], np.bool_)
+        endpoint = self._routing.view.nodes[lane.node].endpoint
+        return without_untransformed(frame, transformed, lambda index: endpoint)
 
     def _judge(self, lane: Lane, frame: Frame) -> tuple[Frame, Mask]:
         """The frame with what is to be said of its failures, and which of them another node is asked for instead."""

@@ -95,7 +95,11 @@ class ReplicaRouting:
                     # all have been asked, whatever their order, the owners are asked again.
                     again = nodes[:owners] if len(nodes) > owners else []
                     placed[position] = sorted(nodes, key=failing.__contains__) + again
-        return self._by_load(list(placed), list(placed.values()), failing)
+        found = self._by_load(list(placed), list(placed.values()), failing)
+        if request.transform:  # who cannot do that is asked last, and is not believed
+            able = {at for at, node in enumerate(view.nodes) if node.uuid in view.transforming} | {self.here}
+            return [sorted(holders, key=lambda at: at not in able) for holders in found]
+        return found
 
     def _by_load(self, positions: list[int], placed: list[list[int]], failing: set[int]) -> list[list[int]]:
         """The same, with those holders first that have less to do; what this node has itself stays here."""

@@ -156,14 +156,19 @@ def taken_out(node_uuid: bytes) -> str:
     )
 
 
-def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str) -> Edit:
-    """A node came back elsewhere. Another node that had this endpoint keeps it in the map until it says where it is."""
+def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str, features: Sequence[str] | None = None) -> Edit:
+    """A node came back elsewhere. Another node that had this endpoint keeps it in the map until it says where it is.
+
+    `features`: what it can do now; None: nobody has asked it.
+    """
     _require_endpoint(endpoint)
     _require_endpoint(peer_endpoint)
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         node = _require_node(map_ := _require(map_), node_uuid)
         node.endpoint, node.peer_endpoint = endpoint, peer_endpoint
+        if features is not None:
+            node.feature[:] = features
         return map_
 
     return edit

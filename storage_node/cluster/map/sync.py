@@ -1,7 +1,8 @@
-"""Map synchronisation: a node polls its peers for a newer map, finishes changes left half-done, publishes its address.
+"""Map synchronisation: a node polls its peers for a newer map, finishes changes left half-done, says who it is.
 
 A node that missed a Learn, because it was down or cut off, finds the map within seconds of its return. A change whose
-proposer died half-way is finished. A node that came back at another address says so in the map.
+proposer died half-way is finished. A node that came back at another address, or can do other things than before, says
+so in the map.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import grpc.aio
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.caller import Caller
@@ -120,11 +122,13 @@ class MapSync:
         return any(node.uuid == self._membership.node_uuid for node in map_.node)
 
     def _has_moved(self) -> bool:
+        """To another address, or to another version, which can do more or less."""
         view, position = self._membership.view, self._membership.position
         if view is None or position is None or not self._endpoint or not self._peer_endpoint:
             return False
         member = view.nodes[position]
-        return (member.endpoint, member.peer_endpoint) != (self._endpoint, self._peer_endpoint)
+        said = member.endpoint, member.peer_endpoint, set(member.feature)
+        return said != (self._endpoint, self._peer_endpoint, set(FEATURES))
 
     async def _publish(self) -> bool:
         """Have the map say where this node is; whether it does."""
@@ -133,7 +137,7 @@ class MapSync:
         try:
             await change_map_async(
                 [self._peer_endpoint, *self._peers()],
-                set_endpoints(self._membership.node_uuid, self._endpoint, self._peer_endpoint),
+                set_endpoints(self._membership.node_uuid, self._endpoint, self._peer_endpoint, FEATURES),
                 timeout_s=CHANGE_TIMEOUT_S,
                 caller=self._caller,
             )
