@@ -641,7 +641,8 @@ class Bucket(BucketComposing, BucketTransforming):
     ) -> Batch:
         """The columnar short form of `Client.get_batch`: whole objects of this bucket, no Entry per item.
 
-        With `etl` they are what that makes of them.
+        With `etl` they are what that makes of them. `options` are those of `Client.get_batch`: on_error, timeout_s,
+        ordered, streaming, assembly, colocation, verify_ranges.
         """
         if etl is not None or args is not None:
             entries = [Entry(self.name, name, etl=etl, args=args) for name in names]

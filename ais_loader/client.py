@@ -195,8 +195,15 @@ class Client:
             entries: N >= 0 Entry values, ais:// URLs, or what `objects` and `members` list, of any buckets. Repeated
                 ones are delivered each time. More than 10,000 are sent in parts; the answer is one all the same.
             bucket: what entries that are mere names are of.
-            options: the fields of `BatchOptions`: on_error, timeout_s, ordered, streaming, assembly, colocation,
-                verify_ranges.
+            on_error: "raise" (the default) stops at the first entry that fails; "placeholder" delivers every entry in
+                its place, with its status.
+            timeout_s: the longest silence between two arrivals, 30 seconds by default; no limit for the whole batch.
+            ordered: False lets items come as they arrive, each with its index.
+            streaming: False has the node collect the whole answer before it sends any of it.
+            assembly: of a cluster: "direct" asks each node for its entries, "target" one node for all, "auto" chooses.
+            colocation: which node a "target" is: "none", "owner" or "shard".
+            verify_ranges: compare byte ranges with the stored checksums, which reads whole blocks.
+            options: these seven, the fields of `BatchOptions`, and no others.
             archive: "tar", "tar.gz", "tar.lz4", "tar.zst" or "zip": have the batch as one archive instead.
             archive_names: of its members: "bucket" for bucket/object, "object" without the bucket.
             opaque: yours: it stays in this process and is the Batch's `opaque`.

@@ -58,6 +58,7 @@ class ServerConfig:
     metrics_port: int | None = None
     """Where Prometheus finds the node's metrics, on the same address; 0 picks a free port, None: nowhere."""
     durability: Literal["process", "power"] = "process"
+    """What an acknowledged write survives: the end of the process, or a power cut too."""
     promote_roots: tuple[str, ...] = ()
     """Folders of this machine whose files clients may have promoted into buckets; none: nothing is."""
     read_threads: int = 4

@@ -1,0 +1,321 @@
+"""The API reference and the table of settings as Markdown, made from docstrings and defaults.
+
+python -m docs.write_reference            # writes docs/reference.md, and the table in docs/settings.md
+python -m docs.write_reference --check    # says whether they are as the code says, and changes nothing
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import importlib
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference.md"
+SETTINGS = ROOT / "docs" / "settings.md"
+OURS = ("ais_loader", "storage_node")
+GROUPS: dict[str, list[str]] = {
+    "Connecting": ["connect", "Client", "EmbeddedOptions", "ClusterOptions"],
+    "Buckets and objects": ["Bucket", "BucketSummary", "ObjectInfo", "MemberInfo", "ObjectFile", "ObjectReader"],
+    "Batches": ["Entry", "BatchOptions", "Batch", "Item", "Status", "PackedBatch", "BatchTiming", "WithOpaque"],
+    "Datasets": ["MapDataset", "BatchIterableDataset", "BatchLoader", "ShufflePlan"],
+    "Changes of many objects": [
+        "Progress",
+        "Failure",
+        "PutSummary",
+        "DeleteSummary",
+        "CopySummary",
+        "RenameSummary",
+        "DownloadSummary",
+        "PromoteSummary",
+        "PromoteResult",
+    ],
+    "Uploads in parts, snapshots": ["MultipartUpload", "PartInfo", "UploadInfo", "SnapshotInfo"],
+    "Transforms": [
+        "Command",
+        "Server",
+        "Stage",
+        "Pipeline",
+        "TransformInfo",
+        "TransformJob",
+        "JobCounts",
+        "JobFailures",
+        "PlannedResult",
+    ],
+}
+"""Every public name of `ais_loader`, in the order of the page; errors and decoders have lists of their own."""
+ELSEWHERE = {"LoaderError", "errors"}
+BEGIN, END = "<!-- made by docs/write_reference.py: begin -->", "<!-- made by docs/write_reference.py: end -->"
+_SECTION = re.compile(r"(Args|Returns|Yields|Raises|Attributes):\s*$")
+_SECTION_INLINE = re.compile(r"(Returns|Yields|Raises):? (?=\S)")
+_ITEM = re.compile(r"(\*{0,2}\w[\w, *]*?):(?:\s+|$)(.*)")
+_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+class _Text:
+    """An annotation as it is written."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def signature(name: str, function: Callable[..., Any], *, method: bool = False) -> str:
+    """`name(arguments) -> result` as the source writes it."""
+    found = inspect.signature(function)
+    parameters = [
+        one.replace(annotation=_Text(one.annotation) if isinstance(one.annotation, str) else one.annotation)
+        for one in found.parameters.values()
+    ]
+    returned = found.return_annotation
+    if isinstance(returned, str):
+        returned = _Text(returned)
+    shown = found.replace(parameters=parameters[1:] if method else parameters, return_annotation=returned)
+    text = f"{name}{shown}"
+    if len(text) <= 100:
+        return text
+    arguments = [f"    {one}," for one in map(str, shown.parameters.values())]
+    for at, one in enumerate(shown.parameters.values()):
+        if one.kind is one.KEYWORD_ONLY:
+            before = list(shown.parameters.values())[:at]
+            if not any(each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL) for each in before):
+                arguments.insert(at, "    *,")
+            break
+    end = f" -> {returned!r}" if returned is not found.empty else ""
+    return "\n".join([f"{name}(", *arguments, f"){end}"])
+
+
+def prose(doc: str) -> str:
+    """A docstring as Markdown: its sections become lists."""
+    out: list[str] = []
+    lines = iter(inspect.cleandoc(doc).splitlines())
+    inside = False
+    for line in lines:
+        if section := _SECTION.match(line):
+            out += ["", f"**{section[1]}**", ""]
+            inside = True
+        elif inside and line.startswith("    "):
+            text = line[4:]
+            item = _ITEM.match(text) if not text.startswith(" ") else None
+            if item:
+                out.append(f"- `{item[1]}`: {item[2]}".rstrip())
+            elif out[-1]:
+                out.append(f"  {text.strip()}" if any(one.startswith("- ") for one in out[-30:]) else text.strip())
+            else:
+                out.append(text.strip())
+        elif line.startswith("    "):
+            out.append(line.strip())
+        else:
+            inside = inside and not line.strip()
+            out.append(line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(out)).strip()
+
+
+def field_docs(owner: type) -> dict[str, str]:
+    """What stands below the fields of a class, by their names."""
+    found: dict[str, str] = {}
+    for base in reversed(owner.__mro__):
+        if base.__module__.partition(".")[0] not in OURS:
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for one, below in zip(body.body, [*body.body[1:], None], strict=True):
+            names: list[str] = []
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+                names = [one.target.id]
+            elif isinstance(one, ast.Assign):
+                names = [target.id for target in one.targets if isinstance(target, ast.Name)]
+            text = below.value if isinstance(below, ast.Expr) else None
+            for name in names:
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    found[name] = " ".join(inspect.cleandoc(text.value).split())
+    return found
+
+
+def fields_table(owner: type) -> Iterator[str]:
+    """Fields of a data class or members of an enumeration, with what is said of each."""
+    said = field_docs(owner)
+    if issubclass(owner, enum.Enum):
+        rows = [(name, f"`{member.value}`", said.get(name, "")) for name, member in owner.__members__.items()]
+        head = ["", "| member | value | |", "|---|---|---|"]
+    else:
+        shown = [one for one in dataclasses.fields(owner) if not one.name.startswith("_")]
+        rows = [(one.name, f"`{cell(str(one.type))}` | {default(one)}", said.get(one.name, "")) for one in shown]
+        head = ["", "| field | type | default | |", "|---|---|---|---|"]
+    if rows:
+        yield from head
+        for name, value, text in rows:
+            yield f"| `{name}` | {value} | {cell(text)} |"
+
+
+def default(one: dataclasses.Field[Any]) -> str:
+    """A field's default as code, sizes in their units; nothing where it has to be given."""
+    if one.default is not dataclasses.MISSING:
+        value = one.default
+    elif one.default_factory is not dataclasses.MISSING:
+        value = one.default_factory()
+    else:
+        return ""
+    if isinstance(value, enum.Enum):
+        return f"`{value}`"
+    if isinstance(value, int) and not isinstance(value, bool) and "bytes" in one.name:
+        for unit, size in _UNITS:
+            if value and value % size == 0:
+                return f"`{value // size} {unit}`"
+    if one.name.endswith("_s") and isinstance(value, (int, float)):
+        return f"`{value:g} s`"
+    return f"`{value!r}`" if not dataclasses.is_dataclass(value) else f"`{type(value).__name__}()`"
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def members(owner: type) -> list[tuple[str, Any]]:
+    """Its public methods and properties, and those that it has from classes of ours, in the order of the source."""
+    found: dict[str, Any] = {}
+    for base in owner.__mro__:
+        if base.__module__.partition(".")[0] in OURS and base.__module__ != "ais_loader.wire.generated":
+            for name, value in vars(base).items():
+                if not name.startswith("_") and (callable(value) or isinstance(value, (property, classmethod))):
+                    found.setdefault(name, inspect.getattr_static(owner, name))
+    return [(name, value) for name, value in found.items() if inspect.getdoc(value)]
+
+
+def of_function(heading: str, name: str, function: Callable[..., Any], *, method: bool = False) -> Iterator[str]:
+    yield from (
+        "",
+        f"{heading} {name}",
+        "",
+        "```text",
+        signature(name.rpartition(".")[2], function, method=method),
+        "```",
+    )
+    yield from ("", prose(inspect.getdoc(function) or ""))
+
+
+def of_class(name: str, owner: type) -> Iterator[str]:
+    yield from ("", f"### {name}")
+    table = dataclasses.is_dataclass(owner) or issubclass(owner, enum.Enum)
+    if not table and owner.__init__ is not object.__init__ and "__init__" in vars(owner) and not hidden(owner):
+        yield from (
+            "",
+            "```text",
+            signature(name, vars(owner)["__init__"], method=True).removesuffix(" -> None"),
+            "```",
+        )
+    yield from ("", prose(inspect.getdoc(owner) or ""))
+    if table:
+        yield from fields_table(owner)
+    for member, value in members(owner):
+        if isinstance(value, property):
+            said = " ".join(inspect.cleandoc(value.__doc__ or "").split())
+            yield from ("", f"#### {name}.{member}", "", f"Property. {said}")
+        elif isinstance(value, (classmethod, staticmethod)):
+            yield from of_function("####", f"{name}.{member}", getattr(owner, member))
+        elif inspect.isfunction(value):
+            yield from of_function("####", f"{name}.{member}", value, method=True)
+
+
+def hidden(owner: type) -> bool:
+    """Whether it is made by the library and not by its users: then how it is made is nobody's business."""
+    return owner.__name__ in {"Client", "Bucket", "Batch", "Item", "MultipartUpload", "ObjectFile", "ObjectReader"} | {
+        "TransformJob",
+        "JobFailures",
+    }
+
+
+def of_errors(errors: ModuleType) -> Iterator[str]:
+    """Every error, indented below the one that it is a kind of."""
+    ours = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)}
+    ours = {one for one in ours if one.__module__ == errors.__name__}
+    yield from ("", "| error | kind on the wire | |", "|---|---|---|")
+
+    def below(parent: type, depth: int) -> Iterator[str]:
+        for one in sorted(ours, key=lambda each: each.__name__):
+            if parent in one.__bases__:
+                yield from row(one, depth)
+                yield from below(one, depth + 1)
+
+    def row(one: Any, depth: int) -> Iterator[str]:
+        said = " ".join(inspect.cleandoc(vars(one).get("__doc__") or "").split())
+        yield f"| {'· ' * depth}`{one.__name__}` | `{one.kind}` | {cell(said)} |"
+
+    yield from row(errors.LoaderError, 0)
+    yield from below(errors.LoaderError, 1)
+
+
+def reference() -> str:
+    """The whole page."""
+    package = importlib.import_module("ais_loader")
+    decoders = importlib.import_module("ais_loader.decoders")
+    lines = [
+        "# API reference",
+        "",
+        "The public names of `ais_loader`, made from the code by `python -m docs.write_reference`; edits are lost. The",
+        "HTML of `make docs` is longer, with the integrations, `ais_loader.testing` and the classes of a node.",
+        "",
+    ]
+    for group, names in GROUPS.items():
+        lines.append(
+            f"- [{group}](#{re.sub(r'[^a-z -]', '', group.lower()).replace(' ', '-')}): "
+            + ", ".join(f"[`{name}`](#{name.lower()})" for name in names)
+        )
+    lines += ["- [Decoders](#decoders)", "- [Errors](#errors)"]
+    for group, names in GROUPS.items():
+        lines += ["", f"## {group}"]
+        for name in names:
+            value = getattr(package, name)
+            lines += of_class(name, value) if inspect.isclass(value) else of_function("###", name, value)
+    lines += ["", "## Decoders", "", prose(decoders.__doc__ or "")]
+    for name, value in vars(decoders).items():
+        if inspect.isfunction(value) and value.__module__ == decoders.__name__ and not name.startswith("_"):
+            lines += of_function("###", f"decoders.{name}", value)
+    lines += ["", "## Errors", "", prose(package.errors.__doc__ or "")]
+    lines += of_errors(package.errors)
+    return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()) + "\n"
+
+
+def settings_table() -> str:
+    """Every setting of a node, with its default and what it does."""
+    from storage_node.config import ServerConfig
+
+    said = field_docs(ServerConfig)
+    rows = [
+        f"| `{one.name}` | {default(one)} | {cell(said.get(one.name, ''))} |"
+        for one in dataclasses.fields(ServerConfig)
+    ]
+    return "\n".join([BEGIN, "| setting | default | |", "|---|---|---|", *rows, END])
+
+
+def settings() -> str:
+    """The page of settings with the table of today."""
+    page = SETTINGS.read_text()
+    before, rest = page.split(BEGIN)
+    return before + settings_table() + rest.split(END)[1]
+
+
+def main(check: bool) -> int:
+    wrong = [path for path, text in ((REFERENCE, reference()), (SETTINGS, settings())) if path.read_text() != text]
+    if check and wrong:
+        print(f"not as the code says: {', '.join(path.name for path in wrong)}; run python -m docs.write_reference")
+        return 1
+    if not check:
+        REFERENCE.write_text(reference())
+        SETTINGS.write_text(settings())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv))
