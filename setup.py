@@ -1,15 +1,32 @@
-"""What setup.cfg cannot say: where the packages lie, and the two native modules.
+"""What setup.cfg cannot say: where the packages lie, the two native modules, and the text for an index's page.
 
-They are optional: where no compiler is found the installation succeeds, and checksums and reads go by
+The modules are optional: where no compiler is found the installation succeeds, and checksums and reads go by
 their Python references (ais_loader/checksum.py, storage_node/store/read/batch_reader.py), with the same
 answers.
 """
+
+import re
+from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 
 INTEGRATIONS = "ais_loader.integrations"
 
+
+def index_page(readme: str) -> str:
+    """README without what an index's page cannot show: comments, and pictures and links of the repository."""
+    readme = re.sub(r"<!--.*?-->\n?", "", readme, flags=re.S)
+    readme = re.sub(r"^!\[[^]]*\]\((?![a-z]+:)[^)]*\)\n+", "", readme, flags=re.M)
+    return re.sub(r"\[([^]]+)\]\((?![a-z]+:)([^)#]*)[^)]*\)", _spelled_out, readme)
+
+
+def _spelled_out(link: "re.Match[str]") -> str:
+    """A link as its text and the path that it leads to."""
+    return f"`{link[2]}`" if link[1] == link[2] or not link[2] else f"{link[1]} (`{link[2]}`)"
+
+
 setup(
+    long_description=index_page(Path(__file__).with_name("README.md").read_text(encoding="utf-8")),
     # Two names and no other: a package called `integrations` or `protos` in site-packages would be in the way of
     # anybody's own folder of that name.
     packages=[

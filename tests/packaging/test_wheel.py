@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -88,6 +89,16 @@ def test_a_wheel_has_two_names_and_all_their_modules(wheel: Path) -> None:
     }
     assert wanted - names == set()
     assert {name for name in names if name.endswith(".py")} - wanted == set()
+
+
+def test_the_page_of_an_index_has_no_link_that_leads_nowhere(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        page = archive.read(name).decode().split("\n\n", 1)[1]
+    assert page.lstrip().startswith("# ais-loader")
+    links = re.findall(r"\]\(([^)]*)\)", page)
+    assert links and not [link for link in links if not link.startswith("https://")]
+    assert "<!--" not in page and "![" not in page and "`docs/tutorial.md`" in page
 
 
 BESIDE = """
