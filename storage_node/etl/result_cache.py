@@ -65,17 +65,25 @@ class ResultCache:
         self.hits += 1
         return found
 
-    async def get(self, key: Hashable, make: Callable[[], Awaitable[Content]]) -> Shared:
-        """To be released. What `make` raises, all who wait for it raise; it is cancelled when none of them waits."""
+    async def get(
+        self, key: Hashable, make: Callable[[], Awaitable[Content]], done: Callable[[], None] = lambda: None
+    ) -> Shared:
+        """To be released. What `make` raises, all who wait for it raise; it is cancelled when none of them waits.
+
+        `done`: called once, when `make` is over or will not be called: it may go on for others when this is cancelled.
+        """
         if (found := self.find(key)) is not None:
+            done()
             return found
         making = self._making.get(key)
         if making is None:
             self.misses += 1
             making = self._making[key] = _Making(asyncio.ensure_future(self._make(key, make)))
             making.task.add_done_callback(retrieve)
+            making.task.add_done_callback(lambda _: done())
         else:
             self.hits += 1
+            done()
         making.waiting += 1
         try:
             made = await asyncio.shield(making.task)

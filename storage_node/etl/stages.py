@@ -46,6 +46,23 @@ class _Opened:
         self.retired = False
 
 
+class Admitted:
+    """Stages of a call, as they were when it was taken on: they stay until it is released, whatever replaces them."""
+
+    def __init__(self, opened: Sequence[_Opened], release: Callable[[_Opened], None]) -> None:
+        self._opened, self._release = opened, release
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        return [one.stage for one in self._opened]
+
+    def release(self) -> None:
+        """May be called again."""
+        opened, self._opened = self._opened, ()
+        for one in opened:
+            self._release(one)
+
+
 class NodeTransforms:
     """A `Transforms`. Belongs to the event loop that stages run on.
 
@@ -72,9 +89,36 @@ class NodeTransforms:
         self, call: batch_pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()
     ) -> Content:
         try:
+            admitted = self.admit(call, versions)
+        except BaseException:
+            content.close()
+            raise
+        try:
+            return await self.run_admitted(admitted, call, origin, content)
+        finally:
+            admitted.release()
+
+    def admit(self, call: batch_pb.TransformCall, versions: Sequence[bytes] = ()) -> Admitted:
+        """Take a call on, to be run by the versions that there are now. To be released. Raises as `run`."""
+        taken: list[_Opened] = []
+        try:
             for at, stage in enumerate(call.stage):
-                async with self.using(stage.name, versions[at] if versions else b"") as opened:
-                    made = await self._counted(opened, stage, origin, content)
+                opened = self._open(stage.name, versions[at] if versions else b"")
+                opened.users += 1
+                taken.append(opened)
+        except BaseException:
+            for one in taken:
+                self._let_go(one)
+            raise
+        return Admitted(taken, self._let_go)
+
+    async def run_admitted(
+        self, admitted: Admitted, call: batch_pb.TransformCall, origin: Origin, content: Content
+    ) -> Content:
+        """As `run`; whoever has admitted it releases it."""
+        try:
+            for opened, stage in zip(admitted.stages, call.stage, strict=True):
+                made = await self._counted(opened, stage, origin, content)
                 content.close()
                 content = made
             made, content = content, Content(0, 0)
@@ -113,17 +157,10 @@ class NodeTransforms:
         counts.output_bytes += made.size_bytes
         return made
 
-    @contextlib.asynccontextmanager
-    async def using(self, name: str, version: bytes = b"") -> AsyncIterator[Stage]:
-        """The stage of a name, which is not closed meanwhile. Raises as `run`."""
-        opened = self._open(name, version)
-        opened.users += 1
-        try:
-            yield opened.stage
-        finally:
-            opened.users -= 1
-            if opened.retired and not opened.users:
-                self._close(opened)
+    def _let_go(self, opened: _Opened) -> None:
+        opened.users -= 1
+        if opened.retired and not opened.users:
+            self._close(opened)
 
     # -- versions
 

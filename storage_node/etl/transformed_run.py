@@ -26,7 +26,7 @@ from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, WIRE_U32, EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.etl.result_cache import ResultCache, Shared
 from storage_node.etl.spool import Spool
-from storage_node.etl.stages import NodeTransforms
+from storage_node.etl.stages import Admitted, NodeTransforms
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Origin
 from storage_node.memory_budget import MemoryBudget
 from storage_node.store.checksum import crc32c
@@ -57,6 +57,24 @@ class RunSettings:
 class _Failed:
     def __init__(self, status: int, fault: EntryFault) -> None:
         self.status, self.fault = status, fault
+
+
+class _Work:
+    """What a result is made of and by what: others may wait for it when the entry that has begun it is given up."""
+
+    def __init__(self, admitted: Admitted) -> None:
+        self.admitted = admitted
+        self.source = Content(0, 0)
+        self.asked = False
+        """Whoever was asked closes it."""
+
+    def close_unless_asked(self, _: object) -> None:
+        if not self.asked:
+            self.close()
+
+    def close(self) -> None:
+        self.source.close()
+        self.admitted.release()
 
 
 class _Due:
@@ -389,29 +407,38 @@ class TransformedRun:
         if (kept := self._settings.cache.find(self._key(position, call, versions))) is not None:
             self._settings.transforms.kept_result(call, kept.content.size_bytes)
             return _done(kept)
-        source = await self._input(position)
+        try:  # in the same moment: replaced from now on, it is still these that make it
+            admitted = self._settings.transforms.admit(call)
+        except LoaderError as error:
+            return _done(_failed_by(error))
+        work = _Work(admitted)
+        try:
+            source = await self._input(position)
+        except BaseException:
+            work.close()
+            raise
         if isinstance(source, _Failed):
+            work.close()
             return _done(source)
+        work.source = source
         # Of what was read, which is newer than what was looked up where the object has been replaced in between.
         key = self._key(position, call, versions)
-        made = asyncio.ensure_future(self._transformed(key, call, position, source, versions))
-        # Also where another has made it meanwhile, or this is cancelled before it has begun.
-        made.add_done_callback(lambda _: source.close())
+        made = asyncio.ensure_future(self._transformed(key, call, position, work))
+        made.add_done_callback(work.close_unless_asked)
         return made
 
-    async def _transformed(
-        self, key: Hashable, call: pb.TransformCall, position: int, source: Content, versions: tuple[bytes, ...]
-    ) -> Shared | _Failed:
+    async def _transformed(self, key: Hashable, call: pb.TransformCall, position: int, work: _Work) -> Shared | _Failed:
         settings, made_here = self._settings, False
 
         async def make() -> Content:
             nonlocal made_here
             made_here = True
             settings.transforms.missing_result(call)
-            return await settings.transforms.run(call, self._origin(position), source, versions)
+            return await settings.transforms.run_admitted(work.admitted, call, self._origin(position), work.source)
 
+        work.asked = True
         try:
-            made = await settings.cache.get(key, make)
+            made = await settings.cache.get(key, make, work.close)
         except LoaderError as error:
             return _failed_by(error)
         if not made_here:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ais_loader import Command, connect, errors
+from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl import registry
+from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry import check_transform, deleted, in_new_version, initialized, set_stopped
+from storage_node.etl.transformed_run import TransformedRun
 
 
 def command(name: str, *words: str) -> pb.Transform:
@@ -104,32 +107,77 @@ def test_a_store_that_is_opened_again_has_its_transforms_and_a_reader_runs_but_d
             client.etl.init("new", Command(["cat"]))
 
 
+WORDS = [["tr", "a-z", "A-Z"], ["tr", "a-z", "b-za"]]
+
+
+@pytest.mark.parametrize("change", ["replaced", "deleted", "stopped"])
+def test_what_was_taken_on_is_made_by_the_version_that_there_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The change comes between the moment in which a request is taken on and that in which a worker has it."""
+    changed = threading.Event()
+    read = TransformedRun._input
+
+    async def read_late(run: Any, position: int) -> Any:
+        content = await read(run, position)
+        transforms = run._settings.transforms
+        if not changed.is_set():
+            changed.set()
+            registry = etls[0].registry
+            edit = {
+                "replaced": initialized(version("t", *WORDS[1]), replace=True),
+                "deleted": deleted("t"),
+                "stopped": set_stopped("t", stopped=True),
+            }[change]
+            await registry.change(edit)
+            transforms.follow()
+        return content
+
+    etls: list[LocalEtl] = []
+    begin = LocalEtl.__init__
+
+    def noted(self: LocalEtl, *arguments: Any) -> None:
+        begin(self, *arguments)
+        etls.append(self)
+
+    monkeypatch.setattr(LocalEtl, "__init__", noted)
+    monkeypatch.setattr(TransformedRun, "_input", read_late)
+    with connect(tmp_path / "s") as client:
+        bucket = client.create_bucket("b")
+        bucket.put("x", b"abc")
+        bucket.put("y", b"abc")
+        client.etl.init("t", Command(WORDS[0]))
+        assert bucket.get("x", etl="t") == b"ABC"
+        assert changed.is_set()
+        if change == "replaced":
+            assert bucket.get("y", etl="t") == b"bcd"
+            assert bucket.get("x", etl="t") == b"bcd"
+        else:
+            with pytest.raises(errors.TransformNotFound if change == "deleted" else errors.TransformGone):
+                bucket.get("y", etl="t")
+        (etl,) = etls
+        assert eventually(lambda: not etl.transforms._closing)  # the version before is closed by now
+
+
 def test_replacing_while_it_is_asked_gives_the_result_of_a_version_there_was(tmp_path: Path) -> None:
-    """What was asked of a version in the moment in which it is replaced may be told so, and is asked again."""
-    words = [["tr", "a-z", "A-Z"], ["tr", "a-z", "b-za"]]
     with connect(tmp_path / "s") as client:
         bucket = client.create_bucket("b")
         for at in range(40):
             bucket.put(f"{at}", b"abc%d" % at)
-        client.etl.init("t", Command(words[0]))
+        client.etl.init("t", Command(WORDS[0]))
         with ThreadPoolExecutor(1) as pool:
             replaced = threading.Event()
 
-            def get(at: int) -> bytes:
-                while True:
-                    with contextlib.suppress(errors.TransformGone):
-                        return bucket.get(f"{at}", etl="t")
-
             def ask() -> list[bytes]:
-                made = [get(at) for at in range(40)]
+                made = [bucket.get(f"{at}", etl="t") for at in range(40)]
                 while not replaced.is_set():
-                    made = [get(at) for at in range(40)]
+                    made = [bucket.get(f"{at}", etl="t") for at in range(40)]
                 return made
 
             asked = pool.submit(ask)
             try:
                 for number in range(1, 6):
-                    client.etl.init("t", Command(words[number % 2]), replace=True)
+                    client.etl.init("t", Command(WORDS[number % 2]), replace=True)
             finally:
                 replaced.set()
             made = asked.result(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import pytest
 
@@ -56,14 +57,17 @@ def test_many_who_ask_at_a_time_have_one_made() -> None:
 
 def test_who_gives_up_takes_nothing_from_the_others_and_the_last_one_ends_it() -> None:
     async def run() -> None:
-        cache, make = ResultCache(1000), Maker()
-        first, second = (asyncio.ensure_future(cache.get("k", make)) for _ in range(2))
+        cache, make, done = ResultCache(1000), Maker(), []
+        first, second = (
+            asyncio.ensure_future(cache.get("k", make, functools.partial(done.append, who))) for who in "12"
+        )
         await asyncio.sleep(0)
         first.cancel()
         await asyncio.sleep(0)
+        assert done == ["2"]  # the other's input is still being used
         make.let.set()
         (await second).release()
-        assert make.calls == 1
+        assert make.calls == 1 and done == ["2", "1"]
         other = Maker()
         only = asyncio.ensure_future(cache.get("other", other))
         await asyncio.sleep(0)
